@@ -1,0 +1,49 @@
+# Everything runs in .venv, made from the exact pins of requirements.lock. PYTHON needs to be 3.11 or newer.
+PYTHON ?= python3
+JOBS ?= 2
+PROFILE ?= laptop
+BIN := .venv/bin
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: reproduce test setup smoke lint bench reference clean
+
+reproduce: setup  ## every table and figure, with PROFILE=laptop unless told otherwise
+	$(BIN)/python -m gcpo world
+	$(BIN)/python -m gcpo grid table1 figure1 --profile $(PROFILE) --jobs $(JOBS)
+	$(BIN)/python -m gcpo report --profile $(PROFILE)
+
+test: setup lint  ## all checks: unit and property tests, slow tests, notebooks, the smoke profile end to end
+	$(BIN)/python -m pytest -q -m "not slow and not network and not gpu"
+	$(BIN)/python -m gcpo world
+	$(BIN)/python -m pytest -q -m "slow and not network and not gpu"
+	$(BIN)/python -m pytest -q --nbval-lax --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg notebooks
+	$(MAKE) --no-print-directory smoke
+
+setup: .venv/installed  ## the virtual environment with the pinned packages and this one
+
+.venv/installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' requirements.lock)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+smoke: setup  ## every kind of run and every report at toy size
+	$(BIN)/python -m gcpo check
+	$(BIN)/python -m gcpo grid smoke --profile smoke --jobs $(JOBS)
+	$(BIN)/python -m gcpo report --profile smoke --grid smoke
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup  ## overhead of each method over TRL's own trainer, as ratios in one process
+	$(BIN)/python benchmarks/overhead.py
+
+reference: setup  ## copy this machine's records of PROFILE to outputs/reference and rewrite its reports
+	$(BIN)/python -m gcpo report --profile $(PROFILE) --publish
+
+clean:
+	rm -rf .venv outputs/smoke outputs/laptop outputs/world

@@ -1,0 +1,144 @@
+"""Sampling from a policy and scoring it on held-out questions, apart from training and its reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+
+from gcpo.tasks.base import Row, Task
+
+
+def load_policy(name: str, *, revision: str | None = None, dtype: str = "float32") -> tuple[Any, Any]:
+    """A causal language model and its tokenizer, by path or Hub name.
+
+    Raises:
+        OSError: it cannot be loaded; says whether the name is a path or a Hub name, and what works offline.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from gcpo.semantics import explain_loading
+
+    with explain_loading(name, "policy"):
+        tokens = AutoTokenizer.from_pretrained(name, revision=revision, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype)
+    if tokens.pad_token is None:
+        tokens.pad_token = tokens.eos_token
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model.to(device)  # type: ignore[arg-type]
+    return model.eval(), tokens
+
+
+@torch.no_grad()
+def generate(
+    model: Any, tokens: Any, prompts: Sequence[str], *, n: int, temperature: float, max_new_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``n`` completions of each prompt; temperature 0 is greedy decoding.
+
+    Returns:
+        input_ids, attention_mask, completion_mask: all (prompts * n, L), the rows of a prompt next to one another;
+        the completion includes its end-of-sequence token and nothing after it.
+    """
+    chats = [tokens.apply_chat_template(_chat(p), tokenize=False, add_generation_prompt=True) for p in prompts]
+    inputs = tokens(
+        [chat for chat in chats for _ in range(n)], padding=True, return_tensors="pt", add_special_tokens=False
+    ).to(model.device)
+    # A Hub policy brings decoding settings of its own; left in, they would change what "a sample" means, and TRL's
+    # training samples are without them.
+    sampling = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        if temperature
+        else {"do_sample": False}
+    )
+    ids = model.generate(
+        input_ids=inputs.input_ids,
+        attention_mask=inputs.attention_mask,
+        max_new_tokens=max_new_tokens,
+        pad_token_id=tokens.pad_token_id,
+        repetition_penalty=1.0,
+        **sampling,
+    )
+    start = inputs.input_ids.shape[1]
+    ends = torch.isin(ids[:, start:], torch.as_tensor(_ends(model, tokens), device=ids.device))
+    # Everything up to and including the first end token is completion.
+    kept = (ends.cumsum(1) - ends.int()) == 0
+    completion = torch.cat([torch.zeros_like(inputs.attention_mask), kept.long()], dim=1)
+    attention = torch.cat([inputs.attention_mask, kept.long()], dim=1)
+    return ids, attention, completion
+
+
+def _chat(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
+
+
+def _ends(model: Any, tokens: Any) -> list[int]:
+    ends = model.generation_config.eos_token_id
+    listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return [*listed, tokens.eos_token_id]
+
+
+def texts(tokens: Any, ids: torch.Tensor, completion: torch.Tensor) -> list[str]:
+    """The completions as text, without special tokens."""
+    rows = zip(ids, completion.bool(), strict=True)
+    return tokens.batch_decode([row[kept] for row, kept in rows], skip_special_tokens=True)
+
+
+def sample(
+    model: Any,
+    tokens: Any,
+    prompts: Sequence[str],
+    *,
+    n: int,
+    temperature: float,
+    max_new_tokens: int,
+    batch_size: int = 32,
+) -> list[list[str]]:
+    """``n`` completions of each prompt as text, ``batch_size`` prompts at a time, in the prompts' order."""
+    found: list[list[str]] = []
+    for first in range(0, len(prompts), batch_size):
+        some = prompts[first : first + batch_size]
+        ids, _, completion = generate(model, tokens, some, n=n, temperature=temperature, max_new_tokens=max_new_tokens)
+        flat = texts(tokens, ids, completion)
+        found += [flat[n * i : n * (i + 1)] for i in range(len(some))]
+    return found
+
+
+def evaluate(
+    model: Any,
+    tokens: Any,
+    task: Task,
+    rows: Sequence[Row],
+    *,
+    n: int,
+    temperature: float,
+    max_new_tokens: int,
+    seed: int,
+) -> pd.DataFrame:
+    """Score the greedy answer and ``n`` sampled answers of every question.
+
+    Returns:
+        one line per question and decoding ("greedy", "sampled"): the metrics of the task, each in [0, 1] and averaged
+        over the samples, and "answered", the share of completions with an answer. Sampling is seeded and leaves the
+        global generator as it was.
+    """
+    lines = []
+    device = [model.device] if model.device.type == "cuda" else []
+    was_training = model.training
+    model.eval()
+    with torch.random.fork_rng(devices=device):
+        torch.manual_seed(seed)
+        for decoding, count, heat in (("greedy", 1, 0.0), ("sampled", n, temperature)):
+            if count == 0:
+                continue
+            groups = sample(
+                model, tokens, [r.prompt for r in rows], n=count, temperature=heat, max_new_tokens=max_new_tokens
+            )
+            for row, group in zip(rows, groups, strict=True):
+                answers = [task.extract(text) for text in group]
+                scores = pd.DataFrame([task.score(answer, row.references) for answer in answers]).mean()
+                answered = sum(answer is not None for answer in answers) / count
+                lines.append({"query": row.id, "decoding": decoding, **scores.to_dict(), "answered": answered})
+    model.train(was_training)
+    return pd.DataFrame(lines)

@@ -1,0 +1,234 @@
+"""Score-function gradients of rollouts and their variance V(q), the target quantity of GCPO App. D.
+
+g_i is the gradient of the SUM of the completion's log-probabilities at temperature 1, so it grows with length. Each row
+is stripped of its padding and run alone, without dropout: neither the other rows nor the padding can change g_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+
+class GradientStats(NamedTuple):
+    """Statistics of the G vectors A_i g_i of one prompt, in squared gradient units.
+
+    `variance` is V(q) (GCPO Eq. 20) and equals the mean of `squared_norms` less `mean_squared_norm`.
+    """
+
+    variance: float
+    squared_norms: Float[Tensor, " G"]  # |A_i g_i|^2, float64, on the CPU
+    mean_squared_norm: float  # |(1/G) sum_j A_j g_j|^2
+
+
+class _Row(NamedTuple):
+    """One rollout from its first to its last attended token; equal rows have equal gradients."""
+
+    ids: tuple[int, ...]
+    attended: tuple[bool, ...]
+    completion: tuple[bool, ...]
+
+
+def gradient_variance(
+    model: nn.Module,
+    input_ids: Int[Tensor, "G T"],
+    attention_mask: Shaped[Tensor, "G T"],
+    completion_mask: Shaped[Tensor, "G T"],
+    advantages: Float[Tensor, " G"] | Sequence[float],
+    *,
+    params: str | Iterable[str] | None = None,
+) -> GradientStats:
+    """Sample-level gradient variance V(q), GCPO Eq. 20: (1/G) sum_i |A_i g_i - mean_j A_j g_j|^2 over all G rows.
+
+    `completion_mask` has the shape of `input_ids`, non-zero on the tokens whose log-probabilities are summed. Positions
+    count from the first attended token, so padding on either side changes nothing. `model(input_ids, attention_mask,
+    position_ids).logits` must work.
+
+    `params` names what the gradient covers: None for every parameter that requires grad (a tied one once), else full
+    names, trailing parts of names ("lm_head.weight") or glob patterns ("*.layers.1.*").
+
+    Equal rows share one backward pass; rows with advantage 0 or without a completion token need none and count as zero
+    vectors. The variance is accumulated around a running mean, so it keeps its digits where the mean gradient is large.
+    Memory: two gradients. The model's train or eval mode and its `.grad` fields are left as they were.
+
+    Raises ValueError for shapes that do not match, an advantage that is not finite, a completion token that is not
+    attended or that nothing precedes, and a name in `params` that fits no trainable parameter.
+    """
+    parameters = _parameters(model, params)
+    rows = _distinct_rows(input_ids, attention_mask, completion_mask)
+    scale = _advantages(advantages, len(input_ids))
+    active = {row: kept for row, members in rows.items() if (kept := [i for i in members if scale[i] != 0])}
+    squared_norms = torch.zeros(len(scale), dtype=torch.float64)
+    mean = [torch.zeros_like(p, dtype=_accumulator(p), requires_grad=False) for p in parameters]
+    count = len(scale) - sum(map(len, active.values()))
+    deviation = 0.0
+    with _dropout_off(model):
+        for row, members in active.items():
+            gradient = _score_gradient(model, row, parameters)
+            squared_norm = sum(map(_squared_norm, gradient))
+            shared = scale[members]
+            centre = shared.mean()
+            squared_norms[members] = shared.square() * squared_norm
+            # Chan's update: merge the row's equal gradients, a block of its own mean and spread, into the running ones.
+            total = count + len(members)
+            distance = 0.0
+            for running, part in zip(mean, gradient, strict=True):
+                step = part.to(running.dtype) * centre.item() - running
+                distance += _squared_norm(step)
+                running.add_(step, alpha=len(members) / total)
+            deviation += float((shared - centre).square().sum()) * squared_norm
+            deviation += distance * count * len(members) / total
+            count = total
+    return GradientStats(deviation / len(scale), squared_norms, sum(map(_squared_norm, mean)))
+
+
+def score_gradients(
+    model: nn.Module,
+    input_ids: Int[Tensor, "G T"],
+    attention_mask: Shaped[Tensor, "G T"],
+    completion_mask: Shaped[Tensor, "G T"],
+    *,
+    params: str | Iterable[str] | None = None,
+) -> Float[Tensor, "G P"]:
+    """The gradients g_i themselves, one row each, parameters flattened in the order of `model.named_parameters()`.
+
+    Arguments and errors as in `gradient_variance`; a row without a completion token is zero. Takes G times the memory
+    of the parameters: for small models.
+    """
+    parameters = _parameters(model, params)
+    rows = _distinct_rows(input_ids, attention_mask, completion_mask)
+    first = parameters[0]
+    size = sum(p.numel() for p in parameters)
+    matrix = torch.zeros(len(input_ids), size, dtype=_accumulator(first), device=first.device)
+    with _dropout_off(model):
+        for row, members in rows.items():
+            gradient = torch.cat([part.flatten() for part in _score_gradient(model, row, parameters)])
+            matrix[members] = gradient.to(matrix)
+    return matrix
+
+
+def variance_decomposition(
+    gradients: Float[Tensor, "*groups G P"],
+    clusters: Int[Tensor, "*groups G"],
+    weights: Float[Tensor, "*groups G"] | None = None,
+) -> tuple[Float[Tensor, "*groups"], Float[Tensor, "*groups"]]:
+    """(intra, inter): variance within and between clusters, GCPO Eq. 2-3 (law of total variance, trace form).
+
+    Their sum is the total population variance, sum_i p_i |g_i - mean|^2. `weights` are the probabilities p_i up to
+    a factor, 1/G by default; rows of A_i g_i instead of g_i split the V(q) of Eq. 20. Squared units, at least 0.
+    Raises ValueError for shapes that do not match and for weights that are negative or all 0.
+    """
+    if clusters.shape != gradients.shape[:-1]:
+        raise ValueError(f"clusters has shape {tuple(clusters.shape)}, expected {tuple(gradients.shape[:-1])}")
+    if weights is None:
+        weights = gradients.new_ones(clusters.shape)
+    if weights.shape != clusters.shape:
+        raise ValueError(f"weights has shape {tuple(weights.shape)}, expected {tuple(clusters.shape)}")
+    if (weights < 0).any() or (weights.sum(-1) <= 0).any():
+        raise ValueError("weights must not be negative, with at least one above 0 in every group")
+    share = (weights / weights.sum(-1, keepdim=True)).to(gradients.dtype)
+    joint = (clusters.unsqueeze(-1) == clusters.unsqueeze(-2)) * share.unsqueeze(-2)
+    # A cluster without weight has no mean, and no part in either sum.
+    cluster_mean = joint @ gradients / joint.sum(-1, keepdim=True).clamp(min=torch.finfo(gradients.dtype).tiny)
+    mean = share.unsqueeze(-2) @ gradients
+    intra = (share * (gradients - cluster_mean).square().sum(-1)).sum(-1)
+    inter = (share * (cluster_mean - mean).square().sum(-1)).sum(-1)
+    return intra, inter
+
+
+def _score_gradient(model: nn.Module, row: _Row, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    device = next(model.parameters()).device
+    ids = torch.tensor([row.ids], device=device)
+    attended = torch.tensor([row.attended], device=device, dtype=torch.long)
+    positions = torch.arange(len(row.ids), device=device).unsqueeze(0)
+    scored = torch.tensor(row.completion[1:], device=device)
+    with torch.enable_grad():
+        logits = model(input_ids=ids, attention_mask=attended, position_ids=positions).logits[0, :-1][scored]
+        logits = logits.to(_accumulator(logits))
+        log_likelihood = -F.cross_entropy(logits, ids[0, 1:][scored], reduction="sum")
+        return torch.autograd.grad(log_likelihood, parameters, allow_unused=True, materialize_grads=True)
+
+
+def _distinct_rows(input_ids: Tensor, attention_mask: Tensor, completion_mask: Tensor) -> dict[_Row, list[int]]:
+    """The distinct rows that have a completion, each with the indices where it occurs."""
+    if input_ids.ndim != 2:
+        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}, expected (G, T)")
+    for name, mask in (("attention_mask", attention_mask), ("completion_mask", completion_mask)):
+        if mask.shape != input_ids.shape:
+            raise ValueError(f"{name} has shape {tuple(mask.shape)}, input_ids has {tuple(input_ids.shape)}")
+    columns = (input_ids.tolist(), attention_mask.bool().tolist(), completion_mask.bool().tolist())
+    rows: dict[_Row, list[int]] = {}
+    for index, (ids, attended, completion) in enumerate(zip(*columns, strict=True)):
+        if not any(completion):
+            continue
+        if any(scored and not seen for scored, seen in zip(completion, attended, strict=True)):
+            raise ValueError(f"row {index}: completion_mask marks a token that attention_mask leaves out")
+        first = attended.index(True)
+        if completion[first]:
+            raise ValueError(f"row {index}: the first attended token is marked as completion, but nothing predicts it")
+        span = slice(first, len(attended) - attended[::-1].index(True))
+        rows.setdefault(_Row(tuple(ids[span]), tuple(attended[span]), tuple(completion[span])), []).append(index)
+    return rows
+
+
+def _advantages(advantages: Tensor | Sequence[float], group_size: int) -> Tensor:
+    values = torch.as_tensor(advantages).detach().cpu().double()
+    if values.shape != (group_size,):
+        raise ValueError(f"advantages has shape {tuple(values.shape)}, expected ({group_size},): one per row")
+    bad = (~values.isfinite()).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(f"row {bad[0]}: advantage is {values[bad[0]].item()}, give 0 to a row that has no reward")
+    return values
+
+
+def _parameters(model: nn.Module, params: str | Iterable[str] | None) -> list[nn.Parameter]:
+    named = dict(model.named_parameters(remove_duplicate=False))
+    patterns = ["*"] if params is None else [params] if isinstance(params, str) else list(params)
+    chosen: dict[str, None] = {}
+    for pattern in patterns:
+        names = [pattern] if pattern in named else [n for n in named if _fits(n, pattern)]
+        if not names:
+            nearest = ", ".join(get_close_matches(pattern, named, n=3, cutoff=0))
+            raise ValueError(f"params: no parameter of the model fits {pattern!r}; nearest names: {nearest}")
+        trainable = [n for n in names if named[n].requires_grad]
+        if not trainable:
+            raise ValueError(f"params: no parameter that fits {pattern!r} requires grad, first {names[0]}")
+        chosen.update(dict.fromkeys(trainable))
+    if not chosen:
+        raise ValueError("params is empty: name at least one parameter, or give None for all that require grad")
+    # Tied weights are one object under several names.
+    wanted = {id(named[name]) for name in chosen}
+    return [p for p in model.parameters() if id(p) in wanted]
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+
+
+def _accumulator(values: Tensor) -> torch.dtype:
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def _squared_norm(values: Tensor) -> float:
+    # Apple's GPUs have no float64.
+    precise = torch.float32 if values.device.type == "mps" else torch.float64
+    return torch.linalg.vector_norm(values.detach(), dtype=precise).item() ** 2
+
+
+@contextmanager
+def _dropout_off(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

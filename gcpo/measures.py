@@ -1,0 +1,247 @@
+"""Uncertainty measures of the G responses to one prompt.
+
+Each function reduces a group, (..., G, ...) -> (...), for any leading batch dimensions, on CPU or GPU. float64 stays
+float64, any other input is read as float32. Entropies are in nats, a higher value always means more disagreement.
+
+`mask` leaves responses out: with False at row i, row i enters no mean, no cluster and no pair, whatever its values
+(NaN included). Fewer than two responses cannot disagree, so a measure of disagreement is then 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int, Real, Shaped
+from torch import Tensor
+
+ESTIMATORS = ("counts", "rao", "mc")
+
+# Function of a Laplacian eigenvalue and t; the Matern kernel (2 nu / kappa^2 + eigenvalue)^-nu has nu = kappa = 1.
+KERNELS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "heat": lambda eigenvalue, t: torch.exp(-t * eigenvalue),
+    "matern": lambda eigenvalue, t: 1 / (2 + eigenvalue),
+}
+
+# The mean of unit vectors is rounding noise below this length, and has no direction.
+SHORTEST_CENTROID = 1e-6
+
+
+def _real(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _check_shape(name: str, values: Tensor, shape: torch.Size) -> None:
+    if values.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(values.shape)}, expected {tuple(shape)}")
+
+
+def _kept(mask: Tensor | None, like: Tensor, shape: torch.Size) -> Tensor:
+    if mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=like.device)
+    _check_shape("mask", mask, shape)
+    return mask.bool()
+
+
+def _pairs(kept: Tensor) -> Tensor:
+    return kept.unsqueeze(-1) & kept.unsqueeze(-2)
+
+
+def _same_cluster(clusters: Tensor, kept: Tensor) -> Tensor:
+    return (clusters.unsqueeze(-1) == clusters.unsqueeze(-2)) & _pairs(kept)
+
+
+def _unit_rows(embeddings: Tensor, kept: Tensor) -> Tensor:
+    rows = _real(embeddings).masked_fill(~kept.unsqueeze(-1), 1)
+    return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+
+
+def cosine_dispersion(
+    embeddings: Float[Tensor, "*groups G d"], *, mask: Bool[Tensor, "*groups G"] | None = None
+) -> Float[Tensor, "*groups"]:
+    """Cosine dispersion CD(q), GCPO Eq. 7: the mean over all G^2 ordered pairs, i = j included, of clip(1 - cos, 0, 1).
+
+    Dimensionless, in [0, (G - 1)/G]; exactly 0 for identical rows. Rows are L2-normalised here, so their lengths are
+    free; a row of zeros has no direction and makes its group NaN.
+    """
+    kept = _kept(mask, embeddings, embeddings.shape[:-1])
+    unit = _unit_rows(embeddings, kept)
+    # For unit vectors 1 - cos is half the squared chord, which loses no digits when the vectors are close.
+    chord = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist")
+    distance = (chord.square() / 2).clamp(0, 1)
+    pairs = _pairs(kept)
+    return (distance * pairs).sum((-2, -1)) / pairs.sum((-2, -1)).clamp(min=1)
+
+
+def barycentric_transport(
+    embeddings: Float[Tensor, "*groups G d"],
+    clusters: Int[Tensor, "*groups G"],
+    *,
+    mask: Bool[Tensor, "*groups G"] | None = None,
+) -> Float[Tensor, "*groups"]:
+    """Barycentric transport BoT(q), GCPO Eq. 9-10: the mean cost (1 - cos)/2 from the clusters to their barycentre.
+
+    With unit centroids mu_k and cluster shares Pi_k, inserting Eq. 9 in Eq. 10 gives (1 - |sum_k Pi_k mu_k|)/2, which
+    is what is computed: it is in [0, 1/2], dimensionless, and reaches its limit 1/2 where the barycentre vanishes and
+    Eq. 9 is 0/0. A cluster whose members cancel (antipodal embeddings) has no centroid direction: its mu_k is the zero
+    vector, at cost 1/2 from any barycentre. Cluster labels are arbitrary integers. A row of zeros makes its group NaN.
+
+    Raises ValueError when `clusters` is not shaped like `embeddings` without its last axis.
+    """
+    _check_shape("clusters", clusters, embeddings.shape[:-1])
+    kept = _kept(mask, embeddings, clusters.shape)
+    unit = _unit_rows(embeddings, kept)
+    same = _same_cluster(clusters, kept)
+    centroid = same.to(unit.dtype) @ unit / same.sum(-1, keepdim=True).clamp(min=1)
+    centroid = centroid / torch.linalg.vector_norm(centroid, dim=-1, keepdim=True).clamp(min=SHORTEST_CENTROID)
+    count = kept.sum(-1)
+    # Each row carries its cluster's centroid, so the mean over rows weighs cluster k by Pi_k.
+    barycentre = centroid.sum(-2) / count.unsqueeze(-1).clamp(min=1)
+    transport = (1 - torch.linalg.vector_norm(barycentre, dim=-1)) / 2
+    return torch.where(count > 1, transport.clamp(min=0), 0)
+
+
+def semantic_entropy(
+    clusters: Int[Tensor, "*groups G"],
+    logps: Float[Tensor, "*groups G"] | None = None,
+    *,
+    estimator: Literal["counts", "rao", "mc"] = "counts",
+    mask: Bool[Tensor, "*groups G"] | None = None,
+) -> Float[Tensor, "*groups"]:
+    """Semantic entropy SE(q) in nats: the entropy of the answer over its meanings, GCPO section 2.1.
+
+    `clusters` are arbitrary integer labels; `logps` are log-likelihoods of the responses, summed over tokens or
+    averaged (length-normalised), as the caller decides.
+
+    - "counts": -sum_k (n_k/G) log(n_k/G), in [0, log G]; `logps` is not used.
+    - "rao": -sum_k p_k log p_k with p_k the cluster's share of the softmax of `logps`, in [0, log G].
+    - "mc": -(1/K) sum_k log sum_{i in k} exp(logps_i), SEED-GRPO Eq. 5; unbounded and not 0 for a single cluster, nor
+      for a single response. No response at all gives 0.
+
+    Raises ValueError for another estimator; "rao" and "mc" also for `logps` absent or not shaped like `clusters`.
+    """
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"estimator is {estimator!r}, expected one of {', '.join(ESTIMATORS)}")
+    kept = _kept(mask, clusters, clusters.shape)
+    same = _same_cluster(clusters, kept)
+    if estimator == "counts":
+        weight = kept.to(torch.get_default_dtype())
+    else:
+        if logps is None:
+            raise ValueError(f'estimator="{estimator}" weighs responses by likelihood: give logps, or use "counts"')
+        _check_shape("logps", logps, clusters.shape)
+        logps = _real(logps).masked_fill(~kept, -torch.inf)
+        if estimator == "mc":
+            log_mass = torch.where(same, logps.unsqueeze(-2), -torch.inf).logsumexp(-1)
+            first_of_cluster = kept & ~same.tril(-1).any(-1)
+            return -torch.where(first_of_cluster, log_mass, 0).sum(-1) / first_of_cluster.sum(-1).clamp(min=1)
+        weight = logps.softmax(-1).masked_fill(~kept, 0)
+    total = weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+    cluster_share = (same * weight.unsqueeze(-2)).sum(-1) / total
+    return torch.xlogy(weight / total, 1 / cluster_share).sum(-1).clamp(min=0)
+
+
+def kernel_language_entropy(
+    nli: Float[Tensor, "*groups G G 3"],
+    *,
+    kernel: Literal["heat", "matern"] = "heat",
+    t: float = 0.3,
+    mask: Bool[Tensor, "*groups G"] | None = None,
+) -> Float[Tensor, "*groups"]:
+    """Kernel language entropy KLE(q), the von Neumann entropy of a kernel on the entailment graph: nats, in [0, log G].
+
+    `nli[..., i, j, :]` holds the probabilities that response i entails, is neutral to, contradicts response j. An edge
+    weighs entail + neutral/2, summed over both directions; the diagonal is not read. With the Laplacian L = D - W the
+    kernel is K = exp(-t L) ("heat", t >= 0) or (2 I + L)^-1 ("matern", nu = kappa = 1, t not used); the density matrix
+    is K_ij / (sqrt(K_ii K_jj) G). Source: Kernel Language Entropy (Nikitin et al., 2024), used in GCPO Tables 1 and 2.
+
+    At a fixed t the value depends on G, and identical answers do not give 0: compare groups of one size only.
+
+    Raises ValueError for another kernel, for t < 0, and for a tensor not shaped (..., G, G, 3).
+    """
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel is {kernel!r}, expected one of {', '.join(KERNELS)}")
+    if t < 0:
+        raise ValueError(f"t is {t}, expected a diffusion time of at least 0")
+    if nli.ndim < 3 or nli.shape[-1] != 3 or nli.shape[-2] != nli.shape[-3]:
+        raise ValueError(f"nli has shape {tuple(nli.shape)}, expected (..., G, G, 3): entail, neutral, contradict")
+    kept = _kept(mask, nli, nli.shape[:-2])
+    pairs = _pairs(kept)
+    entail, neutral, _ = _real(nli).unbind(-1)
+    edges = entail + neutral / 2
+    itself = torch.eye(nli.shape[-2], dtype=torch.bool, device=nli.device)
+    graph = (edges + edges.mT).masked_fill(~pairs | itself, 0)
+    eigenvalues, vectors = torch.linalg.eigh(torch.diag_embed(graph.sum(-1)) - graph)
+    spectrum = KERNELS[kernel](eigenvalues.clamp(min=0), t)
+    similarity = (vectors * spectrum.unsqueeze(-2)) @ vectors.mT
+    scale = similarity.diagonal(dim1=-2, dim2=-1).rsqrt()
+    count = kept.sum(-1).clamp(min=1).to(scale.dtype)
+    density = similarity * scale.unsqueeze(-1) * scale.unsqueeze(-2) * pairs / count[..., None, None]
+    entropy = torch.special.entr(torch.linalg.eigvalsh(density).clamp(min=0)).sum(-1)
+    return torch.minimum(entropy.clamp(min=0), count.log())
+
+
+def token_entropy(
+    entropies: Float[Tensor, "*groups G T"], mask: Shaped[Tensor, "*groups G T"]
+) -> Float[Tensor, "*groups"]:
+    """Token entropy in nats: the mean over a response's tokens, then the mean over responses (GCPO App. D.3).
+
+    `entropies` are Shannon entropies of the next-token distribution, `mask` (bool, int or float) is non-zero on the
+    tokens that count; masked values are not read. In [0, log V] for V tokens. A response without a token has no mean
+    and is left out; a group without any token gives 0. Raises ValueError when the shapes differ.
+    """
+    _check_shape("mask", mask, entropies.shape)
+    valid = mask.bool()
+    lengths = valid.sum(-1)
+    response_means = torch.where(valid, _real(entropies), 0).sum(-1) / lengths.clamp(min=1)
+    return response_means.sum(-1) / (lengths > 0).sum(-1).clamp(min=1)
+
+
+def predictive_entropy(
+    logps: Float[Tensor, "*groups G"], *, mask: Bool[Tensor, "*groups G"] | None = None
+) -> Float[Tensor, "*groups"]:
+    """Predictive entropy in nats: -(1/G) sum_i logps_i, the Monte-Carlo estimate of the entropy of the response.
+
+    `logps` are sequence log-likelihoods (sums over tokens; means give its length-normalised variant). At least 0 for
+    log-likelihoods; no response gives 0. Source: GCPO section 2.1 names it, this is its usual sample estimate.
+    """
+    kept = _kept(mask, logps, logps.shape)
+    return -torch.where(kept, _real(logps), 0).sum(-1) / kept.sum(-1).clamp(min=1)
+
+
+def self_consistency(
+    clusters: Int[Tensor, "*groups G"], *, mask: Bool[Tensor, "*groups G"] | None = None
+) -> Float[Tensor, "*groups"]:
+    """Self-consistency as an uncertainty: 1 - max_k n_k/G, the share of responses outside the largest cluster.
+
+    Dimensionless, in [0, (G - 1)/G]: 0 when all agree. `clusters` are arbitrary integer labels.
+    """
+    kept = _kept(mask, clusters, clusters.shape)
+    count = kept.sum(-1)
+    largest = _same_cluster(clusters, kept).sum(-1).amax(-1)
+    return (count - largest) / count.clamp(min=1)
+
+
+def reward_dispersion(
+    rewards: Real[Tensor, "*groups G"], reward_range: tuple[float, float] = (0.0, 2.0)
+) -> Float[Tensor, "*groups"]:
+    """Reward dispersion RD(q), GCPO Eq. 11: sum_i |r_i - mean| over the largest value it can take in `reward_range`.
+
+    RD_max = (2/G) floor(G/2) ceil(G/2) (high - low), reached with half of the rewards at either end. Dimensionless, in
+    [0, 1]; exactly 0 for equal rewards, clipped to 1 for rewards outside the range. NaN marks a response that could not
+    be scored: it is left out and G counts the others. Raises ValueError when the range is empty.
+    """
+    low, high = reward_range
+    if not low < high:
+        raise ValueError(f"reward_range is {reward_range}, expected (low, high) with low < high")
+    rewards = _real(rewards)
+    valid = ~rewards.isnan()
+    count = valid.sum(-1).to(rewards.dtype)
+    # Counted from the lowest reward, equal rewards are exactly 0, where their rounded mean could differ from them.
+    lowest = rewards.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)
+    gain = (rewards - lowest).masked_fill(~valid, 0)
+    mean = gain.sum(-1, keepdim=True) / count.unsqueeze(-1).clamp(min=1)
+    raw = ((gain - mean).abs() * valid).sum(-1)
+    maximum = 2 / count * (count / 2).floor() * (count / 2).ceil() * (high - low)
+    return torch.where(count > 1, raw / maximum, 0).clamp(0, 1)

@@ -1,0 +1,181 @@
+"""What every method reads: the rewards and features of B groups of G sampled responses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gcpo.semantics import Embedder, Entailment, cluster_nli, group_nli
+
+NO_ANSWER = "no answer"  # the text that stands for a missing answer in embeddings
+
+Feature = Tensor | Callable[[], Tensor] | None
+
+# Trailing dimensions after (B, G): a size that differs between runs is written None.
+_TRAILING: dict[str, tuple[int | None, ...]] = {
+    "clusters": (),
+    "embeddings": (None,),
+    "nli": (-1, 3),  # -1 stands for G
+    "logps": (None,),
+    "entropies": (None,),
+    "mask": (None,),
+    "answer_mask": (None,),
+    "ref_logps": (None,),
+    "ratios": (None,),
+    "answered": (),
+}
+
+
+class MissingFeatureError(AttributeError, ValueError):
+    """A method read a feature that the rollouts do not have."""
+
+
+class Rollouts:
+    """Rewards and features of B groups of G responses; a feature may be a callable, evaluated once when first read.
+
+    Args:
+        rewards: (B, G), NaN for a response that could not be scored.
+        clusters: (B, G) int, semantic cluster labels, arbitrary within a group.
+        embeddings: (B, G, d), one per response; measures normalise them.
+        nli: (B, G, G, 3), probabilities of entailment, neutral and contradiction; premise i, hypothesis j.
+        logps: (B, G, T), token log-probabilities under the policy that sampled.
+        entropies: (B, G, T), Shannon entropy of the sampling distribution at each token, nats.
+        mask: (B, G, T), 1 on completion tokens.
+        answer_mask: (B, G, T), 1 on the tokens of the answer.
+        ref_logps: (B, G, T), token log-probabilities under a reference policy.
+        ratios: (B, G, T), probability ratios of the current to the sampling policy.
+        answered: (B, G) bool, False where no answer could be extracted.
+        reward_range: lowest and highest possible reward.
+
+    Raises:
+        ValueError: a shape that does not fit ``rewards``, or an empty ``reward_range``.
+        MissingFeatureError: on reading a feature that was not given.
+    """
+
+    def __init__(
+        self,
+        rewards: Float[Tensor, "B G"],
+        *,
+        clusters: Feature = None,
+        embeddings: Feature = None,
+        nli: Feature = None,
+        logps: Feature = None,
+        entropies: Feature = None,
+        mask: Feature = None,
+        answer_mask: Feature = None,
+        ref_logps: Feature = None,
+        ratios: Feature = None,
+        answered: Feature = None,
+        reward_range: tuple[float, float] = (0.0, 2.0),
+    ) -> None:
+        if rewards.ndim != 2:
+            raise ValueError(f"rewards must have shape (B, G), got {tuple(rewards.shape)}.")
+        low, high = reward_range
+        if not low < high:
+            raise ValueError(f"reward_range must be (low, high) with low < high, got {reward_range}.")
+        # Weights take the rewards' type, in which whole numbers would cut them off.
+        self.rewards = rewards if rewards.is_floating_point() else rewards.float()
+        self.reward_range = (float(low), float(high))
+        given = {
+            "clusters": clusters,
+            "embeddings": embeddings,
+            "nli": nli,
+            "logps": logps,
+            "entropies": entropies,
+            "mask": mask,
+            "answer_mask": answer_mask,
+            "ref_logps": ref_logps,
+            "ratios": ratios,
+            "answered": answered,
+        }
+        self._features: dict[str, Feature] = {name: value for name, value in given.items() if value is not None}
+        for name, value in self._features.items():
+            if isinstance(value, Tensor):
+                self._check(name, value)
+
+    @property
+    def group_size(self) -> int:
+        """G, the number of responses per prompt."""
+        return self.rewards.shape[1]
+
+    @functools.cached_property
+    def scorable(self) -> Bool[Tensor, "B G"]:
+        """Where a reward exists; the others take no part in any group statistic."""
+        return ~self.rewards.isnan()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in _TRAILING:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value = self._features.get(name)
+        if value is None:
+            raise MissingFeatureError(
+                f"These rollouts have no {name!r}; pass Rollouts(rewards, {name}=...) to use a method that reads it. "
+                f"They have: {', '.join(['rewards', *self._features])}."
+            )
+        if not isinstance(value, Tensor):
+            value = value()
+            self._check(name, value)
+            self._features[name] = value
+        return value
+
+    def _check(self, name: str, value: Tensor) -> None:
+        groups, size = self.rewards.shape
+        trailing = tuple(size if n == -1 else n for n in _TRAILING[name])
+        expected = (groups, size, *trailing)
+        fits = value.ndim == len(expected) and all(
+            want is None or got == want for got, want in zip(value.shape, expected, strict=True)
+        )
+        if not fits:
+            shown = ", ".join("*" if n is None else str(n) for n in expected)
+            raise ValueError(
+                f"{name} must have shape ({shown}) to fit rewards {(groups, size)}, got {tuple(value.shape)}."
+            )
+
+
+def from_texts(
+    rewards: Float[Tensor, "B G"],
+    groups: Sequence[Sequence[str]],
+    *,
+    extract: Callable[[str], str | None],
+    full_completion: bool,
+    embedder: Embedder | None,
+    entailment: Entailment | None,
+    threshold: float,
+    reward_range: tuple[float, float],
+    **features: Feature,
+) -> Rollouts:
+    """Rollouts whose embeddings, NLI and clusters come from the texts of B groups of G completions, when first read.
+
+    What is embedded and clustered is the extracted answer, or the whole completion with ``full_completion`` (GCPO,
+    App. E.3). A completion without an answer is a cluster of its own; it is embedded as :data:`NO_ANSWER`, a fixed
+    text, unless the whole completion is embedded.
+    """
+    answers = [[extract(text) for text in group] for group in groups]
+    answered = torch.tensor([[answer is not None for answer in group] for group in answers], dtype=torch.bool)
+    shown: Sequence[Sequence[str | None]] = groups if full_completion else answers
+    size = rewards.shape[1]
+
+    def embeddings() -> Tensor:
+        assert embedder is not None
+        flat = [NO_ANSWER if text is None else text for group in shown for text in group]
+        return embedder(flat).cpu().unflatten(0, (len(groups), size))
+
+    def nli() -> Tensor:
+        assert entailment is not None
+        return group_nli(shown, entailment)
+
+    rollouts = Rollouts(
+        rewards,
+        embeddings=embeddings if embedder else None,
+        nli=nli if entailment else None,
+        clusters=(lambda: cluster_nli(rollouts.nli, answered, threshold)) if entailment else None,
+        answered=answered,
+        reward_range=reward_range,
+        **features,
+    )
+    return rollouts

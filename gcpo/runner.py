@@ -1,0 +1,151 @@
+"""Running notebooks in batches: papermill over grids of runs, several at a time, and over the reports."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import yaml
+from jupyter_client.manager import AsyncKernelManager
+from tqdm import tqdm
+
+from gcpo import paths, records
+from gcpo.params import ParameterError, Params
+
+
+class IPCKernelManager(AsyncKernelManager):
+    """Kernels that talk over files: parallel kernels cannot collide on ports."""
+
+    transport = "ipc"
+
+
+def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: int | None = None) -> None:
+    """Execute a notebook of ``notebooks/`` with papermill; the executed copy is written even when a cell fails.
+
+    Raises:
+        ParameterError: a parameter that the notebook does not have; papermill itself only warns.
+        papermill.PapermillExecutionError: a cell failed.
+    """
+    path = paths.NOTEBOOKS / f"{notebook}.ipynb"
+    unknown = set(parameters) - set(papermill.inspect_notebook(str(path)))
+    if unknown:
+        raise ParameterError(f"{path.name} has no parameter {', '.join(sorted(unknown))}.")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if threads:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    papermill.execute_notebook(
+        str(path),
+        str(output),
+        parameters,
+        cwd=str(paths.NOTEBOOKS),
+        progress_bar=False,
+        kernel_manager_class="gcpo.runner.IPCKernelManager",
+    )
+
+
+def run(kind: str, params: Params, threads: int | None = None) -> records.Run:
+    """One run in a kernel of its own; its folder gets params.yaml and notebook.ipynb. A finished run is returned as is.
+
+    A failure is in the returned run's manifest, not raised.
+    """
+    folder = records.folder(kind, params)
+    if not records.load(folder).finished:
+        folder.mkdir(parents=True, exist_ok=True)
+        values = params.model_dump(mode="json")
+        (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+        try:
+            execute(records.KINDS[kind], folder / "notebook.ipynb", values, threads)
+        except Exception as error:
+            done = records.load(folder)
+            if done.manifest.get("status") != "failed":  # it died before or outside the run's own record
+                reason = f"{type(error).__name__}: {error}".strip()
+                done.manifest |= {"id": folder.name, "kind": kind, "status": "failed", "params": values, "exit": reason}
+                done.write()
+    return records.load(folder)
+
+
+def run_grid(found: Sequence[tuple[str, Params]], jobs: int) -> list[records.Run]:
+    """All runs, ``jobs`` at a time with the cores shared out; a failed run does not stop the others.
+
+    Returns the runs that did not finish.
+    """
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    start, failed = time.monotonic(), []
+    with ProcessPoolExecutor(max_workers=jobs) as pool:
+        waiting = {pool.submit(run, kind, params, threads): records.run_id(kind, params) for kind, params in found}
+        bar = tqdm(total=len(waiting), unit="run", disable=not sys.stderr.isatty())
+        for count, future in enumerate(as_completed(waiting), 1):
+            name = waiting[future]
+            try:
+                done = future.result()
+            except Exception:
+                done = records.Run(Path(name), {"id": name, "status": "failed", "exit": traceback.format_exc(limit=1)})
+            if not done.finished:
+                failed.append(done)
+            left = (time.monotonic() - start) / count * (len(waiting) - count)
+            bar.update()
+            bar.write(
+                f"[{count}/{len(waiting)}] {name}: {_outcome(done)}; about {left / 60:.0f} min left", file=sys.stdout
+            )
+            sys.stdout.flush()
+        bar.close()
+    return failed
+
+
+def _outcome(done: records.Run) -> str:
+    if not done.finished:
+        return f"FAILED ({done.manifest.get('exit')})"
+    results = done.manifest.get("results", {})
+    shown = ", ".join(f"{key} {value:.3g}" for key, value in list(results.items())[:3])
+    return f"finished in {done.manifest.get('seconds', 0):.0f} s ({shown})"
+
+
+def reports() -> list[str]:
+    """The report notebooks, 20 and above."""
+    return sorted(path.stem for path in paths.NOTEBOOKS.glob("[2-9][0-9]_*.ipynb"))
+
+
+def report(profile: str, grid: str | None = None) -> list[Path]:
+    """Execute every report notebook on this machine's runs of a profile, or on the reference where there are none; each
+    notebook has the grid of its table unless ``grid`` names another.
+
+    Tables and figures go to ``outputs/<profile>/reports``, beside the executed copies, which are returned.
+    """
+    folder = paths.OUTPUTS / profile / "reports"
+    chosen = {"grid": grid} if grid else {}
+    made = [folder / f"{name}.ipynb" for name in reports()]
+    for output in made:
+        execute(output.stem, output, {"profile": profile, "reference": False, "write_to": str(folder), **chosen})
+    return made
+
+
+def publish(profile: str) -> int:
+    """Make this machine's runs of a profile the reference, with its tables and figures, and execute the committed
+    report notebooks again; returns how many runs."""
+    count = records.publish(profile)
+    for name in reports():
+        path = paths.NOTEBOOKS / f"{name}.ipynb"
+        folder = paths.REFERENCE / profile
+        execute(name, folder / "draft.ipynb", {"profile": profile, "reference": True, "write_to": str(folder)})
+        (folder / "draft.ipynb").unlink()
+        execute(name, path, {})
+        clean(path)
+    return count
+
+
+def clean(path: Path) -> None:
+    """Remove what execution leaves in a notebook's metadata, keeping outputs and counts."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        for key in ("papermill", "execution", "ExecuteTime"):
+            cell.metadata.pop(key, None)
+    notebook.metadata.pop("papermill", None)
+    nbformat.write(notebook, path)

@@ -1,0 +1,150 @@
+"""Tables of results: ours from run records, the papers' from CSV files in the package, and the README's."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from gcpo import paths, statistics
+
+INTERVAL = 95  # per cent, of every interval the project reports
+
+
+def reported(name: str) -> pd.DataFrame:
+    """The numbers of one table of a paper, e.g. ``reported("gcpo_table1")``; as printed there, in their units."""
+    return pd.read_csv(str(resources.files("gcpo") / "reported" / f"{name}.csv"))
+
+
+def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:
+    """'61.2 [60.1, 62.3]'."""
+    return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
+    """Means over questions in per cent with a 95 % bootstrap interval over questions, a row per decoding."""
+    metrics = [column for column in scores.columns if column not in ("query", "decoding")]
+    rows = {}
+    for decoding, part in scores.groupby("decoding"):
+        rows[decoding] = {
+            metric: with_interval(*statistics.stratified_bootstrap([100 * part[metric].to_numpy()]).mean)
+            for metric in metrics
+        }
+    return pd.DataFrame(rows).T.rename_axis(f"% [{INTERVAL} % interval]")
+
+
+def last_completions(folder: Path, prompts: int = 2, each: int = 3) -> pd.DataFrame:
+    """Completions of the last step: ``each`` of the first ``prompts`` prompts, with rewards, scores and weights."""
+    table = pd.read_parquet(max((folder / "completions").glob("*.parquet")))
+    table["prompt"] = [f"... {_words(messages)[-48:]}" for messages in table["prompt"]]
+    table["completion"] = [_words(messages) for messages in table["completion"]]
+    first = table.groupby("prompt", sort=False).head(each).head(prompts * each)
+    return first.drop(columns="step").round(3).reset_index(drop=True)
+
+
+def _words(messages: Any) -> str:
+    return messages if isinstance(messages, str) else messages[-1]["content"]
+
+
+def verdict(low: float, high: float) -> bool | None:
+    """What an interval of a difference decides about "it is above zero": True, False, or None where it holds zero."""
+    return True if low > 0 else False if high < 0 else None
+
+
+def compare(scores: pd.DataFrame, metric: str, against: str = "grpo", seed: int = 0) -> pd.DataFrame:
+    """One metric of every method, in per cent, a row per method.
+
+    Args:
+        scores: lines of ``eval.csv`` with columns method, seed, query and the metric, of one decoding.
+        metric: the column to compare.
+        against: the method that differences are taken from.
+
+    Returns:
+        method, seeds (how many), mean, std (n - 1 over seeds), low and high (95 %, resampling seeds: with three seeds
+        too narrow, so all seeds are given in ``each``), difference from ``against`` with difference_low and
+        difference_high (95 %, paired, resampling questions), and improvement, the probability that a run beats a run
+        of ``against``. What one seed alone cannot tell (std, low, high, improvement) is missing.
+    """
+    matrices = {
+        method: 100 * part.pivot(index="seed", columns="query", values=metric).to_numpy()
+        for method, part in scores.groupby("method", sort=False)
+    }
+    rows = []
+    for method, matrix in matrices.items():
+        runs = matrix.mean(axis=1)
+        row: dict[str, Any] = {
+            "method": method,
+            "seeds": len(runs),
+            "mean": runs.mean(),
+            "each": runs.round(2).tolist(),
+        }
+        if len(runs) > 1:
+            _, low, high = statistics.stratified_bootstrap([runs], seed=seed).mean
+            row |= {"std": runs.std(ddof=1), "low": low, "high": high}
+        if method != against and against in matrices:
+            names = ("difference", "difference_low", "difference_high")
+            row |= dict(
+                zip(names, statistics.paired_query_bootstrap(matrix, matrices[against], seed=seed), strict=True)
+            )
+            other = matrices[against].mean(axis=1)
+            if min(len(runs), len(other)) > 1:
+                row["improvement"] = statistics.probability_of_improvement([runs], [other], seed=seed)[0]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def write_table(table: pd.DataFrame, folder: Path, name: str) -> None:
+    """Write a table as CSV, Markdown and LaTeX."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+    (folder / f"{name}.md").write_text(markdown(table))
+    body = [" & ".join(row) + r" \\" for row in _cells(table)]
+    head = " & ".join(map(str, table.columns)) + r" \\"
+    lines = [
+        rf"\begin{{tabular}}{{{'l' * table.shape[1]}}}",
+        r"\hline",
+        head,
+        r"\hline",
+        *body,
+        r"\hline",
+        r"\end{tabular}",
+    ]
+    (folder / f"{name}.tex").write_text(
+        "\n".join(line.replace("%", r"\%").replace("_", r"\_") for line in lines) + "\n"
+    )
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table in Markdown; missing values are empty."""
+    rows = [table.columns.map(str).tolist(), ["---"] * table.shape[1], *_cells(table)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _cells(table: pd.DataFrame) -> list[list[str]]:
+    rows = table.astype(object).to_numpy().tolist()
+    return [["" if value is None or value != value else str(value) for value in row] for row in rows]
+
+
+def write_readme(profile: str) -> None:
+    """Rewrite the part of the README between the result markers from the reference tables of a profile."""
+    parts = []
+    for name, caption in RESULTS.items():
+        path = paths.REFERENCE / profile / f"{name}.md"
+        if path.exists():
+            parts.append(f"{caption}\n\n{path.read_text()}")
+    readme = paths.ROOT / "README.md"
+    block = "\n".join([f"{START}\n", *parts, END])
+    readme.write_text(re.sub(f"{START}.*?{END}", lambda _: block, readme.read_text(), flags=re.S))
+
+
+START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
+# The tables that the README shows, and what it says above them.
+RESULTS = {
+    "claims_figure1": "**Figure 1** (alignment of uncertainty with gradient variance), claim by claim:",
+    "claims_table1": "**Table 1** (training), claim by claim:",
+    "table1": "**Table 1 on tinyqa**, F1 of sampled answers in per cent, beside the paper's NarrativeQA:",
+    "cost": "**Cost** of these runs:",
+}

@@ -1,0 +1,223 @@
+"""What a task is, and how the rows of a benchmark are read.
+
+A benchmark is one small module with a ``TASK`` and its name in ``gcpo.tasks.TASKS``. The module says which fields make
+a prompt and its references; reading, checking, choosing and recording rows happens here, once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gcpo.rewards import bleu1, boxed_answer, math_correct, token_f1
+from gcpo.rewards import final_answer as qa_answer
+
+__all__ = [
+    "MalformedRowError",
+    "Record",
+    "Row",
+    "Split",
+    "Task",
+    "boxed_answer",
+    "field",
+    "math_scores",
+    "qa_answer",
+    "qa_scores",
+    "read_rows",
+]
+
+DATA_DIR = "GCPO_DATA_DIR"
+"""The environment variable that names a folder of ``<benchmark>/<split>.jsonl`` to read instead of the Hub."""
+
+Record = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class MalformedRowError(ValueError):
+    """A row of a benchmark lacks a field, or a field has the wrong type."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One question: the user's message and the accepted answers (mathematics: the gold answer alone)."""
+
+    id: str
+    prompt: str
+    references: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows and where they come from, as a run record keeps it: the data set, the split, and what pins the content
+    (a file's SHA-256, a Hub commit, or a generator's settings). What is not known is ``None``, never invented."""
+
+    rows: tuple[Row, ...]
+    source: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a benchmark is read and graded.
+
+    ``metrics`` are the keys of ``score`` in the order of the papers' tables. ``load(split, *, limit, seed=0,
+    revision=None, skip_malformed=False)`` gives a ``Split``; ``extract`` the answer of a completion, ``None`` if it has
+    none; ``score(answer, references)`` every metric, each in [0, 1]. With ``full_completion`` (mathematics, GCPO
+    App. E.3) it is the whole completion that is embedded and clustered, else the extracted answer.
+    """
+
+    name: str
+    metrics: tuple[str, ...]
+    load: Callable[..., Split]
+    extract: Callable[[str], str | None]
+    score: Callable[[str | None, Sequence[str]], dict[str, float]]
+    reward_metric: str
+    full_completion: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reward_metric not in self.metrics:
+            raise ValueError(f"task {self.name!r}: reward_metric {self.reward_metric!r} is not among {self.metrics}")
+
+    def reward(self, completion: str, references: Sequence[str]) -> float:
+        """The training reward, 2 x ``reward_metric`` in [0, 2] (GCPO Table 5)."""
+        return 2.0 * self.score(self.extract(completion), references)[self.reward_metric]
+
+
+def qa_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
+    """Accuracy (F1 strictly above 0.5, GCPO Table 5), BLEU-1 and F1 of a free-form answer."""
+    f1 = token_f1(prediction, references)
+    return {"accuracy": float(f1 > 0.5), "bleu1": bleu1(prediction, references), "f1": f1}
+
+
+def math_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
+    """Accuracy of a mathematical answer against the gold answer, the only reference."""
+    (gold,) = references
+    return {"accuracy": math_correct(prediction, gold)}
+
+
+def field(record: Record, path: str, kind: type[T], *, empty: bool = False) -> T:
+    """The value at a dotted path of a record, e.g. ``answers.0.text``, checked.
+
+    Raises ``MalformedRowError`` that names the field if it is missing, not of type ``kind``, or (unless ``empty``) a
+    blank string or an empty list.
+    """
+    value: Any = record
+    for part in path.split("."):
+        try:
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise MalformedRowError(f"field {path!r}: {part!r} is missing") from None
+    if not isinstance(value, kind):
+        raise MalformedRowError(f"field {path!r} is {value!r:.80}, not of type {kind.__name__}")
+    if not empty and not (value.strip() if isinstance(value, str) else value != []):
+        raise MalformedRowError(f"field {path!r} is empty")
+    return value
+
+
+def read_rows(
+    benchmark: str,
+    split: str,
+    convert: Callable[[Record], Iterable[Row]],
+    *,
+    hub: tuple[str, str | None],
+    limit: int | None = None,
+    seed: int = 0,
+    revision: str | None = None,
+    skip_malformed: bool = False,
+) -> Split:
+    """Rows of a public benchmark, from ``$GCPO_DATA_DIR/<benchmark>/<split>.jsonl`` if the variable is set, else
+    from the Hub (``hub``: data set and configuration, at ``revision``).
+
+    ``convert`` makes the rows of one record, reading it with ``field``. Rows come in the order of a hash of the seed
+    and their id, so the first ``limit`` rows (at most; ``None``: all) are the same in either source and lie within
+    those of any larger limit. A repeated id is numbered ("id-2"). ``source["revision"]`` is the resolved commit of a
+    Hub data set, ``None`` if the Hub does not tell it.
+
+    Raises ``MalformedRowError`` naming file, line and field for a malformed row (with ``skip_malformed`` it is left
+    out and counted in ``source["skipped"]`` instead), ``FileNotFoundError`` listing what there is for a missing file,
+    ``OSError`` if the Hub cannot be reached, and ``ValueError`` if there is no row or the limit is below 1.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}; give at least 1, or None for all rows of {benchmark}/{split}")
+    records: Iterable[tuple[str, bytes | Record]]
+    if folder := os.environ.get(DATA_DIR):
+        records, source = _from_folder(Path(folder), benchmark, split)
+    else:
+        records, source = _from_hub(*hub, benchmark, split, revision)
+    rows: dict[str, Row] = {}
+    skipped = 0
+    for where, record in records:
+        try:
+            found = list(convert(_decode(record) if isinstance(record, bytes) else record))
+        except MalformedRowError as error:
+            if not skip_malformed:
+                raise MalformedRowError(f"{where}: {error}. Repair the row, or pass skip_malformed=True.") from error
+            skipped += 1
+            continue
+        for row in found:
+            unique = next(name for name in _numbered(row.id) if name not in rows)
+            rows[unique] = Row(unique, row.prompt, row.references)
+    if not rows:
+        raise ValueError(f"{benchmark}/{split} has no usable row ({skipped} malformed rows skipped)")
+    ordered = sorted(rows.values(), key=lambda row: hashlib.sha256(f"{seed}:{row.id}".encode()).digest())
+    return Split(tuple(ordered[:limit]), source | {"skipped": skipped})
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}-{number}"
+        number += 1
+
+
+def _decode(line: bytes) -> Record:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise MalformedRowError(f"not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise MalformedRowError(f"a JSON {type(record).__name__}, not an object with fields")
+    return record
+
+
+def _from_folder(folder: Path, benchmark: str, split: str) -> tuple[Iterator[tuple[str, bytes]], dict[str, Any]]:
+    path = folder / benchmark / f"{split}.jsonl"
+    if not path.is_file():
+        files = sorted(file.relative_to(folder).as_posix() for file in folder.glob("*/*.jsonl"))
+        own = [file for file in files if file.startswith(f"{benchmark}/")]
+        found = ", ".join(own or files) or "no <benchmark>/<split>.jsonl"
+        raise FileNotFoundError(
+            f"{path} does not exist. {DATA_DIR}={folder} has {found}. "
+            f"Choose another split, add the file, or unset {DATA_DIR} to read the Hub."
+        )
+    content = path.read_bytes()
+    lines = ((f"{path}, line {number}", line) for number, line in enumerate(content.splitlines(), 1) if line.strip())
+    digest = hashlib.sha256(content).hexdigest()
+    return lines, {"dataset": benchmark, "split": split, "file": f"{benchmark}/{split}.jsonl", "sha256": digest}
+
+
+def _from_hub(
+    dataset: str, config: str | None, benchmark: str, split: str, revision: str | None
+) -> tuple[Iterator[tuple[str, Record]], dict[str, Any]]:
+    import datasets  # slow to import, and not needed by the generated tasks
+    import huggingface_hub
+
+    commit: str | None
+    try:
+        commit = huggingface_hub.dataset_info(dataset, revision=revision).sha
+    except Exception:  # the HTTP library's own errors included; a cached data set can still be read
+        commit = None
+    try:
+        table = datasets.load_dataset(dataset, config, split=split, revision=commit or revision)
+    except OSError as error:
+        raise OSError(
+            f"{dataset} ({split}) could not be read from the Hub: {error}. Without the Hub, set {DATA_DIR} to a folder "
+            f"that has {benchmark}/{split}.jsonl in the same fields."
+        ) from error
+    records = ((f"{dataset} ({split}), row {number}", record) for number, record in enumerate(table, 1))
+    return records, {"dataset": dataset, "config": config, "split": split, "requested": revision, "revision": commit}

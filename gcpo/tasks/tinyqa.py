@@ -1,0 +1,241 @@
+"""tinyqa: questions about short generated passages, made to be answered by a very small model.
+
+A *fact* is a person, a relation and a value; a value is a pair of attributes ("black", "cat"), so that wrong answers
+come at graded distances: another wording of the same value (a paraphrase), one attribute changed (a near miss), the
+value of somebody else, or a value of another relation (unrelated). Every value has two wordings, and both are
+references. Facts, not questions, are split: no fact of the test split occurs in any other split.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import random
+from dataclasses import dataclass
+
+from gcpo.tasks.base import Row, Split, Task, qa_answer, qa_scores
+
+PEOPLE = """Ada Ben Cleo Dan Eva Finn Gus Hana Ivan Jane Karl Lena Mira Nils Olga Paul Rosa Sami Tina Uma Vera Walt
+Yara Zoe Amir Bela Carl Dora Emil Faye Gina Hugo Iris Jack Kira Leo Maya Noah Otto Ruth""".split()
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One kind of fact: how a passage states it, how a question asks for it, and the two wordings of its values.
+
+    ``general`` words a value with one attribute left out. ``first`` and ``second`` list each attribute as (form in
+    the first wording, form in the second wording). ``noise`` is the share of wrong answers in the starting policy's
+    corpus: relations differ in how well they are known.
+    """
+
+    statement: str
+    question: str
+    wordings: tuple[str, str]
+    general: str
+    first: tuple[tuple[str, str], ...]
+    second: tuple[tuple[str, str], ...]
+    noise: float
+
+    def wording(self, value: tuple[int, int], form: int) -> str:
+        """The value in words; ``form`` is 0 or 1."""
+        return self.wordings[form].format(a=self.first[value[0]][form], b=self.second[value[1]][form])
+
+
+def _same(words: str) -> tuple[tuple[str, str], ...]:
+    return tuple((word, word) for word in words.split())
+
+
+RELATIONS = {
+    "pet": Relation(
+        "{who} keeps {what} .",
+        "{who} keeps what ?",
+        ("a {a} {b}", "a {b} that is {a}"),
+        "a {b}",
+        _same("black white grey brown spotted"),
+        _same("cat dog rabbit parrot horse goat"),
+        0.15,
+    ),
+    "work": Relation(
+        "{who} works as {what} .",
+        "{who} works as what ?",
+        ("a {a} at the {b}", "a {b} {a}"),
+        "a {a}",
+        _same("nurse teacher cook guard painter driver"),
+        _same("hospital school hotel museum theatre station"),
+        0.6,
+    ),
+    "home": Relation(
+        "{who} lives in {what} .",
+        "{who} lives in what ?",
+        ("a {a} {b}", "a {a} {b}"),
+        "a {a}",
+        _same("house flat cabin farm boat"),
+        (
+            ("by the sea", "on the coast"),
+            ("in the city", "in the town"),
+            ("in the hills", "up the mountain"),
+            ("near the forest", "close to the woods"),
+        ),
+        0.3,
+    ),
+    "hobby": Relation(
+        "{who} enjoys {what} .",
+        "{who} enjoys what ?",
+        ("{a} {b}", "{b} , {a} them"),
+        "{b}",
+        (
+            ("collecting", "gathering"),
+            ("repairing", "fixing"),
+            ("drawing", "sketching"),
+            ("selling", "trading"),
+            ("cleaning", "washing"),
+        ),
+        _same("clocks coins maps toys lamps shoes"),
+        0.45,
+    ),
+    "trip": Relation(
+        "{who} travels {what} .",
+        "{who} travels how ?",
+        ("by {a} to {b}", "to {b} on a {a}"),
+        "to {b}",
+        _same("train bus ship plane bicycle"),
+        _same("Rome Paris Cairo Delhi Lima Oslo"),
+        0.3,
+    ),
+    "food": Relation(
+        "{who} eats {what} .",
+        "{who} eats what ?",
+        ("{a} {b}", "{b} that tastes {a}"),
+        "{b}",
+        _same("sweet spicy salty fresh sour"),
+        _same("soup bread rice pie salad fish"),
+        0.6,
+    ),
+}
+
+# Who is asked about indirectly in a two-hop question: the passage says "Tom is the brother of Ada ."
+LINKS = ("brother", "sister", "friend", "boss", "neighbour")
+
+SHARES = {"train": (0.0, 0.7), "validation": (0.7, 0.8), "test": (0.8, 1.0)}  # of the values of a person's relation
+
+Fact = tuple[str, str, tuple[int, int]]  # (person, relation, value)
+
+
+@functools.cache
+def values(person: str, relation: str, split: str) -> tuple[tuple[int, int], ...]:
+    """The values that a person's relation may take in a split: a share of all values, in the order of a hash, so
+    that every split has some and no fact is in two splits."""
+    spec = RELATIONS[relation]
+    pairs = itertools.product(range(len(spec.first)), range(len(spec.second)))
+    ordered = sorted(pairs, key=lambda value: hashlib.sha256(repr((person, relation, value)).encode()).digest())
+    low, high = (round(share * len(ordered)) for share in SHARES[split])
+    return tuple(ordered[low:high])
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Facts about three people in words; ``link`` says that the first person is the ``link`` of the second."""
+
+    text: str
+    facts: tuple[Fact, ...]
+    link: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about one fact of a passage; two hops when the person is named through the link."""
+
+    text: str
+    fact: Fact
+    passage: Passage
+    hops: int
+
+    @property
+    def references(self) -> list[str]:
+        """The value in both wordings."""
+        _, relation, value = self.fact
+        return [RELATIONS[relation].wording(value, form) for form in (0, 1)]
+
+
+def passage(rng: random.Random, split: str) -> Passage:
+    """Draw a passage: four facts about three people and a link, in random order and wording."""
+    people = rng.sample(PEOPLE, 3)
+    relations = rng.sample(list(RELATIONS), 3)
+    owners = [(people[0], relations[0]), (people[0], relations[1])]
+    # The second person shares a relation with the first: reading the relation alone does not give the answer.
+    owners += [(people[1], rng.choice(relations[:2])), (people[2], rng.choice(relations))]
+    facts = tuple((who, relation, rng.choice(values(who, relation, split))) for who, relation in owners)
+    link = rng.choice(LINKS)
+    statements = [f"{people[0]} is the {link} of {people[1]} ."]
+    for who, relation, value in facts:
+        spec = RELATIONS[relation]
+        statements.append(spec.statement.format(who=who, what=spec.wording(value, rng.randrange(2))))
+    rng.shuffle(statements)
+    return Passage(" ".join(statements), facts, link)
+
+
+def questions(rng: random.Random, about: Passage) -> list[Question]:
+    """One question for each fact, in random order; those about the first person take two hops half of the time."""
+    found = []
+    for fact in rng.sample(about.facts, len(about.facts)):
+        who, hops = fact[0], 1
+        if who == about.facts[0][0] and rng.random() < 0.5:
+            who, hops = f"the {about.link} of {about.facts[2][0]}", 2
+        found.append(Question(RELATIONS[fact[1]].question.format(who=who), fact, about, hops))
+    return found
+
+
+def near_miss(rng: random.Random, relation: str, value: tuple[int, int]) -> tuple[int, int]:
+    """Another value of the relation, with one of the two attributes changed."""
+    spec = RELATIONS[relation]
+    if rng.random() < 0.5:
+        return (value[0] + rng.randrange(1, len(spec.first))) % len(spec.first), value[1]
+    return value[0], (value[1] + rng.randrange(1, len(spec.second))) % len(spec.second)
+
+
+def wrong_answer(rng: random.Random, to: Question, kind: str) -> str:
+    """A wrong answer at a given distance: "near" (one attribute changed), "other" (another fact of the passage)
+    or "unrelated" (a value of another relation)."""
+    _, relation, value = to.fact
+    if kind == "other":
+        _, relation, value = rng.choice([fact for fact in to.passage.facts if fact != to.fact])
+    elif kind == "unrelated":
+        relation = rng.choice([name for name in RELATIONS if name != relation])
+        value = rng.choice(values(to.fact[0], relation, "train"))
+    else:
+        value = near_miss(rng, relation, value)
+    return RELATIONS[relation].wording(value, rng.randrange(2))
+
+
+def noisy_answer(rng: random.Random, to: Question) -> str:
+    """What the starting policy's corpus answers: right or wrong at the relation's rate, in either wording."""
+    if rng.random() >= RELATIONS[to.fact[1]].noise:
+        return rng.choice(to.references)
+    return wrong_answer(rng, to, rng.choices(("near", "other", "unrelated"), (0.5, 0.25, 0.25))[0])
+
+
+def load(
+    split: str, *, limit: int | None = None, seed: int = 0, revision: str | None = None, skip_malformed: bool = False
+) -> Split:
+    """Generate ``limit`` questions (default 1000), one passage each; the same for the same split and seed."""
+    if split not in SHARES:
+        raise ValueError(f"tinyqa has no split {split!r}; it has {', '.join(SHARES)}.")
+    rng = random.Random(f"tinyqa {split} {seed}")
+    rows = []
+    for number in range(1000 if limit is None else limit):
+        question = questions(rng, passage(rng, split))[0]
+        rows.append(
+            Row(f"{split}-{seed}-{number}", f"{question.passage.text} {question.text}", tuple(question.references))
+        )
+    return Split(tuple(rows), {"dataset": "tinyqa", "split": split, "generator_seed": seed})
+
+
+TASK = Task(
+    name="tinyqa",
+    metrics=("accuracy", "bleu1", "f1"),
+    load=load,
+    extract=qa_answer,
+    score=qa_scores,
+    reward_metric="f1",
+)

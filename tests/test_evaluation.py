@@ -1,0 +1,275 @@
+"""Sampling and scoring with a tiny random Qwen2: masks, decoding against forward passes by hand, seeds and modes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from gcpo.evaluation import evaluate, generate, load_policy, sample, texts
+from gcpo.tasks.base import Row, Split, Task
+
+PAD, END, STOP, USER, ASSISTANT = SPECIAL = tuple(f"<|{name}|>" for name in ("pad", "end", "stop", "user", "assistant"))
+LETTERS = "abcdefgh"
+PROMPTS = ["ab", "hgfedc ba ba", "c d", "a", "eeee fff", "h"]
+LONGEST = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy of a few thousand weights, drawn wide enough to prefer some letters, in Hub format."""
+    path = tmp_path_factory.mktemp("policy")
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *LETTERS, "Ġ"])}
+    tokens = Qwen2Tokenizer(vocab=vocabulary, merges=[], unk_token=PAD, pad_token=PAD, eos_token=END)
+    tokens.add_special_tokens({"additional_special_tokens": [STOP, USER, ASSISTANT]})
+    tokens.chat_template = (
+        "{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokens),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=tokens.eos_token_id,
+            pad_token_id=tokens.pad_token_id,
+        )
+    )
+    # As many a policy on the Hub does, this one ends at either of two tokens and asks for a decoding of its own.
+    model.generation_config.update(
+        eos_token_id=tokens.convert_tokens_to_ids([END, STOP]),
+        pad_token_id=tokens.pad_token_id,
+        do_sample=True,
+        temperature=0.3,
+        top_k=2,
+        top_p=0.5,
+        repetition_penalty=3.0,
+    )
+    model.save_pretrained(path)
+    tokens.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> tuple[Any, Any]:
+    return load_policy(str(folder))
+
+
+def prompt_ids(tokens: Any, prompt: str) -> list[int]:
+    return tokens.encode(f"{USER}{prompt}{END}{ASSISTANT}")
+
+
+def ends(tokens: Any) -> list[int]:
+    return tokens.convert_tokens_to_ids([END, STOP])
+
+
+@torch.no_grad()
+def greedy_by_hand(model: Any, tokens: Any, prompt: str, longest: int) -> list[int]:
+    """The likeliest token of a forward pass of the prompt alone, appended again and again."""
+    ids = prompt_ids(tokens, prompt)
+    start = len(ids)
+    while len(ids) - start < longest and (len(ids) == start or ids[-1] not in ends(tokens)):
+        ids.append(model(torch.tensor([ids], device=model.device)).logits[0, -1].argmax().item())
+    return ids[start:]
+
+
+# --- generate -------------------------------------------------------------------------------------------------------
+
+
+def test_greedy_decoding_is_the_likeliest_token_of_each_step(policy: tuple[Any, Any]) -> None:
+    model, tokens = policy
+    ids, _, completion = generate(model, tokens, PROMPTS, n=1, temperature=0.0, max_new_tokens=LONGEST)
+    found = [row[kept.bool()].tolist() for row, kept in zip(ids, completion, strict=True)]
+    expected = [greedy_by_hand(model, tokens, prompt, LONGEST) for prompt in PROMPTS]
+    assert found == expected
+    assert len({tuple(row) for row in expected}) > 1
+    again = generate(model, tokens, PROMPTS, n=1, temperature=0.0, max_new_tokens=LONGEST)[0]
+    assert torch.equal(ids, again)
+
+
+def test_masks_cover_the_prompt_and_the_completion_up_to_its_end(policy: tuple[Any, Any]) -> None:
+    model, tokens = policy
+    torch.manual_seed(0)
+    ids, attention, completion = generate(model, tokens, PROMPTS, n=8, temperature=1.0, max_new_tokens=LONGEST)
+    assert ids.shape == attention.shape == completion.shape
+    assert len(ids) == 8 * len(PROMPTS)
+    ended = []
+    rows = zip(ids.tolist(), attention.tolist(), completion.tolist(), strict=True)
+    for number, (row, seen, generated) in enumerate(rows):
+        expected = prompt_ids(tokens, PROMPTS[number // 8])  # the samples of a prompt are neighbours
+        start = generated.index(1)
+        left = start - len(expected)
+        assert row[left:start] == expected
+        assert seen[:start] == [0] * left + [1] * len(expected)  # padding is on the left
+        length = sum(generated)
+        assert generated == [0] * start + [1] * length + [0] * (len(row) - start - length)
+        assert seen[start:] == generated[start:]  # what follows the end is not attended to
+        tokens_made = row[start : start + length]
+        assert not set(tokens_made[:-1]) & set(ends(tokens))
+        ended.append(tokens_made[-1] in ends(tokens))
+        assert ended[-1] or length == LONGEST
+    # All kinds occur: cut off, ended by either token.
+    assert 0 < sum(ended) < len(ended)
+    assert set(ends(tokens)) <= set(ids[:, -LONGEST:].flatten().tolist())
+
+
+def test_an_end_as_the_first_token_is_a_completion_of_one_token(policy: tuple[Any, Any]) -> None:
+    model, tokens = policy
+    torch.manual_seed(0)
+    ids, _, completion = generate(model, tokens, ["ab"], n=200, temperature=1.0, max_new_tokens=3)
+    start = ids.shape[1] - 3
+    first = torch.isin(ids[:, start], torch.tensor(ends(tokens)))
+    assert first.any()
+    assert completion[first, start:].tolist() == [[1, 0, 0]] * int(first.sum())
+    assert set(texts(tokens, ids[first], completion[first])) == {""}
+
+
+@pytest.mark.parametrize("temperature", [0.7, 2.0])
+def test_samples_follow_the_softmax_at_the_temperature(policy: tuple[Any, Any], temperature: float) -> None:
+    """And not at the model's own settings: gradients of log-probabilities are only right for what was sampled."""
+    model, tokens = policy
+    prompt, n = "hgfedc ba ba", 4000
+    torch.manual_seed(0)
+    ids, _, _ = generate(model, tokens, [prompt], n=n, temperature=temperature, max_new_tokens=1)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt_ids(tokens, prompt)])).logits[0, -1]
+    expected = (logits / temperature).softmax(-1)
+    counts = Counter(ids[:, -1].tolist())
+    found = torch.tensor([counts[token] / n for token in range(len(tokens))])
+    # Total variation of n draws from 14 outcomes is about sqrt(14/(2 pi n)) = 0.024 at the most.
+    assert 0.5 * (found - expected).abs().sum() < 0.04
+
+
+# --- sample ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 32])
+def test_samples_come_in_the_order_of_the_prompts(policy: tuple[Any, Any], batch_size: int) -> None:
+    model, tokens = policy
+    found = sample(model, tokens, PROMPTS, n=2, temperature=0.0, max_new_tokens=LONGEST, batch_size=batch_size)
+    expected = [tokens.decode(greedy_by_hand(model, tokens, p, LONGEST), skip_special_tokens=True) for p in PROMPTS]
+    assert found == [[text, text] for text in expected]
+
+
+def test_texts_are_without_special_tokens(policy: tuple[Any, Any]) -> None:
+    _, tokens = policy
+    ids = torch.tensor([[*prompt_ids(tokens, "ab"), *tokens.encode(f"h g{END}"), tokens.pad_token_id]])
+    completion = torch.zeros_like(ids)
+    completion[0, -5:-1] = 1
+    assert texts(tokens, ids, completion) == ["h g"]
+
+
+# --- evaluate -------------------------------------------------------------------------------------------------------
+
+
+def score(answer: str | None, references: Any) -> dict[str, float]:
+    """The share of the reference's letters that the answer has, and whether it has them all."""
+    share = sum(letter in (answer or "") for letter in references[0]) / len(references[0])
+    return {"all": float(share == 1), "share": share}
+
+
+TASK = Task("letters", ("all", "share"), lambda: Split((), {}), lambda text: text.strip() or None, score, "share")
+ROWS = [Row(f"q{number}", prompt, (LETTERS[number:],)) for number, prompt in enumerate(PROMPTS)]
+
+
+def scores_of(policy: tuple[Any, Any], **changes: Any) -> pd.DataFrame:
+    options: dict[str, Any] = {"n": 4, "temperature": 0.9, "max_new_tokens": LONGEST, "seed": 0} | changes
+    return evaluate(*policy, TASK, ROWS, **options)
+
+
+def test_evaluate_scores_the_greedy_answer_and_the_mean_of_the_samples(policy: tuple[Any, Any]) -> None:
+    model, tokens = policy
+    found = scores_of(policy)
+    torch.manual_seed(0)
+    sampled = sample(model, tokens, PROMPTS, n=4, temperature=0.9, max_new_tokens=LONGEST)
+    expected = []
+    for decoding in ("greedy", "sampled"):
+        for row, group in zip(ROWS, sampled, strict=True):
+            ids = greedy_by_hand(model, tokens, row.prompt, LONGEST)
+            made = group if decoding == "sampled" else [tokens.decode(ids, skip_special_tokens=True)]
+            each = [score(TASK.extract(text), row.references) for text in made]
+            means = {name: sum(s[name] for s in each) / len(each) for name in ("all", "share")}
+            answered = sum(bool(text.strip()) for text in made) / len(made)
+            expected.append({"query": row.id, "decoding": decoding, **means, "answered": answered})
+    pd.testing.assert_frame_equal(found, pd.DataFrame(expected))
+    assert found["share"].between(0.01, 0.99).any()
+
+
+def test_evaluate_is_decided_by_its_seed(policy: tuple[Any, Any]) -> None:
+    first = scores_of(policy)
+    torch.rand(7)
+    pd.testing.assert_frame_equal(scores_of(policy), first)
+    other = scores_of(policy, seed=1)
+    greedy = first["decoding"] == "greedy"
+    pd.testing.assert_frame_equal(other[greedy], first[greedy])
+    assert not other[~greedy].equals(first[~greedy])
+
+
+def test_evaluate_leaves_the_global_generator_as_it_was(policy: tuple[Any, Any]) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    scores_of(policy)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluate_leaves_the_mode_of_the_model_as_it_was(policy: tuple[Any, Any], training: bool) -> None:
+    model, _ = policy
+    modes = []
+    handle = model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    try:
+        model.train(training)
+        scores_of(policy)
+        assert model.training is training
+        assert modes and not any(modes)
+    finally:
+        handle.remove()
+        model.eval()
+
+
+def test_without_samples_only_the_greedy_answers_are_scored(policy: tuple[Any, Any]) -> None:
+    found = scores_of(policy, n=0)
+    assert found["decoding"].tolist() == ["greedy"] * len(ROWS)
+    pd.testing.assert_frame_equal(found, scores_of(policy)[: len(ROWS)])
+
+
+# --- load_policy ----------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_is_loaded_ready_to_generate(policy: tuple[Any, Any]) -> None:
+    model, tokens = policy
+    assert not model.training
+    assert model.dtype == torch.float32
+    assert tokens.padding_side == "left"
+    assert tokens.pad_token == PAD
+    assert prompt_ids(tokens, "a b") == [3, 5, 13, 6, 1, 4]  # the ids it was saved with
+
+
+def test_a_policy_is_loaded_in_the_wanted_precision(folder: Path) -> None:
+    assert load_policy(str(folder), dtype="bfloat16")[0].dtype == torch.bfloat16
+
+
+def test_a_policy_without_padding_pads_with_its_end_token(policy: tuple[Any, Any], tmp_path: Path) -> None:
+    model, _ = policy
+    tokens = Qwen2Tokenizer(vocab={END: 0, "a": 1}, merges=[], unk_token=END, pad_token=None, eos_token=END)
+    model.save_pretrained(tmp_path)
+    tokens.save_pretrained(tmp_path)
+    assert load_policy(str(tmp_path))[1].pad_token == END
+
+
+def test_a_policy_that_does_not_exist_is_an_error_that_says_what_works_offline() -> None:
+    with pytest.raises(OSError, match=r"policy model 'no/such-policy' \(a Hub name.*HF_HUB_OFFLINE=1"):
+        load_policy("no/such-policy")

@@ -1,0 +1,455 @@
+"""V(q) against an independent two-pass computation, and everything that must not change it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from gcpo.gradients import gradient_variance, score_gradients, variance_decomposition
+
+VOCABULARY = 23
+PROMPT, LENGTH = 3, 9
+
+seeds = st.integers(0, 2**31 - 1)
+
+
+def for_all(**strategies: st.SearchStrategy) -> Callable:
+    """A property test without a time limit: the first call also pays for what the libraries load lazily."""
+    return lambda test: settings(deadline=None, max_examples=30)(given(**strategies)(test))
+
+
+def qwen2(tied: bool = False, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        attention_dropout=dropout,
+        initializer_range=0.3,
+    )
+    return Qwen2ForCausalLM(config).to(dtype)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """These models are too small to share between threads, which would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Absolute(nn.Module):
+    """A language model that feels absolute positions and records what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.token, self.position = nn.Embedding(VOCABULARY, 6), nn.Embedding(32, 6)
+        self.head = nn.Linear(6, VOCABULARY)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.calls: list[SimpleNamespace] = []
+        self.double()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> SimpleNamespace:
+        self.calls.append(SimpleNamespace(ids=input_ids, mask=attention_mask, positions=position_ids))
+        state = (self.token(input_ids) + self.position(position_ids)) * attention_mask.unsqueeze(-1)
+        return SimpleNamespace(logits=self.head(state.cumsum(1).tanh()))
+
+
+def rollouts(size: int = 6, seed: int = 0) -> dict[str, Tensor]:
+    """A prompt with completions of several lengths, padded on the right; all tokens are attended up to there."""
+    rng = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCABULARY, (size, LENGTH), generator=rng)
+    ids[:, :PROMPT] = ids[0, :PROMPT].clone()
+    ends = torch.randint(PROMPT + 1, LENGTH + 1, (size, 1), generator=rng)
+    column = torch.arange(LENGTH)
+    attended = column < ends
+    return {
+        "input_ids": ids,
+        "attention_mask": attended.long(),
+        "completion_mask": (attended & (column >= PROMPT)).long(),
+    }
+
+
+def advantages_of(size: int = 6) -> Tensor:
+    return torch.linspace(-1.3, 1.7, size, dtype=torch.float64)
+
+
+def padded(batch: dict[str, Tensor], left: int, right: int, token: int = 5) -> dict[str, Tensor]:
+    values = {"input_ids": token, "attention_mask": 0, "completion_mask": 0}
+    return {name: nn.functional.pad(x, (left, right), value=values[name]) for name, x in batch.items()}
+
+
+def reference_gradients(model: nn.Module, batch: dict[str, Tensor]) -> np.ndarray:
+    """One .backward() per row on the whole, padded row; the sum of log-probabilities is written out token by token."""
+    model = copy.deepcopy(model).eval()
+    gradients = []
+    for ids, attended, completion in zip(*batch.values(), strict=True):
+        model.zero_grad()
+        positions = torch.arange(len(ids)).unsqueeze(0)
+        logits = model(input_ids=ids[None], attention_mask=attended[None], position_ids=positions).logits[0]
+        total = torch.zeros((), dtype=logits.dtype)
+        for t in range(1, len(ids)):
+            if completion[t]:
+                total = total + logits[t - 1, ids[t]] - logits[t - 1].exp().sum().log()
+        if completion.any():
+            total.backward()
+        flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        gradients.append(torch.cat([g.flatten() for g in flat]).double().numpy())
+    return np.array(gradients)
+
+
+def two_pass(gradients: np.ndarray, advantages: Tensor) -> tuple[float, np.ndarray, float]:
+    vectors = advantages.numpy()[:, None] * gradients
+    mean = vectors.mean(0)
+    squared = (vectors**2).sum(1)
+    return float(((vectors - mean) ** 2).sum(1).mean()), squared, float((mean**2).sum())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_eq20_is_the_two_pass_variance_of_explicit_gradients(tied: bool, dtype: torch.dtype) -> None:
+    model, batch, advantages = qwen2(tied, dtype), rollouts(), advantages_of()
+    gradients = reference_gradients(model, batch)
+    variance, squared_norms, mean_squared_norm = two_pass(gradients, advantages)
+    stats = gradient_variance(model, **batch, advantages=advantages)
+    assert stats.variance == pytest.approx(variance, rel=1e-5)
+    assert stats.squared_norms.numpy() == pytest.approx(squared_norms, rel=1e-5)
+    assert stats.mean_squared_norm == pytest.approx(mean_squared_norm, rel=1e-5)
+    assert stats.variance == pytest.approx(stats.squared_norms.mean().item() - stats.mean_squared_norm, rel=1e-5)
+    explicit = score_gradients(model, **batch)
+    assert explicit.dtype == dtype
+    assert explicit.shape == (6, sum(p.numel() for p in model.parameters()))
+    torch.testing.assert_close(explicit.double(), torch.from_numpy(gradients), rtol=1e-4, atol=1e-5)
+
+
+def test_eq20_divides_by_all_rows() -> None:
+    # Two rows, one of advantage 0: vectors x and 0 have mean x/2 and variance |x|^2/4.
+    batch = rollouts(2)
+    stats = gradient_variance(qwen2(), **batch, advantages=[2.0, 0.0])
+    assert stats.squared_norms.tolist() == [pytest.approx(4 * stats.variance), 0]
+    assert stats.mean_squared_norm == pytest.approx(stats.variance)
+
+
+def test_the_gradient_is_that_of_a_sum_over_tokens() -> None:
+    model, batch = qwen2(), rollouts(1)
+    batch["attention_mask"][:] = 1
+    gradients = []
+    for t in range(PROMPT, LENGTH):
+        batch["completion_mask"] = (torch.arange(LENGTH) == t).long().unsqueeze(0)
+        gradients.append(score_gradients(model, **batch))
+    batch["completion_mask"] = (torch.arange(LENGTH) >= PROMPT).long().unsqueeze(0)
+    # Qwen2 normalises in float32 whatever its weights, hence the tolerance.
+    torch.testing.assert_close(score_gradients(model, **batch), torch.stack(gradients).sum(0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_tied_parameter_counts_once() -> None:
+    tied, batch = qwen2(tied=True), rollouts()
+    size = sum(p.numel() for p in tied.parameters())
+    assert score_gradients(tied, **batch).shape == (6, size)
+    both = gradient_variance(
+        tied, **batch, advantages=advantages_of(), params=["lm_head.weight", "embed_tokens.weight"]
+    )
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        assert gradient_variance(tied, **batch, advantages=advantages_of(), params=[name]).variance == both.variance
+    # The gradient of the shared matrix is the sum of those of its two uses.
+    untied = qwen2(tied=False)
+    untied.load_state_dict(tied.state_dict())
+    uses = [score_gradients(untied, **batch, params=n) for n in ("lm_head.weight", "embed_tokens.weight")]
+    torch.testing.assert_close(score_gradients(tied, **batch, params="lm_head.weight"), uses[0] + uses[1])
+
+
+# -------------------------------------------------------------------------------------------------- padding, positions
+
+
+@pytest.mark.parametrize("make", [qwen2, Absolute])
+@pytest.mark.parametrize(("left", "right"), [(4, 0), (0, 3), (2, 5)])
+def test_padding_on_either_side_changes_nothing(make: Callable[[], nn.Module], left: int, right: int) -> None:
+    model, batch = make(), rollouts()
+    expected = gradient_variance(model, **batch, advantages=advantages_of())
+    stats = gradient_variance(model, **padded(batch, left, right), advantages=advantages_of())
+    assert stats.variance == expected.variance > 0
+    assert stats.squared_norms.tolist() == expected.squared_norms.tolist()
+
+
+def test_positions_count_from_the_first_attended_token() -> None:
+    model, batch = Absolute(), rollouts(1)
+    length = int(batch["attention_mask"].sum())
+    score_gradients(model, **padded(batch, 7, 2))
+    (call,) = model.calls
+    assert call.positions.tolist() == [list(range(length))]
+    assert call.ids.tolist() == batch["input_ids"][:, :length].tolist()
+    assert call.mask.tolist() == [[1] * length]
+
+
+def test_a_gap_in_the_attention_mask_is_kept() -> None:
+    model, batch = Absolute(), rollouts(1)
+    batch["attention_mask"][0, 1] = 0
+    score_gradients(model, **batch)
+    assert model.calls[0].mask[0, :3].tolist() == [1, 0, 1]
+    gradients = reference_gradients(model, batch)
+    torch.testing.assert_close(score_gradients(model, **batch), torch.from_numpy(gradients))
+
+
+# ------------------------------------------------------------------------------------------------ shared and idle rows
+
+
+def test_equal_rows_share_one_pass_whatever_their_padding() -> None:
+    batch = rollouts(3)
+    doubled = {name: torch.cat([padded(batch, 2, 0)[name], padded(batch, 0, 2)[name]]) for name in batch}
+    model, advantages = Absolute(), advantages_of(6)
+    stats = gradient_variance(model, **doubled, advantages=advantages)
+    assert len(model.calls) == 3
+    gradients = np.tile(reference_gradients(model, batch), (2, 1))
+    variance, squared_norms, mean_squared_norm = two_pass(gradients, advantages)
+    assert stats.variance == pytest.approx(variance, rel=1e-10)
+    assert stats.squared_norms.numpy() == pytest.approx(squared_norms, rel=1e-10)
+    assert stats.mean_squared_norm == pytest.approx(mean_squared_norm, rel=1e-10)
+
+
+def test_rows_that_differ_only_in_their_completion_mask_are_distinct() -> None:
+    model, batch = Absolute(), {name: x.repeat(2, 1) for name, x in rollouts(1).items()}
+    batch["completion_mask"][1, PROMPT] = 0
+    gradients = score_gradients(model, **batch)
+    assert len(model.calls) == 2
+    assert not torch.allclose(gradients[0], gradients[1])
+
+
+def test_rows_without_advantage_or_completion_need_no_pass_and_count_as_zero_vectors() -> None:
+    model, batch, advantages = Absolute(), rollouts(), advantages_of()
+    advantages[1] = 0
+    batch["completion_mask"][4] = 0
+    stats = gradient_variance(model, **batch, advantages=advantages)
+    assert len(model.calls) == 4
+    variance, squared_norms, _ = two_pass(reference_gradients(model, batch), advantages)
+    assert stats.variance == pytest.approx(variance, rel=1e-10)
+    assert stats.squared_norms.numpy() == pytest.approx(squared_norms, rel=1e-10)
+    assert stats.squared_norms[[1, 4]].tolist() == [0, 0]
+
+
+def test_a_group_without_advantages_has_no_variance() -> None:
+    model = Absolute()
+    stats = gradient_variance(model, **rollouts(), advantages=torch.zeros(6))
+    assert (stats.variance, stats.mean_squared_norm, model.calls) == (0, 0, [])
+    assert stats.squared_norms.tolist() == [0] * 6
+
+
+def test_one_rollout_has_no_variance_but_a_norm() -> None:
+    stats = gradient_variance(Absolute(), **rollouts(1), advantages=[1.5])
+    assert stats.variance == 0
+    assert stats.mean_squared_norm > 0
+    assert stats.mean_squared_norm == pytest.approx(stats.squared_norms.item())
+
+
+def test_a_small_variance_around_a_large_mean_keeps_its_digits() -> None:
+    # Equal gradients with advantages 1e7 - 1 and 1e7 + 1: the variance is |g|^2, 14 digits below the mean square.
+    model = Absolute()
+    for p in (model.token.weight, model.position.weight):
+        p.data.zero_()  # the gradient of the bias is then the same after any prompt
+    same = {name: x.repeat(2, 1) for name, x in rollouts(1).items()}
+    other_prompt = same["input_ids"].clone()
+    other_prompt[1, 0] += 1
+    for batch in (same, {**same, "input_ids": other_prompt}):
+        bias = reference_gradients(model, batch)[:, -VOCABULARY:]
+        assert bias[0] == pytest.approx(bias[1], abs=1e-15)
+        model.calls.clear()
+        stats = gradient_variance(model, **batch, advantages=[1e7 - 1, 1e7 + 1], params="head.bias")
+        assert stats.variance == pytest.approx(float((bias[0] ** 2).sum()), rel=1e-7)
+        assert len(model.calls) == (1 if batch is same else 2)
+
+
+# ---------------------------------------------------------------------------------------------- the model is untouched
+
+
+def test_dropout_is_off_and_every_mode_is_restored() -> None:
+    model, batch = qwen2(dropout=0.5).train(), rollouts()
+    model.model.layers[0].eval()
+    before = [module.training for module in model.modules()]
+    assert any(before) and not all(before)
+    stats = gradient_variance(model, **batch, advantages=advantages_of())
+    assert [module.training for module in model.modules()] == before
+    assert stats.variance == gradient_variance(model.eval(), **batch, advantages=advantages_of()).variance
+
+
+def test_modes_are_restored_after_an_error() -> None:
+    model, batch = qwen2().train(), rollouts()
+    batch["input_ids"][0, 0] = VOCABULARY + 1
+    with pytest.raises(IndexError):
+        gradient_variance(model, **batch, advantages=advantages_of())
+    assert model.training
+
+
+def test_grad_fields_are_left_as_they_were_and_no_grad_is_no_obstacle() -> None:
+    model, batch = qwen2(), rollouts()
+    marked = model.lm_head.weight
+    marked.grad = torch.full_like(marked, 3)
+    expected = gradient_variance(model, **batch, advantages=advantages_of())
+    with torch.no_grad():
+        assert gradient_variance(model, **batch, advantages=advantages_of()).variance == expected.variance
+        assert score_gradients(model, **batch).abs().sum() > 0
+    assert (marked.grad == 3).all()
+    assert all(p.grad is None for p in model.parameters() if p is not marked)
+
+
+# ------------------------------------------------------------------------------------------------ choice of parameters
+
+
+def test_params_takes_names_trailing_parts_and_globs() -> None:
+    model, batch = qwen2(), rollouts()
+    everything = score_gradients(model, **batch)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
+
+    def columns_of(*names: str) -> Tensor:
+        return torch.cat([everything[:, starts[n] : starts[n] + sizes[n]] for n in names], 1)
+
+    layers = [f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1)]
+    cases = {
+        "model.norm.weight": ("model.norm.weight",),
+        "norm.weight": ("model.norm.weight",),
+        "up_proj.weight": tuple(layers),
+        "model.layers.*.mlp.up_proj.weight": tuple(layers),
+        "layers.1.mlp.up*": (layers[1],),
+    }
+    for pattern, names in cases.items():
+        torch.testing.assert_close(score_gradients(model, **batch, params=[pattern]), columns_of(*names))
+    torch.testing.assert_close(score_gradients(model, **batch, params=(*layers, "up_proj.weight")), columns_of(*layers))
+    subset = gradient_variance(model, **batch, advantages=advantages_of(), params=layers)
+    assert subset.variance == pytest.approx(two_pass(columns_of(*layers).numpy(), advantages_of())[0], rel=1e-10)
+
+
+def test_a_full_name_is_not_read_as_a_trailing_part() -> None:
+    model = Absolute()
+    model.block = nn.Module()
+    model.block.unused = nn.Parameter(torch.ones(5))
+    assert score_gradients(model, **rollouts(), params="unused").shape == (6, 3)
+    assert score_gradients(model, **rollouts(), params="*unused").shape == (6, 8)
+
+
+def test_only_parameters_that_require_grad_are_covered() -> None:
+    model, batch = qwen2(), rollouts()
+    for name, p in model.named_parameters():
+        p.requires_grad_("layers.1" in name)
+    covered = sum(p.numel() for p in model.model.layers[1].parameters())
+    assert score_gradients(model, **batch).shape == (6, covered)
+    assert score_gradients(model, **batch, params="layers.*").shape == (6, covered)
+    with pytest.raises(ValueError, match=r"'lm_head.weight' requires grad"):
+        gradient_variance(model, **batch, advantages=advantages_of(), params=["lm_head.weight"])
+
+
+def test_a_parameter_that_is_not_used_has_gradient_zero() -> None:
+    assert score_gradients(Absolute(), **rollouts(), params=["unused"]).tolist() == [[0, 0, 0]] * 6
+
+
+def test_unknown_parameters_are_named_with_their_nearest_neighbours() -> None:
+    model, batch = qwen2(), rollouts()
+    with pytest.raises(ValueError, match=r"fits 'lm_haed.weight'; nearest names: lm_head.weight,"):
+        gradient_variance(model, **batch, advantages=advantages_of(), params=["lm_haed.weight"])
+    with pytest.raises(ValueError, match="params is empty"):
+        gradient_variance(model, **batch, advantages=advantages_of(), params=[])
+
+
+# -------------------------------------------------------------------------------------------------- errors in the data
+
+
+def test_errors_name_the_row_and_the_reason() -> None:
+    model, advantages = Absolute(), advantages_of()
+    batch = rollouts()
+    with pytest.raises(ValueError, match=r"advantages has shape \(5,\), expected \(6,\)"):
+        gradient_variance(model, **batch, advantages=advantages[:5])
+    with pytest.raises(ValueError, match="row 2: advantage is nan, give 0"):
+        gradient_variance(model, **batch, advantages=advantages.index_fill(0, torch.tensor(2), torch.nan))
+    with pytest.raises(ValueError, match=r"completion_mask has shape \(6, 8\), input_ids has \(6, 9\)"):
+        score_gradients(model, **{**batch, "completion_mask": batch["completion_mask"][:, 1:]})
+    with pytest.raises(ValueError, match=r"input_ids has shape \(9,\), expected \(G, T\)"):
+        score_gradients(model, **{name: x[0] for name, x in batch.items()})
+    first = batch["completion_mask"].clone()
+    first[3, 0] = 1
+    with pytest.raises(ValueError, match="row 3: the first attended token is marked as completion"):
+        score_gradients(model, **{**batch, "completion_mask": first})
+    unseen = batch["attention_mask"].clone()
+    unseen[1, PROMPT] = 0
+    with pytest.raises(ValueError, match="row 1: completion_mask marks a token that attention_mask leaves out"):
+        score_gradients(model, **{**batch, "attention_mask": unseen})
+
+
+# ----------------------------------------------------------------------------------------------- law of total variance
+
+
+def random_groups(seed: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    gradients = torch.randn(2, size, 4, generator=rng, dtype=torch.float64)
+    clusters = torch.randint(-2, 2, (2, size), generator=rng) * 10
+    weights = torch.rand(2, size, generator=rng, dtype=torch.float64) * (torch.rand(2, size, generator=rng) < 0.8)
+    weights[:, 0] += 0.1
+    return gradients, clusters, weights
+
+
+@for_all(seed=seeds, size=st.integers(1, 10), weighted=st.booleans())
+def test_eq2_eq3_intra_and_inter_add_up_to_the_total(seed: int, size: int, weighted: bool) -> None:
+    gradients, clusters, weights = random_groups(seed, size)
+    intra, inter = variance_decomposition(gradients, clusters, weights if weighted else None)
+    for group in range(2):
+        g, z = gradients[group].numpy(), clusters[group].numpy()
+        p = weights[group].numpy() if weighted else np.ones(size)
+        total = np.trace(np.atleast_2d(np.cov(g.T, aweights=p, ddof=0)))
+        assert (intra + inter)[group].item() == pytest.approx(total, abs=1e-12)
+        within = 0.0
+        for k in np.unique(z[p > 0]):
+            members = (z == k) & (p > 0)
+            share = p[members].sum() / p.sum()
+            within += share * np.trace(np.atleast_2d(np.cov(g[members].T, aweights=p[members], ddof=0)))
+        assert intra[group].item() == pytest.approx(within, abs=1e-12)
+
+
+@for_all(seed=seeds, size=st.integers(1, 8))
+def test_eq4_inter_is_half_the_mean_squared_distance_of_singletons(seed: int, size: int) -> None:
+    gradients, _, weights = random_groups(seed, size)
+    intra, inter = variance_decomposition(gradients, torch.arange(size).expand(2, size), weights)
+    p = (weights / weights.sum(-1, keepdim=True)).numpy()
+    g = gradients.numpy()
+    squared = ((g[:, :, None] - g[:, None]) ** 2).sum(-1)
+    assert inter.numpy() == pytest.approx(0.5 * np.einsum("bi,bj,bij->b", p, p, squared), abs=1e-12)
+    assert intra.numpy() == pytest.approx(np.zeros(2), abs=1e-12)
+
+
+def test_eq3_by_hand() -> None:
+    # Clusters {0, 2} and {9}: means 1 and 9, intra (2/3) 1, mean 11/3, inter (2/3)(8/3)^2 + (1/3)(16/3)^2.
+    intra, inter = variance_decomposition(torch.tensor([[0.0], [2.0], [9.0]]).double(), torch.tensor([4, 4, 1]))
+    assert intra.item() == pytest.approx(2 / 3)
+    assert inter.item() == pytest.approx(2 / 3 * 64 / 9 + 256 / 27)
+
+
+def test_the_decomposition_of_scaled_gradients_is_that_of_eq20() -> None:
+    model, batch, advantages = qwen2(), rollouts(), advantages_of()
+    vectors = advantages.unsqueeze(-1) * score_gradients(model, **batch)
+    intra, inter = variance_decomposition(vectors, torch.tensor([0, 0, 1, 1, 2, 0]))
+    variance = gradient_variance(model, **batch, advantages=advantages).variance
+    assert (intra + inter).item() == pytest.approx(variance, rel=1e-10)
+    assert intra > 0 and inter > 0
+
+
+def test_the_decomposition_names_what_is_wrong() -> None:
+    gradients, clusters = torch.ones(3, 2), torch.arange(3)
+    with pytest.raises(ValueError, match=r"clusters has shape \(2,\), expected \(3,\)"):
+        variance_decomposition(gradients, clusters[:2])
+    with pytest.raises(ValueError, match=r"weights has shape \(1,\), expected \(3,\)"):
+        variance_decomposition(gradients, clusters, torch.ones(1))
+    for weights in ([-1.0, 1.0, 1.0], [0.0, 0.0, 0.0]):
+        with pytest.raises(ValueError, match="weights must not be negative, with at least one above 0"):
+            variance_decomposition(gradients, clusters, torch.tensor(weights))

@@ -1,0 +1,324 @@
+"""Parameters: every mistake is named with its key, its value and the way out, and all files and notebooks are good."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import re
+import types
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import yaml
+
+from gcpo import paths
+from gcpo.grids import expand, grids
+from gcpo.methods import METHODS
+from gcpo.params import ParameterError, Params, from_notebook, load_profile, profiles, validate
+from gcpo.records import KINDS
+from gcpo.tasks import TASKS
+
+
+def refused(**values: Any) -> str:
+    """The message about values that are not accepted."""
+    with pytest.raises(ParameterError) as raised:
+        validate(values, "test.yaml")
+    message = str(raised.value)
+    assert message.startswith("Bad test.yaml:\n")
+    return message
+
+
+def parameters_cell(notebook: str) -> dict[str, Any]:
+    """The names and literals of the cell that papermill replaces."""
+    cells = nbformat.read(paths.NOTEBOOKS / f"{notebook}.ipynb", as_version=4).cells
+    (cell,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    return {line.targets[0].id: ast.literal_eval(line.value) for line in ast.parse(cell.source).body}
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_defaults_are_valid() -> None:
+    assert validate({}) == Params()
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "nearest"),
+    [
+        ({"grop_size": 4}, "grop_size", "group_size"),
+        ({"learningrate": 1}, "learningrate", "learning_rate"),
+        ({"method": "gcpo_bt"}, "method", "gcpo_bot"),
+        ({"method": "rdonly"}, "method", "rd_only"),
+        ({"task": "tinymaths"}, "task", "tinymath"),
+        ({"task": "narrativqa"}, "task", "narrativeqa"),
+        ({"grpo": {"num_iteration": 2}}, "grpo", "num_iterations"),
+    ],
+)
+def test_an_unknown_name_is_an_error_with_the_nearest_one(values: dict[str, Any], key: str, nearest: str) -> None:
+    message = refused(**values)
+    assert re.search(rf"^  {key}: .*[Dd]id you mean '{nearest}'\?", message, re.MULTILINE), message
+
+
+def test_an_unknown_name_that_is_like_nothing_comes_with_the_valid_ones() -> None:
+    message = refused(xyzzy=1)
+    assert "xyzzy: unknown parameter. Valid names: profile, task, method" in message
+    assert all(name in message for name in Params.model_fields)
+    assert all(name in refused(method="xyzzy") for name in METHODS)
+    assert all(name in refused(task="zzz") for name in TASKS)
+
+
+def test_an_unknown_profile_is_an_error_with_the_nearest_one() -> None:
+    with pytest.raises(ParameterError, match=r"Unknown profile 'lptop'\. Did you mean 'laptop'\?.*smoke"):
+        load_profile("lptop")
+
+
+def test_every_problem_is_listed_at_once() -> None:
+    message = refused(alpha=-1, group_size="four", tmperature=1)
+    assert {line.split(":")[0].strip() for line in message.splitlines()[1:]} == {"group_size", "alpha", "tmperature"}
+
+
+# --- types and ranges -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("group_size", "four"),
+        ("group_size", 4.5),
+        ("group_size", 0),
+        ("max_steps", -1),
+        ("max_steps", True),
+        ("seed", "1.5"),
+        ("seed", -1),
+        ("seed", None),
+        ("alpha", "strong"),
+        ("alpha", -0.1),
+        ("alpha", True),
+        ("alpha", math.nan),
+        ("learning_rate", math.inf),
+        ("beta", [0.1]),
+        ("entailment_threshold", 1.1),
+        ("dtype", "float16"),
+        ("task", 3),
+        ("task", ["tinyqa"]),
+        ("method", None),
+        ("policy", 7),
+        ("reward_range", 2),
+        ("gradient_parameters", "lm_head"),
+        ("profile", "../elsewhere"),
+        ("grpo", 3),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(key: str, value: Any) -> None:
+    (line,) = refused(**{key: value}).splitlines()[1:]
+    # A text that reads as a number is shown as that number.
+    shown = value if value != "1.5" else 1.5
+    assert line.startswith(f"  {key}: ")
+    assert line.endswith(f" (got {shown!r})")
+
+
+def test_the_wrong_end_of_a_range_is_named() -> None:
+    assert "reward_range.1: " in refused(reward_range=[0, "two"])
+    assert "(got 'two')" in refused(reward_range=[0, "two"])
+    assert "reward_range.1: Field required" in refused(reward_range=[0])
+
+
+@pytest.mark.parametrize("key", ["learning_rate", "alpha", "beta", "temperature", "entailment_threshold"])
+def test_5e_5_as_yaml_reads_it_is_a_number(key: str) -> None:
+    values = yaml.safe_load(f"{key}: 5e-5")
+    assert values == {key: "5e-5"}  # the trap
+    assert getattr(validate(values), key) == 5e-5
+
+
+def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None:
+    found = validate({"seed": "3", "group_size": "1e1", "max_steps": 2.0})
+    assert (found.seed, found.group_size, found.max_steps) == (3, 10, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "reason"),
+    [
+        ({"group_size": 1}, "group_size", "G = 1 leaves nothing to compare"),
+        ({"temperature": 0}, "temperature", "samples the same answer G times"),
+        ({"reward_range": [2, 2]}, "reward_range", r"low < high, got \[2.0, 2.0\]"),
+        ({"reward_range": [2, 0]}, "reward_range", r"low < high, got \[2.0, 0.0\]"),
+        ({"method": "gcpo_shuffled", "prompts_per_step": 1}, "prompts_per_step", "gcpo_shuffled .* at least 2"),
+    ],
+)
+def test_an_impossible_combination_is_an_error(values: dict[str, Any], key: str, reason: str) -> None:
+    assert re.search(rf"^  {key}: .*{reason}", refused(**values), re.MULTILINE)
+
+
+def test_values_at_the_edge_of_what_is_possible_are_accepted() -> None:
+    for values in (
+        {"group_size": 2, "prompts_per_step": 1, "max_steps": 0, "eval_samples": 0, "alpha": 0, "beta": 0},
+        {"entailment_threshold": 0},
+        {"entailment_threshold": 1},
+        {"method": "gcpo_shuffled", "prompts_per_step": 2},
+        {"reward_range": [-1, 0]},
+    ):
+        validate(values)
+
+
+def test_parameters_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Params().seed = 1  # type: ignore[misc]
+
+
+# --- a value for each task ------------------------------------------------------------------------------------------
+
+
+def test_a_mapping_gives_each_task_its_value() -> None:
+    longest = {"tinymath": 48, "default": 16}
+    assert validate({"task": "tinymath", "max_completion_length": longest}).max_completion_length == 48
+    assert validate({"task": "tinyqa", "max_completion_length": longest}).max_completion_length == 16
+    assert validate({"max_completion_length": longest}).max_completion_length == 16  # the default task is tinyqa
+    assert validate({"max_completion_length": {"tinyqa": 12}}).max_completion_length == 12
+
+
+def test_a_value_of_none_for_a_task_is_its_value() -> None:
+    revision = {"tinyqa": None, "default": "main"}
+    assert validate({"policy_revision": revision}).policy_revision is None
+    assert validate({"policy_revision": revision, "task": "tinymath"}).policy_revision == "main"
+
+
+def test_a_task_without_value_and_default_is_an_error() -> None:
+    message = refused(task="tinyqa", alpha={"tinymath": 0.3, "narrativeqa": 0.6})
+    assert "alpha: no value for task 'tinyqa' and no default, only for tinymath, narrativeqa" in message
+
+
+def test_the_value_of_a_task_is_checked_too() -> None:
+    assert "alpha: " in refused(alpha={"default": "strong"})
+    assert "(got 'strong')" in refused(alpha={"default": "strong"})
+
+
+def test_the_task_itself_has_no_value_for_each_task() -> None:
+    assert "task: Input should be a valid string" in refused(task={"default": "tinyqa"}, alpha={"default": 1})
+
+
+def test_grpo_is_a_mapping_of_its_own() -> None:
+    assert validate({"grpo": {"epsilon": 0.1}}).grpo == {"epsilon": 0.1}
+
+
+# --- GRPOConfig -----------------------------------------------------------------------------------------------------
+
+
+def test_numbers_inside_grpo_are_numbers_and_texts_stay_texts() -> None:
+    given = {"epsilon_high": "5e-5", "max_grad_norm": "1e0", "run_name": "2024", "bf16": True, "num_iterations": 2}
+    found = validate({"grpo": given}).grpo
+    assert found == {"epsilon_high": 5e-5, "max_grad_norm": 1.0, "run_name": "2024", "bf16": True, "num_iterations": 2}
+    assert isinstance(found["run_name"], str)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [
+        ("num_generations", "group_size"),
+        ("per_device_train_batch_size", "prompts_per_step"),
+        ("output_dir", "profile"),
+        *((name, name) for name in ("learning_rate", "beta", "temperature", "max_completion_length", "max_steps")),
+        *((name, name) for name in ("save_steps", "seed")),
+    ],
+)
+def test_a_grpo_field_that_a_parameter_owns_is_an_error_that_names_it(name: str, parameter: str) -> None:
+    assert f"grpo: {name!r} is set by the parameter {parameter!r}" in refused(grpo={name: 1})
+
+
+def test_every_parameter_that_grpo_config_knows_too_is_owned() -> None:
+    from trl import GRPOConfig
+
+    for name in set(Params.model_fields) & set(inspect.signature(GRPOConfig).parameters):
+        assert f"{name!r} is set by the parameter" in refused(grpo={name: 1}), name
+
+
+# --- files and notebooks --------------------------------------------------------------------------------------------
+
+
+def test_there_are_profiles_and_grids() -> None:
+    assert {"smoke", "laptop"} <= set(profiles())
+    assert {"smoke", "table1", "figure1"} <= set(grids())
+
+
+@pytest.mark.parametrize("name", profiles())
+def test_every_profile_is_valid_for_every_task(name: str) -> None:
+    values = load_profile(name)
+    assert values["profile"] == name
+    for task in TASKS:
+        assert validate({**values, "task": task}, name).task == task
+
+
+@pytest.mark.parametrize("profile", profiles())
+@pytest.mark.parametrize("grid", grids())
+def test_every_grid_is_valid_with_every_profile(grid: str, profile: str) -> None:
+    found = expand(grid, profile)
+    assert found
+    assert {kind for kind, _ in found} <= set(KINDS)
+    assert {params.profile for _, params in found} == {profile}
+
+
+def test_the_smoke_profile_is_the_defaults() -> None:
+    assert validate(load_profile("smoke")) == Params()
+    assert Params().profile == "smoke"
+
+
+@pytest.mark.parametrize("notebook", KINDS.values())
+def test_the_parameters_cell_of_a_run_notebook_is_the_defaults_field_for_field(notebook: str) -> None:
+    cell = parameters_cell(notebook)
+    assert list(cell) == list(Params.model_fields)
+    found, default = validate(cell).model_dump(), Params().model_dump()
+    for name in Params.model_fields:
+        assert found[name] == default[name], name
+    per_task = {name for name, value in cell.items() if isinstance(value, dict) and name != "grpo"}
+    for name in per_task:
+        assert cell[name] == load_profile("smoke")[name], name
+
+
+def test_a_profile_may_be_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("profile: mine\nalpha: 0.5\n")
+    assert load_profile(str(path)) == {"profile": "mine", "alpha": 0.5}
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just text"])
+def test_a_profile_that_is_no_mapping_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ParameterError, match=r"mine\.yaml: expected a mapping of parameter names to values, got"):
+        load_profile(str(path))
+
+
+# --- notebooks' namespaces ------------------------------------------------------------------------------------------
+
+
+def namespace(**more: Any) -> dict[str, Any]:
+    """What a notebook's globals hold when its second code cell runs."""
+    ipython = {"In": ["", "seed = 0"], "Out": {}, "_": "", "_i1": "seed = 0", "_dh": [], "__name__": "__main__"}
+    objects = {"get_ipython": len, "exit": object(), "math": math, "Params": Params, "space": types.SimpleNamespace()}
+    return {**ipython, **objects, **parameters_cell("10_train"), **more}
+
+
+def test_the_parameters_of_a_notebook_are_the_plain_values_of_its_globals() -> None:
+    assert from_notebook(namespace()) == Params()
+    assert from_notebook(namespace(seed=3, learning_rate="5e-5")).model_dump() == {
+        **Params().model_dump(),
+        "seed": 3,
+        "learning_rate": 5e-5,
+    }
+
+
+@pytest.mark.parametrize("value", [4, "4", 4.0, None, [4], {"default": 4}, True])
+def test_a_misspelt_name_that_papermill_injects_is_caught(value: Any) -> None:
+    with pytest.raises(ParameterError, match=r"Bad notebook parameters:\n  grop_size: .*Did you mean 'group_size'\?"):
+        from_notebook(namespace(grop_size=value))
+
+
+# --- digest ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_is_six_hexadecimal_digits_that_stay() -> None:
+    assert re.fullmatch("[0-9a-f]{6}", Params().digest())
+    assert Params().digest() == validate(load_profile("smoke")).digest()
+    assert validate({"alpha": "6e-1", "reward_range": [0, 2]}).digest() == Params().digest()

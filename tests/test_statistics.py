@@ -1,0 +1,377 @@
+"""Statistics against SciPy and scikit-learn, against enumeration of tie-breaks, and against plain bootstrap loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import KFold
+
+from gcpo import statistics as s
+
+seeds = st.integers(0, 2**31 - 1)
+
+
+def for_all(**strategies: st.SearchStrategy) -> Callable:
+    """A property test without a time limit: the first call also pays for what the libraries load lazily."""
+    return lambda test: settings(deadline=None, max_examples=30)(given(**strategies)(test))
+
+
+def columns(seed: int, size: int, *, levels: int | None = None, count: int = 2) -> np.ndarray:
+    """Correlated columns; `levels` rounds them to so many values, which makes ties."""
+    rng = np.random.default_rng(seed)
+    data = rng.normal(size=size) + rng.normal(size=(count, size))
+    return data if levels is None else np.round(data * levels / 4)
+
+
+# ------------------------------------------------------------------------------------------------------------ Spearman
+
+
+def test_eq21_spearman_by_hand() -> None:
+    # Ranks 1 2 3 4 and 1 3 2 4: 1 - 6 (0 + 1 + 1 + 0) / (4 15).
+    assert s.spearman([1, 5, 7, 9], [10, 30, 20, 40]) == pytest.approx(1 - 12 / 60)
+
+
+def test_spearman_averages_the_ranks_of_ties() -> None:
+    # Ranks 1 2.5 2.5 4 and 1 2 3 4 have covariance 4.5 and variances 4.5 and 5; Eq. 21 would give 1 - 3/60.
+    assert s.spearman([0, 3, 3, 8], [1, 2, 3, 4]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+
+
+@for_all(seed=seeds, size=st.integers(3, 40), levels=st.sampled_from([None, 2, 5]))
+def test_spearman_agrees_with_scipy(seed: int, size: int, levels: int | None) -> None:
+    u, v = columns(seed, size, levels=levels)
+    assume(len(set(u)) > 1 and len(set(v)) > 1)
+    assert s.spearman(u, v) == pytest.approx(spearmanr(u, v).statistic, abs=1e-12)
+    assert s.spearman(np.exp(u), v) == pytest.approx(s.spearman(u, v), abs=1e-12)
+    assert s.spearman(u, -v) == pytest.approx(-s.spearman(u, v), abs=1e-12)
+    assert s.spearman(u, u) == pytest.approx(1, abs=1e-12)
+
+
+def test_spearman_of_a_constant_is_nan() -> None:
+    assert math.isnan(s.spearman([0.1, 0.1, 0.1], [1, 2, 3]))
+    assert math.isnan(s.spearman([1, 2, 3], [7, 7, 7]))
+
+
+# -------------------------------------------------------------------------------------------- AUC and precision at top
+
+
+def broken_ties(values: np.ndarray) -> list[np.ndarray]:
+    """Every strict order of `values` that random tie-breaking can produce, each equally often."""
+    orders = []
+    for tie_break in permutations(range(len(values))):
+        rank = np.empty(len(values), dtype=int)
+        rank[np.lexsort((tie_break, values))] = np.arange(len(values))
+        orders.append(rank)
+    return orders
+
+
+def pairwise_auc(u: np.ndarray, positive: np.ndarray) -> float:
+    pairs = [(a > b) + (a == b) / 2 for a in u[positive] for b in u[~positive]]
+    return sum(pairs) / len(pairs)
+
+
+def test_eq22_auc_by_hand() -> None:
+    # Positives: 0.9 and 0.4 against 0.1, 0.4, 0.8: wins 3 and 1 1/2 of 6.
+    assert s.top_auc([0.9, 0.4, 0.1, 0.4, 0.8], [50, 40, 3, 2, 1], q=0.4) == pytest.approx(4.5 / 6)
+
+
+@for_all(seed=seeds, size=st.integers(10, 60), q=st.floats(0.05, 0.95))
+def test_eq22_auc_agrees_with_scikit_learn_for_distinct_targets(seed: int, size: int, q: float) -> None:
+    u, v = columns(seed, size)
+    u = np.round(u, 1)
+    positive = np.argsort(np.argsort(v)) >= size - min(max(round(q * size), 1), size - 1)
+    assert s.top_auc(u, v, q) == pytest.approx(roc_auc_score(positive, u), abs=1e-12)
+
+
+@for_all(seed=seeds, size=st.integers(3, 6), q=st.sampled_from([0.2, 0.5, 0.7]))
+def test_ties_at_the_cut_count_by_their_expectation(seed: int, size: int, q: float) -> None:
+    rng = np.random.default_rng(seed)
+    u, v = rng.integers(3, size=(2, size)).astype(float)
+    top = min(max(round(q * size), 1), size - 1)
+    members_u, members_v = ([rank >= size - top for rank in broken_ties(x)] for x in (u, v))
+    auc = np.mean([pairwise_auc(u, positive) for positive in members_v])
+    assert s.top_auc(u, v, q) == pytest.approx(auc, abs=1e-12)
+    precision = np.mean(members_u, axis=0) @ np.mean(members_v, axis=0) / top
+    assert s.precision_at_top(u, v, q) == pytest.approx(precision, abs=1e-12)
+
+
+def test_eq23_precision_by_hand() -> None:
+    v = [9, 8, 7, 1, 2, 3, 4, 5, 6, 0]
+    assert s.precision_at_top([9, 8, 0, 7, 1, 2, 3, 4, 5, 6], v, q=0.3) == pytest.approx(2 / 3)
+    # Query 0 leads; the other three tie for the two remaining places, and two of them are among the top three.
+    assert s.precision_at_top([9, 5, 5, 5, 0, 0, 0, 0, 0, 0], v, q=0.3) == pytest.approx((1 + 2 * 2 / 3) / 3)
+
+
+@for_all(seed=seeds, size=st.integers(3, 40), q=st.floats(0.05, 0.95))
+def test_top_statistics_ignore_the_order_of_queries(seed: int, size: int, q: float) -> None:
+    u, v = columns(seed, size, levels=2)
+    order = np.random.default_rng(seed).permutation(size)
+    for statistic in (s.top_auc, s.precision_at_top):
+        assert statistic(u[order], v[order], q) == pytest.approx(statistic(u, v, q), abs=1e-12)
+
+
+def test_an_uninformative_score_is_at_chance() -> None:
+    v = np.arange(40)
+    assert s.top_auc(np.ones(40), v) == pytest.approx(0.5)
+    assert s.precision_at_top(np.ones(40), v) == pytest.approx(0.1)
+    assert s.top_auc(v, np.zeros(40)) == pytest.approx(0.5)
+    assert s.precision_at_top(v, np.zeros(40)) == pytest.approx(0.1)
+
+
+def test_the_top_share_is_rounded_not_cut_by_floating_point() -> None:
+    # 0.1 * 980 is 98.00000000000001: the 99th query is not in the top.
+    v = np.arange(980)
+    u = np.where((v >= 980 - 98), 1.0, 0.0)
+    assert s.precision_at_top(u, v) == 1
+    assert s.top_auc(u, v) == 1
+
+
+def test_the_top_and_the_rest_hold_at_least_one_query() -> None:
+    v = [1, 2, 3, 4]
+    for q, u in ((0.01, [0, 0, 0, 1]), (0.99, [0, 1, 1, 1])):
+        assert s.top_auc(u, v, q) == 1
+        assert s.precision_at_top(u, v, q) == 1
+
+
+@pytest.mark.parametrize("q", [0.0, 1.0, -0.1, math.nan])
+def test_a_share_outside_zero_to_one_is_an_error(q: float) -> None:
+    for statistic in (s.top_auc, s.precision_at_top):
+        with pytest.raises(ValueError, match="q is"):
+            statistic([1, 2, 3], [1, 2, 3], q)
+
+
+# ----------------------------------------------------------------------------------------------------------- bootstrap
+
+
+@pytest.mark.parametrize("levels", [None, 3])
+def test_paired_bootstrap_is_the_plain_loop(levels: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    u_a, u_b, v = columns(4, 25, levels=levels, count=3)
+    rng = np.random.default_rng(9)
+    replicates = []
+    for _ in range(300):
+        drawn = rng.integers(25, size=25)
+        rho_a, rho_b = (spearmanr(u[drawn], v[drawn]).statistic for u in (u_a, u_b))
+        replicates.append(rho_a - rho_b)
+    low, high = np.percentile(replicates, [2.5, 97.5])
+    expected = (spearmanr(u_a, v).statistic - spearmanr(u_b, v).statistic, low, high)
+    for elements in (25, 25 * 7, 2**20):  # the size of a chunk has no part in the result
+        monkeypatch.setattr(s, "CHUNK_ELEMENTS", elements)
+        assert s.paired_bootstrap(u_a, u_b, v, n=300, seed=9) == pytest.approx(expected, abs=1e-12)
+
+
+def test_paired_bootstrap_of_a_score_with_itself_is_zero() -> None:
+    u, v = columns(1, 30)
+    assert s.paired_bootstrap(u, np.exp(u), v, n=50) == pytest.approx((0, 0, 0), abs=1e-12)
+
+
+def test_paired_bootstrap_prefers_the_closer_score() -> None:
+    rng = np.random.default_rng(0)
+    v = rng.normal(size=300)
+    close, far = v + 0.3 * rng.normal(size=300), v + 3 * rng.normal(size=300)
+    difference, low, high = s.paired_bootstrap(close, far, v, n=500)
+    assert 0 < low < difference < high
+    reverse = s.paired_bootstrap(far, close, v, n=500)
+    assert reverse == pytest.approx((-difference, -high, -low), abs=1e-12)
+
+
+def test_the_seed_decides_the_interval() -> None:
+    u, v = columns(2, 40)
+    assert s.spearman_interval(u, v, n=200, seed=1) == s.spearman_interval(u, v, n=200, seed=1)
+    assert s.spearman_interval(u, v, n=200, seed=1) != s.spearman_interval(u, v, n=200, seed=2)
+
+
+def test_spearman_interval_has_the_width_of_fishers_approximation() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=400)
+    rho, low, high = s.spearman_interval(x, 0.5 * x + rng.normal(size=400), n=2000)
+    # Fisher's z with Bonett and Wright's variance (1 + rho^2/2)/(N - 3).
+    half = 1.96 * math.sqrt((1 + rho**2 / 2) / 397)
+    expected = np.tanh(np.arctanh(rho) + np.array([-half, half]))
+    assert low < rho < high
+    assert (low, high) == pytest.approx(tuple(expected), abs=0.02)
+
+
+def test_replicates_without_a_rho_are_left_out() -> None:
+    # One query differs: a third of the resamples of three queries hold only equal values of u.
+    rho, low, high = s.spearman_interval([0, 0, 1], [1, 2, 3], n=500)
+    assert rho == pytest.approx(math.sqrt(3) / 2)
+    assert 0 < low <= high <= 1
+    assert all(math.isnan(x) for x in s.spearman_interval([1, 1, 1], [1, 2, 3], n=20))
+
+
+# ------------------------------------------------------------------------------------------------- held-out prediction
+
+
+def test_heldout_prediction_is_the_loop_over_folds() -> None:
+    u, v = columns(5, 43)
+    predicted = np.empty(43)
+    for train, test in KFold(5, shuffle=True, random_state=3).split(u):
+        slope, intercept = np.polyfit(u[train], v[train], 1)
+        predicted[test] = intercept + slope * u[test]
+    expected = (np.abs(v - predicted).mean(), spearmanr(predicted, v).statistic)
+    assert s.heldout_prediction(u, v, seed=3) == pytest.approx(expected, abs=1e-10)
+
+
+def test_heldout_prediction_of_a_line_is_exact() -> None:
+    u = np.linspace(-1, 1, 20)
+    assert s.heldout_prediction(u, 3 - 2 * u) == pytest.approx((0, 1), abs=1e-12)
+
+
+def test_heldout_prediction_without_information_ranks_below_zero() -> None:
+    assert s.heldout_prediction(np.ones(50), np.arange(50))[1] < 0
+
+
+@pytest.mark.parametrize("folds", [1, 6])
+def test_heldout_prediction_needs_a_query_per_fold(folds: int) -> None:
+    with pytest.raises(ValueError, match=f"folds is {folds}, expected 2 to 5"):
+        s.heldout_prediction(range(5), range(5), folds=folds)
+
+
+# ---------------------------------------------------------------------------------------- comparisons of training runs
+
+
+def test_interquartile_mean_cuts_a_quarter_at_either_end() -> None:
+    assert s.interquartile_mean([100, 1, 2, 3, 4, 5, 6, -50]) == pytest.approx((2 + 3 + 4 + 5) / 4)
+    assert s.interquartile_mean([1, 2, 9]) == pytest.approx(4)
+    assert s.interquartile_mean(np.arange(6).reshape(2, 3)) == pytest.approx((1 + 2 + 3 + 4) / 4)
+    with pytest.raises(ValueError, match="x is empty"):
+        s.interquartile_mean([])
+
+
+def test_stratified_bootstrap_resamples_within_tasks_only() -> None:
+    # Two tasks far apart with equal runs: nothing varies unless runs were exchanged between tasks.
+    scores = np.array([[0.0, 100.0]] * 5)
+    assert s.stratified_bootstrap(scores, n=50) == ((50, 50, 50), (50, 50, 50))
+
+
+def test_stratified_bootstrap_is_the_exhaustive_resample_of_two_runs() -> None:
+    # Each task's mean is 0, 1/2, 1 with chances 1/4, 1/2, 1/4, so the mean of two is 0 or 1 with 1/16 each.
+    mean, iqm = s.stratified_bootstrap(np.array([[0.0, 0.0], [1.0, 1.0]]), n=4000)
+    assert mean == (0.5, 0, 1)
+    assert iqm == (0.5, 0, 1)
+
+
+def test_stratified_bootstrap_of_one_task_has_the_normal_width() -> None:
+    runs = np.random.default_rng(0).normal(size=100)
+    mean, iqm = s.stratified_bootstrap(runs, n=4000)
+    half = 1.96 * runs.std() / 10
+    assert mean == pytest.approx((runs.mean(), runs.mean() - half, runs.mean() + half), abs=0.02)
+    assert iqm.estimate == pytest.approx(np.sort(runs)[25:75].mean())
+    assert iqm.low < iqm.estimate < iqm.high
+
+
+def test_stratified_bootstrap_is_the_plain_loop() -> None:
+    scores = np.random.default_rng(7).normal(size=(4, 2))
+    rng = np.random.default_rng(3)
+    draws = [scores[rng.integers(4, size=(300, 4)), task] for task in range(2)]
+    pooled = np.sort(np.concatenate(draws, axis=1), axis=1)  # 8 scores: the middle 4 are kept
+    for interval, replicates in zip(
+        s.stratified_bootstrap(scores, n=300, seed=3), (pooled.mean(1), pooled[:, 2:6].mean(1)), strict=True
+    ):
+        assert interval[1:] == pytest.approx(tuple(np.percentile(replicates, [2.5, 97.5])), abs=1e-12)
+
+
+def test_tasks_count_equally_whatever_their_number_of_runs() -> None:
+    ragged = [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0], np.array([1.0, 1.0])]
+    mean, iqm = s.stratified_bootstrap(ragged, n=20)
+    assert mean.estimate == 0.5
+    assert iqm.estimate == 0  # pooled: 8 scores, the ones are cut
+    matrix = np.random.default_rng(1).normal(size=(4, 3))
+    assert s.stratified_bootstrap(list(matrix.T), n=50) == s.stratified_bootstrap(matrix, n=50)
+
+
+def test_stratified_bootstrap_names_the_task_that_cannot_be_resampled() -> None:
+    with pytest.raises(ValueError, match="task 1 has 1 run, resampling runs needs at least 2"):
+        s.stratified_bootstrap([[1.0, 2.0], [3.0]])
+    with pytest.raises(ValueError, match=r"scores\[1\] has 1 values that are not finite, the first at \[0\]"):
+        s.stratified_bootstrap([[1.0, 2.0], [math.nan, 1.0]])
+    with pytest.raises(ValueError, match="no task"):
+        s.stratified_bootstrap([])
+
+
+def test_probability_of_improvement_by_hand() -> None:
+    # Task 0: 3 beats both, 1 ties 1 and loses: 2.5 of 4. Task 1: always better.
+    a, b = [[3.0, 1.0], [5.0, 6.0]], [[1.0, 2.0], [0.0, 1.0, 2.0]]
+    assert s.probability_of_improvement(a, b, n=200).estimate == pytest.approx((2.5 / 4 + 1) / 2)
+    assert s.probability_of_improvement(b, a, n=200).estimate == pytest.approx(1 - (2.5 / 4 + 1) / 2)
+
+
+def test_probability_of_improvement_interval_is_the_plain_loop() -> None:
+    a, b = np.random.default_rng(0).normal(size=(2, 6))
+    rng = np.random.default_rng(5)
+    drawn_a, drawn_b = rng.integers(6, size=(400, 6)), rng.integers(6, size=(400, 6))
+    draws = zip(a[drawn_a], b[drawn_b], strict=True)
+    replicates = [np.mean(x[:, None] > y) + np.mean(x[:, None] == y) / 2 for x, y in draws]
+    expected = (np.mean(a[:, None] > b), *np.percentile(replicates, [2.5, 97.5]))
+    assert s.probability_of_improvement(a, b, n=400, seed=5) == pytest.approx(expected, abs=1e-12)
+
+
+def test_probability_of_improvement_needs_the_same_tasks() -> None:
+    with pytest.raises(ValueError, match="a has 2 tasks and b has 3"):
+        s.probability_of_improvement(np.zeros((2, 2)), np.zeros((2, 3)))
+
+
+def test_paired_query_bootstrap_averages_seeds_and_resamples_queries() -> None:
+    rng = np.random.default_rng(2)
+    a, b = rng.random((3, 80)), rng.random((5, 80))
+    gain = a.mean(0) - b.mean(0)
+    rng = np.random.default_rng(11)
+    replicates = [gain[rng.integers(80, size=80)].mean() for _ in range(500)]
+    expected = (a.mean() - b.mean(), *np.percentile(replicates, [2.5, 97.5]))
+    assert s.paired_query_bootstrap(a, b, n=500, seed=11) == pytest.approx(expected, abs=1e-12)
+
+
+def test_paired_query_bootstrap_cancels_the_difficulty_of_queries() -> None:
+    difficulty = np.random.default_rng(0).normal(size=50) * 100
+    assert s.paired_query_bootstrap(difficulty + 1, difficulty, n=100) == pytest.approx((1, 1, 1), abs=1e-9)
+
+
+# --------------------------------------------------------------------------------------------------- inputs and errors
+
+
+def test_lists_and_tensors_are_accepted() -> None:
+    u, v = columns(6, 12)
+    tensors = torch.tensor(u, requires_grad=True), torch.tensor(v)
+    for statistic in (s.spearman, s.top_auc, s.precision_at_top, s.heldout_prediction):
+        assert statistic(*tensors) == statistic(u, v) == statistic(u.tolist(), v.tolist())
+    assert s.spearman(torch.tensor([1, 2, 4]).bfloat16(), [1, 2, 4]) == pytest.approx(1)
+    runs = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]
+    assert s.stratified_bootstrap(runs, n=9) == s.stratified_bootstrap([[1, 2], [3, 4]], n=9)
+
+
+PAIRED = {
+    "spearman": s.spearman,
+    "top_auc": s.top_auc,
+    "precision_at_top": s.precision_at_top,
+    "heldout_prediction": s.heldout_prediction,
+    "spearman_interval": s.spearman_interval,
+    "paired_bootstrap": lambda u, v: s.paired_bootstrap(u, u, v),
+    "paired_query_bootstrap": s.paired_query_bootstrap,
+}
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_errors_say_what_is_wrong_and_where(name: str) -> None:
+    with pytest.raises(ValueError, match=r"different lengths \{.*3.*4.*\}"):
+        PAIRED[name]([1, 2, 3], [1, 2, 3, 4])
+    with pytest.raises(ValueError, match="2 queries are too few, expected at least 3"):
+        PAIRED[name]([1, 2], [1, 2])
+    with pytest.raises(ValueError, match=r"1 values that are not finite, the first at \[2\] \(nan\)"):
+        PAIRED[name]([1, 2, 3, 4], [1, 2, math.nan, 4])
+    with pytest.raises(ValueError, match="expected one value per query"):
+        PAIRED[name](np.zeros((2, 2, 2)), [1, 2])
+
+
+def test_a_bootstrap_needs_a_replicate() -> None:
+    u = np.arange(3.0)
+    for call in (s.spearman_interval, s.paired_query_bootstrap, s.probability_of_improvement):
+        with pytest.raises(ValueError, match="n is 0, expected at least 1"):
+            call(u, u, n=0)

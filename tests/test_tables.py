@@ -1,0 +1,186 @@
+"""Tables: intervals and differences by hand, files that can be read again, and the README between its markers."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gcpo import paths, tables
+
+REPORTED = sorted(path.stem for path in Path(tables.__file__).with_name("reported").glob("*.csv"))
+
+
+def scores_of(values: dict[str, list[list[float]]]) -> pd.DataFrame:
+    """Lines of eval.csv from method -> seeds -> questions."""
+    return pd.DataFrame(
+        [
+            {"method": method, "seed": seed, "query": f"q{query}", "f1": value}
+            for method, runs in values.items()
+            for seed, run in enumerate(runs)
+            for query, value in enumerate(run)
+        ]
+    )
+
+
+# --- reported numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_every_reported_table_is_read(name: str) -> None:
+    table = tables.reported(name)
+    assert len(table) > 1
+    assert not table.columns.duplicated().any()
+    assert not table.columns.str.startswith("Unnamed").any()
+    assert table.select_dtypes("number").notna().any().any()
+
+
+def test_there_are_reported_tables() -> None:
+    assert {"gcpo_table1", "gcpo_table3", "gcpo_table4"} <= set(REPORTED)
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------------
+
+
+def test_an_interval_in_words() -> None:
+    assert tables.with_interval(61.25, 60.06, 62.34) == "61.2 [60.1, 62.3]"
+    assert tables.with_interval(0.5, -0.125, 1, digits=2) == "0.50 [-0.12, 1.00]"
+
+
+def test_the_evaluation_table_has_means_and_intervals_in_per_cent() -> None:
+    scores = pd.DataFrame(
+        {
+            "query": ["a", "b", "c", "d"] * 2,
+            "decoding": ["greedy"] * 4 + ["sampled"] * 4,
+            "f1": [0, 0, 0, 1, 0.5, 0.5, 0.5, 0.5],
+            "answered": [1.0] * 8,
+        }
+    )
+    found = tables.evaluation_table(scores)
+    assert list(found.index) == ["greedy", "sampled"]
+    assert list(found.columns) == ["f1", "answered"]
+    assert found.loc["sampled", "f1"] == "50.0 [50.0, 50.0]"
+    assert found.loc["greedy", "answered"] == "100.0 [100.0, 100.0]"
+    # Ones in a resample of four are binomial(4, 1/4): P(0) = 0.32, P(>= 3) = 0.051, P(4) = 0.004, so 0 to 3 of 4.
+    assert found.loc["greedy", "f1"] == "25.0 [0.0, 75.0]"
+
+
+@pytest.mark.parametrize(("low", "high", "decided"), [(0.1, 2, True), (-2, -0.1, False), (-1, 1, None), (0, 1, None)])
+def test_an_interval_that_holds_zero_decides_nothing(low: float, high: float, decided: bool | None) -> None:
+    assert tables.verdict(low, high) is decided
+
+
+# --- comparison -----------------------------------------------------------------------------------------------------
+
+
+def test_compare_by_hand() -> None:
+    found = tables.compare(
+        scores_of(
+            {
+                "grpo": [[0.0, 0.2, 0.4], [0.2, 0.4, 0.6]],  # means 20 and 40
+                "better": [[0.5, 0.7, 0.9], [0.7, 0.9, 1.1]],  # the same, 50 higher on every question
+                "once": [[0.1, 0.3, 0.5]],  # one seed, mean 30
+            }
+        ),
+        "f1",
+    ).set_index("method")
+    assert found["seeds"].tolist() == [2, 2, 1]
+    assert found["mean"].tolist() == pytest.approx([30, 80, 30])
+    assert found.loc["grpo", "std"] == pytest.approx(math.sqrt(200))  # n - 1: (10^2 + 10^2)/1
+    assert found.loc["grpo", "each"] == [20, 40]
+    assert (found.loc["grpo", "low"], found.loc["grpo", "high"]) == pytest.approx((20, 40))
+    # Two seeds, two questions more or less: the paired difference is 50 whatever is resampled.
+    shown = found.loc["better", ["difference", "difference_low", "difference_high"]].astype(float)
+    assert shown.tolist() == pytest.approx([50, 50, 50])
+    assert found.loc["better", "improvement"] == 1
+    assert found.loc["once", "difference"] == pytest.approx(0)
+    assert found.loc["once", ["std", "low", "high", "improvement"]].isna().all()  # one run cannot tell
+    assert found.loc["grpo", ["difference", "improvement"]].isna().all()
+
+
+def test_compare_pairs_questions_by_name_not_by_place() -> None:
+    scores = scores_of({"grpo": [[0.1, 0.9, 0.5]] * 2, "se": [[0.2, 1.0, 0.6]] * 2})
+    shuffled = scores.sample(frac=1, random_state=0)
+    found = tables.compare(shuffled, "f1").set_index("method").loc["se"]
+    shown = [found["difference"], found["difference_low"], found["difference_high"]]
+    assert shown == pytest.approx([10, 10, 10])
+
+
+def test_compare_with_one_seed_each_has_differences_of_questions_only() -> None:
+    found = tables.compare(scores_of({"grpo": [[0.1, 0.3, 0.5]], "se": [[0.2, 0.4, 0.6]]}), "f1").set_index("method")
+    assert found.loc["se", "difference"] == pytest.approx(10)
+    assert "improvement" not in found
+
+
+def test_compare_without_the_method_compared_with() -> None:
+    found = tables.compare(scores_of({"se": [[0.1, 0.3], [0.3, 0.5]]}), "f1")
+    assert "difference" not in found
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+TABLE = pd.DataFrame({"method": ["grpo", "cd_only"], "share in %": [12.5, math.nan], "each": [[1, 2], None]})
+
+
+def test_a_table_is_written_as_csv_markdown_and_latex(tmp_path: Path) -> None:
+    tables.write_table(TABLE, tmp_path / "new", "t")
+    folder = tmp_path / "new"
+    assert sorted(path.name for path in folder.iterdir()) == ["t.csv", "t.md", "t.tex"]
+    with (folder / "t.csv").open() as file:
+        head, *rows = csv.reader(file)
+    assert head == ["method", "share in %", "each"]
+    assert rows == [["grpo", "12.5", "[1, 2]"], ["cd_only", "", ""]]
+    assert (folder / "t.md").read_text().splitlines() == [
+        "| method | share in % | each |",
+        "| --- | --- | --- |",
+        "| grpo | 12.5 | [1, 2] |",
+        "| cd_only |  |  |",
+    ]
+    latex = (folder / "t.tex").read_text().splitlines()
+    assert latex[0] == r"\begin{tabular}{lll}"
+    assert latex[-1] == r"\end{tabular}"
+    assert r"method & share in \% & each \\" in latex
+    assert r"grpo & 12.5 & [1, 2] \\" in latex
+    assert r"cd\_only &  &  \\" in latex
+
+
+def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
+    (tmp_path / "reference" / "p").mkdir(parents=True)
+    (tmp_path / "reference" / "p" / "table1.md").write_text("| a\\d |\n")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{tables.START}\nold\n{tables.END}\nafter\n")
+    for _ in range(2):  # twice is as once
+        tables.write_readme("p")
+        found = readme.read_text()
+        assert found.startswith(f"before\n{tables.START}\n")
+        assert found.endswith(f"{tables.END}\nafter\n")
+        assert "old" not in found
+        assert found.count(f"{tables.RESULTS['table1']}\n\n| a\\d |\n") == 1
+
+
+# --- completions ----------------------------------------------------------------------------------------------------
+
+
+def test_the_last_completions_are_of_the_last_step_and_the_first_prompts(tmp_path: Path) -> None:
+    (tmp_path / "completions").mkdir()
+    for step in (9, 10):
+        table = pd.DataFrame(
+            {
+                "step": step,
+                "prompt": [[{"role": "user", "content": f"{'x' * 60} prompt {i // 4}"}] for i in range(12)],
+                "completion": [[{"role": "assistant", "content": f"{step}-{i}"}] for i in range(12)],
+                "reward": np.arange(12) / 3,
+            }
+        )
+        table.to_parquet(tmp_path / "completions" / f"completions_{step:05d}.parquet")
+    found = tables.last_completions(tmp_path, prompts=2, each=3)
+    assert found["completion"].tolist() == ["10-0", "10-1", "10-2", "10-4", "10-5", "10-6"]
+    assert found["prompt"].str.startswith("... x").all() and found["prompt"].str.len().max() == 52
+    assert found["reward"].tolist() == [0.0, 0.333, 0.667, 1.333, 1.667, 2.0]
+    assert "step" not in found

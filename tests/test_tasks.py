@@ -1,0 +1,322 @@
+"""Tasks and the reader of benchmarks: small files, fakes of the Hub, and the real NarrativeQA rows where they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub
+import pytest
+
+from gcpo.tasks import TASKS, get_task
+from gcpo.tasks.base import MalformedRowError, Row, Split, Task, field, math_scores, qa_scores, read_rows
+from gcpo.tasks.narrativeqa import TASK as NARRATIVEQA
+from gcpo.tasks.narrativeqa import load as load_narrativeqa
+
+
+def record(number: int, summary: str = "Ada has a cat.") -> dict[str, Any]:
+    """A NarrativeQA record in the Hub's fields."""
+    return {
+        "document": {"id": "d1", "summary": {"text": summary}},
+        "question": {"text": f"Question {number}?"},
+        "answers": [{"text": "a cat "}, {"text": "one cat"}],
+    }
+
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes records, or lines as they are, to a split of NarrativeQA in a data folder that is in use."""
+    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path))
+
+    def to(*lines: Any, split: str = "test") -> Path:
+        path = tmp_path / "narrativeqa" / f"{split}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+        return path
+
+    return to
+
+
+# --- tasks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_name_gives_its_task(name: str) -> None:
+    task = get_task(name)
+    assert task.name == name
+    assert tuple(task.score(None, ("1",))) == task.metrics
+    assert set(task.score(None, ("1",)).values()) == {0.0}
+
+
+@pytest.mark.parametrize("name", ["tinyqa", "tinymath"])
+def test_the_right_answer_to_a_generated_question_earns_2(name: str) -> None:
+    task = get_task(name)
+    for row in task.load("test", limit=5).rows:
+        for reference in row.references:
+            completion = f"So \\boxed{{{reference}}}" if task.full_completion else f"Answer: {reference}"
+            assert task.reward(completion, row.references) == 2.0
+        assert task.reward("", row.references) == 0.0
+
+
+def test_an_unknown_task_is_an_error_with_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match=r"'narativeqa': did you mean 'narrativeqa'\?.*tinymath"):
+        get_task("narativeqa")
+    with pytest.raises(ValueError, match="unknown task 'zzz': Tasks: tinyqa"):
+        get_task("zzz")
+
+
+def test_table5_reward_is_twice_the_metric() -> None:
+    f1 = 2 * 2 / (2 + 3)  # "black cat" against "black cat sat": 2 common tokens
+    assert NARRATIVEQA.reward("Answer: the black cat", ("dog", "a black cat sat")) == pytest.approx(2 * f1)
+    assert NARRATIVEQA.reward("  ", ("dog",)) == 0.0
+
+
+def test_accuracy_is_f1_strictly_above_one_half() -> None:
+    assert qa_scores("cat dog map", ("cat",)) == {"accuracy": 0.0, "bleu1": pytest.approx(1 / 3), "f1": 0.5}
+    assert qa_scores("cat dog", ("cat",))["accuracy"] == 1.0  # F1 = 2/3
+
+
+def test_math_scores_have_one_reference() -> None:
+    assert math_scores("0.5", (r"\frac12",)) == {"accuracy": 1.0}
+    assert math_scores(None, ("9",)) == {"accuracy": 0.0}
+    with pytest.raises(ValueError):
+        math_scores("9", ("9", "8"))
+
+
+def test_a_reward_metric_that_is_not_scored_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"'t': reward_metric 'em' is not among \('f1',\)"):
+        Task("t", ("f1",), lambda: Split((), {}), str, lambda *_: {}, "em")
+
+
+# --- fields ---------------------------------------------------------------------------------------------------------
+
+
+def test_field_follows_a_path_through_objects_and_lists() -> None:
+    assert field(record(1), "answers.1.text", str) == "one cat"
+    assert field({"a": {"b": 0}}, "a.b", int) == 0
+    assert field({"a": " "}, "a", str, empty=True) == " "
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "message"),
+    [
+        ("document.title", str, r"field 'document.title': 'title' is missing"),
+        ("answers.2.text", str, r"field 'answers.2.text': '2' is missing"),
+        ("question.text.more", str, r"field 'question.text.more': 'more' is missing"),
+        ("question", str, r"field 'question' is \{'text'.*not of type str"),
+        ("blank", str, r"field 'blank' is empty"),
+        ("none", list, r"field 'none' is empty"),
+    ],
+)
+def test_a_wrong_field_is_named(path: str, kind: type, message: str) -> None:
+    with pytest.raises(MalformedRowError, match=message):
+        field(record(1) | {"blank": " ", "none": []}, path, kind)
+
+
+# --- reading a folder -----------------------------------------------------------------------------------------------
+
+
+def test_narrativeqa_rows_and_source(write: Write) -> None:
+    path = write(record(1))
+    split = NARRATIVEQA.load("test", limit=None)
+    (row,) = split.rows
+    assert row.references == ("a cat", "one cat")
+    assert row.id.startswith("d1:")
+    assert "Ada has a cat." in row.prompt
+    assert row.prompt.endswith("Question: Question 1?")
+    assert split.source == {
+        "dataset": "narrativeqa",
+        "split": "test",
+        "file": "narrativeqa/test.jsonl",
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "skipped": 0,
+    }
+
+
+def test_a_context_is_cut_to_its_first_words(write: Write) -> None:
+    write(record(1, "one two\nthree four"))
+    prompt = load_narrativeqa("test", limit=1, max_context_words=3).rows[0].prompt
+    assert "Summary: one two three\n\nQuestion" in prompt
+    assert "Summary: one two\nthree four\n" in load_narrativeqa("test", limit=1, max_context_words=4).rows[0].prompt
+
+
+def test_a_limit_is_a_nested_subset_that_does_not_depend_on_the_file_s_order(write: Write) -> None:
+    records = [record(number) for number in range(12)]
+    write(*records)
+    every = NARRATIVEQA.load("test", limit=None, seed=1).rows
+    assert len(every) == 12
+    for limit in (1, 5, 12, 99):
+        assert NARRATIVEQA.load("test", limit=limit, seed=1).rows == every[:limit]
+    write(*reversed(records))
+    assert NARRATIVEQA.load("test", limit=5, seed=1).rows == every[:5]
+    other = NARRATIVEQA.load("test", limit=None, seed=2).rows
+    assert other != every
+    assert set(other) == set(every)
+    with pytest.raises(ValueError, match="limit is 0"):
+        NARRATIVEQA.load("test", limit=0)
+
+
+def test_repeated_ids_are_numbered(write: Write) -> None:
+    write(record(1), record(2), record(1), record(1))
+    ids = sorted(row.id for row in NARRATIVEQA.load("test", limit=None).rows)
+    base = {name.split(":")[1].split("-")[0] for name in ids}
+    assert len(base) == 2
+    assert sum(name.endswith("-2") for name in ids) == sum(name.endswith("-3") for name in ids) == 1
+
+
+MALFORMED = [
+    ('{"document": ', r"line 3: not JSON"),
+    ("[1]", r"line 3: a JSON list, not an object"),
+    (record(3) | {"answers": []}, r"line 3: field 'answers' is empty"),
+    (record(3) | {"answers": [{"text": 7}]}, r"line 3: field 'answers.0.text' is 7, not of type str"),
+    (record(3) | {"question": {}}, r"line 3: field 'question.text': 'text' is missing"),
+    (record(3, summary=" "), r"line 3: field 'document.summary.text' is empty"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), MALFORMED)
+def test_a_malformed_row_is_named_and_skipped_only_on_request(write: Write, bad: Any, message: str) -> None:
+    write(record(1), "", bad, record(4))  # an empty line is no row, but it is a line
+    with pytest.raises(MalformedRowError, match=r"test\.jsonl, " + message):
+        NARRATIVEQA.load("test", limit=1)
+    split = NARRATIVEQA.load("test", limit=None, skip_malformed=True)
+    assert len(split.rows) == 2
+    assert split.source["skipped"] == 1
+
+
+def test_a_split_without_a_usable_row_is_an_error(write: Write) -> None:
+    write("{}", "[]")
+    with pytest.raises(ValueError, match=r"narrativeqa/test has no usable row \(2 malformed"):
+        NARRATIVEQA.load("test", limit=None, skip_malformed=True)
+
+
+def test_a_missing_file_is_an_error_that_lists_what_there_is(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no <benchmark>/<split>\.jsonl"):
+        NARRATIVEQA.load("train", limit=None)
+    write(record(1), split="validation")
+    write(record(1))
+    with pytest.raises(
+        FileNotFoundError, match=r"train\.jsonl does not exist.*narrativeqa/test\.jsonl, narrativeqa/va"
+    ):
+        NARRATIVEQA.load("train", limit=None)
+    with pytest.raises(FileNotFoundError, match=r"nq.test\.jsonl does not exist.*narrativeqa/test\.jsonl"):
+        read_rows("nq", "test", lambda _: [], hub=("nobody/nq", None))
+
+
+# --- reading the Hub ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A fake Hub with two records; what it was asked for is kept."""
+    monkeypatch.delenv("GCPO_DATA_DIR", raising=False)
+    asked: dict[str, Any] = {"records": [record(1), record(2)]}
+
+    def dataset_info(name: str, revision: str | None) -> Any:
+        asked["info"] = (name, revision)
+        return type("Info", (), {"sha": "c0ffee"})
+
+    def load_dataset(name: str, config: str | None, *, split: str, revision: str | None) -> list[dict[str, Any]]:
+        asked["load"] = (name, config, split, revision)
+        return asked["records"]
+
+    monkeypatch.setattr(huggingface_hub, "dataset_info", dataset_info)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return asked
+
+
+def test_the_hub_is_read_at_the_resolved_commit_which_is_recorded(hub: dict[str, Any]) -> None:
+    split = NARRATIVEQA.load("validation", limit=1, revision="v1")
+    assert hub["info"] == ("deepmind/narrativeqa", "v1")
+    assert hub["load"] == ("deepmind/narrativeqa", None, "validation", "c0ffee")
+    assert len(split.rows) == 1
+    assert split.source == {
+        "dataset": "deepmind/narrativeqa",
+        "config": None,
+        "split": "validation",
+        "requested": "v1",
+        "revision": "c0ffee",
+        "skipped": 0,
+    }
+
+
+def test_an_unknown_commit_is_none_not_invented(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise RuntimeError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "dataset_info", offline)
+    split = NARRATIVEQA.load("test", limit=None, revision="v1")
+    assert hub["load"][-1] == "v1"
+    assert (split.source["requested"], split.source["revision"]) == ("v1", None)
+
+
+def test_a_malformed_row_of_the_hub_is_named(hub: dict[str, Any]) -> None:
+    hub["records"].append({"document": {}})
+    with pytest.raises(MalformedRowError, match=r"deepmind/narrativeqa \(test\), row 3: field 'document.summary.text'"):
+        NARRATIVEQA.load("test", limit=1)
+
+
+def test_the_same_rows_come_from_the_hub_and_from_a_folder(hub: dict[str, Any], write: Write) -> None:
+    write(*reversed(hub["records"]))
+    from_folder = NARRATIVEQA.load("test", limit=None, seed=3).rows
+    os.environ.pop("GCPO_DATA_DIR")  # monkeypatch restores it
+    assert NARRATIVEQA.load("test", limit=None, seed=3).rows == from_folder
+
+
+def test_a_hub_out_of_reach_is_an_error_with_the_way_out(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(
+        OSError, match=r"deepmind/narrativeqa \(test\).*no route.*GCPO_DATA_DIR.*narrativeqa/test\.jsonl"
+    ):
+        NARRATIVEQA.load("test", limit=None)
+
+
+# --- the real rows --------------------------------------------------------------------------------------------------
+
+DATA = os.environ.get("GCPO_DATA_DIR", "")
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not DATA, reason="needs GCPO_DATA_DIR")
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_real_narrativeqa_rows(split: str) -> None:
+    path = Path(DATA) / "narrativeqa" / f"{split}.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    loaded = NARRATIVEQA.load(split, limit=None)
+    assert len(loaded.rows) == len({row.id for row in loaded.rows}) == len(records)
+    expected = {(r["question"]["text"].strip(), tuple(a["text"].strip() for a in r["answers"])) for r in records}
+    assert {(row.prompt.rsplit("Question: ", 1)[1], row.references) for row in loaded.rows} == expected
+    assert all(len(row.references) == 2 for row in loaded.rows)
+    assert max(len(row.prompt.split()) for row in loaded.rows) < 1100
+    for row in loaded.rows[:20]:
+        assert NARRATIVEQA.score(NARRATIVEQA.extract(f"Answer: {row.references[1]}"), row.references) == {
+            "accuracy": 1.0,
+            "bleu1": pytest.approx(1.0),
+            "f1": 1.0,
+        }
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not DATA, reason="needs GCPO_DATA_DIR")
+def test_narrativeqa_has_no_silent_fallback_for_a_missing_split() -> None:
+    if (Path(DATA) / "narrativeqa" / "train.jsonl").exists():
+        pytest.skip("this data folder has a train split")
+    with pytest.raises(FileNotFoundError, match=r"narrativeqa/test\.jsonl, narrativeqa/validation\.jsonl"):
+        NARRATIVEQA.load("train", limit=8)
+
+
+def test_rows_are_values() -> None:
+    assert Row("1", "p", ("a",)) == Row("1", "p", ("a",))
+    with pytest.raises(AttributeError):
+        Row("1", "p", ("a",)).id = "2"  # type: ignore[misc]

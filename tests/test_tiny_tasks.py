@@ -1,0 +1,367 @@
+"""The generated tasks: an independent reader answers every question from its text alone, and splits share nothing."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from statistics import fmean
+
+import math_verify
+import pytest
+
+from gcpo.rewards import token_f1
+from gcpo.tasks import get_task, tinymath, tinyqa
+from gcpo.tasks.base import Row
+
+TASKS = ("tinyqa", "tinymath")
+SPLITS = ("train", "validation", "test")
+DRAWS = 300
+
+
+def drawn_questions(split: str, number: int = DRAWS, seed: int = 0) -> Iterator[tinyqa.Question]:
+    rng = random.Random(seed)
+    for _ in range(number):
+        yield from tinyqa.questions(rng, tinyqa.passage(rng, split))
+
+
+def drawn_problems(split: str, number: int = DRAWS, seed: int = 0) -> list[tinymath.Problem]:
+    rng = random.Random(seed)
+    return [tinymath.problem(rng, split) for _ in range(number)]
+
+
+# --- both -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_same_seed_gives_the_same_rows_and_another_one_others(task: str) -> None:
+    load = get_task(task).load
+    first = load("train", limit=50, seed=3)
+    assert load("train", limit=50, seed=3) == first
+    assert load("train", limit=20, seed=3).rows == first.rows[:20]  # a larger limit adds rows
+    others = [load("train", limit=50, seed=4), load("test", limit=50, seed=3)]
+    for other in others:
+        assert not {row.prompt for row in first.rows} & {row.prompt for row in other.rows}
+        assert not {row.id for row in first.rows} & {row.id for row in other.rows}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_rows_do_not_depend_on_the_global_generator_and_leave_it_alone(task: str) -> None:
+    load = get_task(task).load
+    random.seed(1)
+    state = random.getstate()
+    first = load("train", limit=10)
+    assert random.getstate() == state
+    random.seed(2)
+    assert load("train", limit=10) == first
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_prompts_of_the_splits_never_coincide(task: str) -> None:
+    load = get_task(task).load
+    prompts = {split: {row.prompt for row in load(split, limit=2000).rows} for split in SPLITS}
+    assert all(len(found) > 1000 for found in prompts.values())
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not prompts[one] & prompts[other]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_rows_have_ids_of_their_own_and_a_source(task: str) -> None:
+    found = get_task(task).load("test", limit=30, seed=5)
+    assert len({row.id for row in found.rows}) == len(found.rows) == 30
+    assert found.source == {"dataset": task, "split": "test", "generator_seed": 5}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_unknown_split_is_an_error_that_lists_those_there_are(task: str) -> None:
+    with pytest.raises(ValueError, match=rf"{task} has no split 'dev'; it has train, validation, test"):
+        get_task(task).load("dev", limit=1)
+
+
+# --- tinyqa: facts --------------------------------------------------------------------------------------------------
+
+
+def test_facts_are_split_without_overlap_and_none_is_lost() -> None:
+    for person, (relation, spec) in itertools.product(tinyqa.PEOPLE, tinyqa.RELATIONS.items()):
+        parts = [tinyqa.values(person, relation, split) for split in SPLITS]
+        assert all(parts)
+        pairs = set(itertools.product(range(len(spec.first)), range(len(spec.second))))
+        assert set().union(*parts) == pairs
+        assert sum(map(len, parts)) == len(pairs)
+
+
+def test_the_values_of_the_splits_differ_between_people() -> None:
+    held_out = {tinyqa.values(person, "pet", "test") for person in tinyqa.PEOPLE}
+    assert len(held_out) > len(tinyqa.PEOPLE) / 2  # no value is known to be a test value
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_passage_states_facts_of_its_split_only(split: str) -> None:
+    seen = set()
+    for question in drawn_questions(split):
+        for person, relation, value in question.passage.facts:
+            assert value in tinyqa.values(person, relation, split)
+            seen.add(relation)
+    assert seen == set(tinyqa.RELATIONS)
+
+
+def test_every_value_has_two_wordings_of_at_most_8_words_that_no_other_value_has() -> None:
+    owner: dict[str, tuple[str, tuple[int, int]]] = {}
+    for relation, spec in tinyqa.RELATIONS.items():
+        for value in itertools.product(range(len(spec.first)), range(len(spec.second))):
+            both = [spec.wording(value, form) for form in (0, 1)]
+            assert both[0] != both[1]
+            for wording in both:
+                assert 1 <= len(wording.split()) <= 8
+                assert owner.setdefault(wording, (relation, value)) == (relation, value)
+
+
+def test_references_are_both_wordings() -> None:
+    for row in tinyqa.load("test", limit=200).rows:
+        assert len(row.references) == len(set(row.references)) == 2
+        assert all(1 <= len(reference.split()) <= 8 for reference in row.references)
+    for question in drawn_questions("test", 20):
+        _, relation, value = question.fact
+        spec = tinyqa.RELATIONS[relation]
+        assert question.references == [spec.wording(value, 0), spec.wording(value, 1)]
+
+
+# --- tinyqa: reading ------------------------------------------------------------------------------------------------
+
+
+def read(prompt: str) -> str:
+    """Answer a question from its text, in the passage's wording. Knows English, not the generator.
+
+    A question names a person, or "the <link> of <person>", then the verb of exactly one sentence about them.
+    """
+    *sentences, question = re.split(r" \. ", prompt)
+    link = re.match(r"the (\w+) of (\w+) (\w+)", question)
+    if link:
+        (who,) = [s.split()[0] for s in sentences if re.fullmatch(rf"\w+ is the {link[1]} of {link[2]}", s)]
+        verb = link[3]
+    else:
+        who, verb = question.split()[:2]
+    (stated,) = [s for s in sentences if s.startswith(f"{who} {verb} ")]
+    found = stated.removeprefix(f"{who} {verb} ")
+    return found.removeprefix("as ") if verb == "works" else found.removeprefix("in ") if verb == "lives" else found
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_question_is_answered_by_its_passage(split: str) -> None:
+    rows = tinyqa.load(split, limit=DRAWS).rows
+    worded = Counter()
+    for row in rows:
+        answer = read(row.prompt)
+        assert answer in row.references, row
+        assert tinyqa.TASK.reward(answer, row.references) == 2.0
+        worded[row.references.index(answer)] += 1
+    assert min(worded.values()) > DRAWS / 4  # passages use either wording
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_all_questions_about_a_passage_are_answered_by_it(split: str) -> None:
+    hops = Counter()
+    for question in drawn_questions(split):
+        assert read(f"{question.passage.text} {question.text}") in question.references
+        assert question.fact in question.passage.facts
+        assert (" of " in question.text) == (question.hops == 2)
+        hops[question.hops] += 1
+    # Two of four questions are about the first person; half of those take two hops.
+    assert 0.2 < hops[2] / sum(hops.values()) < 0.3
+
+
+def test_a_two_hop_question_does_not_name_the_person_it_is_about() -> None:
+    for question in drawn_questions("train", 100):
+        if question.hops == 2:
+            who = question.fact[0]
+            other = question.text.split()[3]
+            assert who not in question.text.split()
+            assert f"{who} is the {question.passage.link} of {other} ." in question.passage.text
+
+
+def test_the_relation_alone_does_not_give_the_answer() -> None:
+    """In every passage some relation is stated of two people."""
+    for question in drawn_questions("train", 100):
+        counts = Counter(relation for _, relation, _ in question.passage.facts)
+        assert max(counts.values()) >= 2
+        assert len({fact[:2] for fact in question.passage.facts}) == 4  # and of each person once
+
+
+# --- tinyqa: wrong answers ------------------------------------------------------------------------------------------
+
+
+def f1_of(kind: str, number: int = DRAWS) -> list[float]:
+    """Token F1 of answers of a kind, over many questions."""
+    rng = random.Random(1)
+    return [
+        token_f1(
+            rng.choice(question.references) if kind == "right" else tinyqa.wrong_answer(rng, question, kind),
+            question.references,
+        )
+        for question in drawn_questions("train", number)
+    ]
+
+
+def test_a_paraphrase_is_right() -> None:
+    assert set(f1_of("right")) == {1.0}
+
+
+def test_a_near_miss_shares_words_and_is_wrong() -> None:
+    assert all(0 < f1 < 1 for f1 in f1_of("near"))
+
+
+def test_a_value_of_another_relation_is_wrong() -> None:
+    assert max(f1_of("unrelated")) < 1
+
+
+def test_wrong_answers_are_at_graded_distances() -> None:
+    near, other, unrelated = (fmean(f1_of(kind)) for kind in ("near", "other", "unrelated"))
+    assert near > other + 0.1
+    assert near > unrelated + 0.1
+    assert near > 0.3
+    assert unrelated < 0.1
+
+
+def test_a_near_miss_changes_one_attribute() -> None:
+    rng = random.Random(0)
+    changed = Counter()
+    for relation, spec in tinyqa.RELATIONS.items():
+        for value in itertools.product(range(len(spec.first)), range(len(spec.second))):
+            for _ in range(4):
+                other = tinyqa.near_miss(rng, relation, value)
+                assert other[0] < len(spec.first) and other[1] < len(spec.second)
+                same = [a == b for a, b in zip(value, other, strict=True)]
+                assert sum(same) == 1
+                changed[same[0]] += 1
+    assert min(changed.values()) / sum(changed.values()) > 0.4
+
+
+def test_the_noisy_corpus_is_wrong_at_the_rate_of_each_relation() -> None:
+    rng = random.Random(2)
+    right: dict[str, list[bool]] = {name: [] for name in tinyqa.RELATIONS}
+    for question in drawn_questions("train", 3000):
+        right[question.fact[1]].append(tinyqa.noisy_answer(rng, question) in question.references)
+    for relation, found in right.items():
+        # About 2000 draws: four standard errors are below 0.045. A wrong answer may repeat the value by chance.
+        assert 1 - fmean(found) == pytest.approx(tinyqa.RELATIONS[relation].noise, abs=0.05), relation
+
+
+# --- tinymath -------------------------------------------------------------------------------------------------------
+
+COUNTING = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+seventeen eighteen nineteen twenty"""
+NUMBER = {word: value for value, word in enumerate(COUNTING.split())}
+
+
+def every_value(start: int, operations: str) -> list[int]:
+    """The running values of a problem told in words; adding, taking away and multiplying in English."""
+    values = [start]
+    for event in operations.split(" , "):
+        verb = event.split()[0]
+        (operand,) = [NUMBER[word] for word in event.split() if word in NUMBER]
+        if verb in ("gets", "finds", "buys"):
+            values.append(values[-1] + operand)
+        elif verb in ("loses", "gives", "sells"):
+            values.append(values[-1] - operand)
+        else:
+            assert event.endswith("times as many")
+            values.append(values[-1] * operand)
+    return values
+
+
+def solve(row: Row) -> list[int]:
+    told = re.fullmatch(r"(\w+) has (\w+) (\w+) \. (\w+) (.+) \. How many (\w+) does (\w+) have \?", row.prompt)
+    assert told, row.prompt
+    assert told[1] == told[4] == told[7] and told[3] == told[6]
+    return every_value(NUMBER[told[2]], told[5])
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_problem_in_words_has_the_answer_of_its_row(split: str) -> None:
+    steps = Counter()
+    for row in tinymath.load(split, limit=DRAWS).rows:
+        values = solve(row)
+        assert row.references == (str(values[-1]),)
+        assert all(0 <= value <= 20 for value in values)
+        steps[len(values) - 1] += 1
+    assert set(steps) == {2, 3}
+
+
+def test_numbers_of_drawn_problems_stay_within_0_and_20() -> None:
+    for problem in itertools.chain(*(drawn_problems(split, 1000) for split in SPLITS)):
+        value = problem[0]
+        assert 1 <= value <= 9
+        for operation, operand in problem[1]:
+            assert 1 <= operand <= 9
+            value = {"+": value + operand, "-": value - operand, "*": value * operand}[operation]
+            assert 0 <= value <= 20
+        assert tinymath.answer(problem) == value
+
+
+def test_problems_are_split_without_overlap() -> None:
+    drawn = {split: set(drawn_problems(split, 3000)) for split in SPLITS}
+    assert all(len(found) > 300 for found in drawn.values())
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not drawn[one] & drawn[other]
+
+
+def test_every_problem_has_a_split_and_the_shares_are_as_planned() -> None:
+    steps = [*((sign, k) for sign in "+-" for k in range(1, 10)), ("*", 2), ("*", 3)]
+    everything = [(start, pair) for start in range(1, 10) for pair in itertools.product(steps, repeat=2)]
+    counts = Counter(tinymath.split_of(problem) for problem in everything)
+    shares = {split: counts[split] / len(everything) for split in SPLITS}
+    assert shares == pytest.approx({"train": 0.7, "validation": 0.1, "test": 0.2}, abs=0.03)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_solution_without_slips_is_graded_correct(split: str) -> None:
+    rng = random.Random(0)
+    for problem in drawn_problems(split, 200):
+        gold = str(tinymath.answer(problem))
+        text = tinymath.solution(rng, problem)
+        assert text.endswith(f"\\boxed{{{gold}}}")
+        assert tinymath.TASK.extract(text) == gold
+        assert tinymath.TASK.reward(text, (gold,)) == 2.0
+        assert tinymath.TASK.reward(text, (str(tinymath.answer(problem) + 1),)) == 0.0
+
+
+def test_math_verify_itself_reads_the_solutions() -> None:
+    rng = random.Random(0)
+    for problem in drawn_problems("test", 30):
+        gold = math_verify.parse(f"\\boxed{{{tinymath.answer(problem)}}}")
+        assert math_verify.verify(gold, math_verify.parse(tinymath.solution(rng, problem)))
+
+
+def test_a_solution_without_slips_has_every_step_in_symbols_or_in_words() -> None:
+    rng = random.Random(0)
+    styles = Counter()
+    for problem in drawn_problems("train"):
+        text = tinymath.solution(rng, problem)
+        value, used = problem[0], []
+        for operation, operand in problem[1]:
+            result = {"+": value + operand, "-": value - operand, "*": value * operand}[operation]
+            used.append((value, operand, result))
+            value = result
+        numbers = [NUMBER[word] for word in text.split() if word in NUMBER]
+        symbols = " = " in text
+        styles[symbols] += 1
+        if symbols:
+            assert numbers == [number for step in used for number in step]
+            assert [c for c in text.split() if c in "+-*"] == [operation for operation, _ in problem[1]]
+        else:
+            assert numbers == [problem[0], *(number for _, operand, result in used for number in (operand, result))]
+    assert min(styles.values()) > DRAWS / 3
+
+
+def test_slips_make_some_solutions_wrong_and_keep_their_numbers_in_range() -> None:
+    rng = random.Random(0)
+    wrong = Counter()
+    for problem in drawn_problems("train", 1000):
+        text = tinymath.solution(rng, problem, slip=0.2)
+        boxed = tinymath.TASK.extract(text)
+        assert boxed is not None and 0 <= int(boxed) <= 20
+        assert {word for word in text.split() if word.endswith("teen")} <= set(NUMBER)
+        wrong[int(boxed) != tinymath.answer(problem)] += 1
+    assert 0.15 < wrong[True] / 1000 < 0.5

@@ -1,0 +1,179 @@
+"""Exact toy policies: every enumeration is compared with a brute-force or closed-form computation."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import comb, log, sqrt
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gcpo import toys
+from gcpo.methods import base_advantages
+
+
+def double(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_eq15_eq16_gini_and_entropy_by_hand() -> None:
+    p = double([[0.5, 0.25, 0.25], [1, 0, 0]])
+    torch.testing.assert_close(toys.entropy(p), double([1.5 * log(2), 0]))
+    torch.testing.assert_close(toys.gini(p), double([0.625, 0]))
+
+
+def test_score_gradients_are_those_of_a_log_softmax() -> None:
+    features = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 3)))
+    theta = double([0.3, -1.0, 2.0])
+    expected = torch.func.jacrev(lambda t: (features @ t).log_softmax(0))(theta)
+    torch.testing.assert_close(toys.score_gradients((features @ theta).softmax(0), features), expected)
+
+
+def test_gradients_of_a_table_of_logits_are_equally_far_apart() -> None:
+    g = toys.score_gradients(double([0.7, 0.2, 0.1]), torch.eye(3, dtype=torch.float64))
+    torch.testing.assert_close(torch.cdist(g, g).square(), 2 - 2 * torch.eye(3, dtype=torch.float64))
+
+
+def test_sequence_policy_lists_every_sequence_once_with_score_of_mean_zero() -> None:
+    policy = toys.sequence_policy(vocabulary=3, length=3, width=4, seed=1)
+    assert len({tuple(row) for row in policy.sequences.tolist()}) == 27
+    assert policy.gradients.shape == (27, 4 * 4 + 4 * 4 + 4 * 3)
+    torch.testing.assert_close(policy.probabilities.sum(), double(1.0))
+    assert (policy.probabilities @ policy.gradients).abs().max() < 1e-12
+
+
+def test_sequence_policy_of_one_token_is_a_softmax_of_its_first_state() -> None:
+    policy = toys.sequence_policy(vocabulary=2, length=1, width=3, scale=0.5, seed=4)
+    rng = np.random.default_rng(4)
+    embedding, _, head = (torch.from_numpy(0.5 * rng.standard_normal(shape)) for shape in ((3, 3), (3, 3), (3, 2)))
+    state = embedding[2].tanh()
+    p = (state @ head).softmax(0)
+    torch.testing.assert_close(policy.probabilities, p)
+    # d log p_k / d head = state (e_k - p)^T, the last block of the gradient.
+    head_gradient = torch.einsum("w,kv->kwv", state, torch.eye(2, dtype=torch.float64) - p)
+    torch.testing.assert_close(policy.gradients[:, -6:], head_gradient.flatten(1))
+
+
+def test_sequence_policy_depends_on_the_tokens_before() -> None:
+    policy = toys.sequence_policy(vocabulary=2, length=2, seed=0)
+    joint = policy.probabilities.reshape(2, 2)
+    second = joint / joint.sum(1, keepdim=True)
+    assert (second[0] - second[1]).abs().max() > 0.01
+
+
+def test_semantic_groups_are_unit_vectors_that_agree_within_a_mode() -> None:
+    embeddings, clusters, strangers = toys.semantic_groups(30, 8, modes=(2, 4), width=5, seed=3)
+    assert embeddings.shape == strangers.shape == (30, 8, 5) and clusters.shape == (30, 8)
+    assert clusters.max() == 3
+    same = clusters.unsqueeze(-1) == clusters.unsqueeze(-2)
+    for rows in (embeddings, strangers):
+        torch.testing.assert_close(rows.norm(dim=-1), torch.ones(30, 8, dtype=torch.float64))
+        apart = (rows.unsqueeze(-2) - rows.unsqueeze(-3)).norm(dim=-1)
+        assert apart[same].max() == 0 and apart[~same].min() > 1e-3
+    torch.testing.assert_close(toys.semantic_groups(30, 8, modes=(2, 4), width=5, seed=3)[0], embeddings)
+
+
+@pytest.mark.parametrize("kind", ["solving", "guessing", "hair-splitting"])
+def test_prompts_are_policies_with_rewards_in_range(kind: str) -> None:
+    p, features, rewards = toys.prompts(kind, 200, seed=1)
+    assert p.shape == rewards.shape == (200, 4) and features.shape == (200, 4, 8)
+    torch.testing.assert_close(p.sum(1), torch.ones(200, dtype=torch.float64))
+    torch.testing.assert_close(features.norm(dim=-1), torch.ones(200, 4, dtype=torch.float64))
+    assert rewards.min() >= 0 and rewards.max() <= 2 and p.min() >= 0
+
+
+def test_prompts_tie_entropy_to_reward_as_documented() -> None:
+    solving, guessing, hair = (toys.prompts(kind, 400) for kind in ("solving", "guessing", "hair-splitting"))
+    assert (solving.rewards.sum(1) == 2).all() and (solving.rewards.amax(1) == 2).all()
+    favoured = (solving.probabilities * solving.rewards / 2).sum(1).mean()
+    assert favoured > 0.4
+    lost = guessing.rewards.sum(1) == 0
+    assert 0.4 < lost.double().mean() < 0.6
+    assert ((guessing.probabilities > 0).sum(1)[~lost] == 2).all()
+    assert ((guessing.probabilities > 0).sum(1)[lost] == 4).all()
+    torch.testing.assert_close(hair.probabilities, solving.probabilities)
+    assert 0.005 < (hair.rewards - 1).std() < 0.02
+    with pytest.raises(KeyError, match="dreaming"):
+        toys.prompts("dreaming", 3)
+
+
+@given(st.floats(1, 179), st.floats(0, 2))
+@settings(max_examples=30, deadline=None)
+def test_two_modes_keep_their_angle_whatever_the_scatter(angle: float, scatter: float) -> None:
+    rows = toys.two_modes(angle, scatter, group_size=8)
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(8, dtype=torch.float64))
+    first, second = rows[:4].mean(0), rows[4:].mean(0)
+    assert float(first @ second / first.norm() / second.norm()) == pytest.approx(np.cos(np.radians(angle)), abs=1e-9)
+    assert float(first.norm()) == pytest.approx(1 / sqrt(1 + scatter**2))
+
+
+def test_app_c_lipschitz_constant_is_the_largest_ratio() -> None:
+    embeddings = double([[1, 0], [0, 1], [-1, 0], [1, 0]])
+    gradients = double([[0.0], [3.0], [4.0], [9.0]])
+    # Squared distances over 1 - cos: 9/1, 16/2, 1/1, 36/1, 25/2; the first and last row share an embedding.
+    assert float(toys.lipschitz_squared(gradients, embeddings)) == pytest.approx(36)
+    rows = torch.nn.functional.normalize(torch.from_numpy(np.random.default_rng(0).standard_normal((5, 6, 4))), dim=-1)
+    torch.testing.assert_close(toys.lipschitz_squared(rows, rows), torch.full((5,), 2.0, dtype=torch.float64))
+
+
+def test_all_groups_are_the_multisets() -> None:
+    groups = toys.all_groups(4, 16)
+    assert groups.shape == (comb(19, 3), 16) == (969, 16)
+    assert len({tuple(row) for row in groups.tolist()}) == 969 and (groups.diff(dim=1) >= 0).all()
+
+
+def test_group_probabilities_count_every_order() -> None:
+    p = double([0.5, 0.3, 0.2])
+    groups = toys.all_groups(3, 4)
+    brute = dict.fromkeys(map(tuple, groups.tolist()), 0.0)
+    for draw in product(range(3), repeat=4):
+        brute[tuple(sorted(draw))] += float(p[list(draw)].prod())
+    torch.testing.assert_close(toys.group_probabilities(groups, p), double(list(brute.values())))
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda x: sum(x) > 0.1))
+@settings(max_examples=30, deadline=None)
+def test_group_probabilities_sum_to_one(values: list[float]) -> None:
+    p = double(values) / sum(values)
+    total = toys.group_probabilities(toys.all_groups(3, 6), p.expand(2, 3)).sum(-1)
+    torch.testing.assert_close(total, torch.ones(2, dtype=torch.float64))
+
+
+def test_group_advantages_by_hand() -> None:
+    groups = toys.all_groups(2, 2)  # (0, 0), (0, 1), (1, 1)
+    rewards = double([[2, 0]])
+    torch.testing.assert_close(toys.group_advantages(groups, rewards, scale=False), double([[[0, 0], [1, -1], [0, 0]]]))
+    a = 1 / (sqrt(2) + 1e-4)
+    torch.testing.assert_close(toys.group_advantages(groups, rewards), double([[[0, 0], [a, -a], [0, 0]]]))
+
+
+def test_eq1_update_moments_match_all_ordered_groups() -> None:
+    rng = np.random.default_rng(5)
+    p = torch.from_numpy(rng.dirichlet(np.ones(3), 2))
+    g = toys.score_gradients(p, torch.from_numpy(rng.standard_normal((2, 3, 4))))
+    rewards = double([[2, 1, 0], [0.3, 0.3, 1]])
+    groups = toys.all_groups(3, 4)
+    moments = toys.update_moments(groups, p, g, toys.group_advantages(groups, rewards))
+    orders = torch.tensor(list(product(range(3), repeat=4)))
+    for prompt in range(2):
+        weight = p[prompt][orders].prod(-1)
+        terms = base_advantages(rewards[prompt][orders]).unsqueeze(-1) * g[prompt][orders]
+        update = terms.mean(1)
+        mean = weight @ update
+        torch.testing.assert_close(moments.mean[prompt], mean)
+        torch.testing.assert_close(moments.variance[prompt], weight @ (update - mean).square().sum(-1))
+        torch.testing.assert_close(moments.norm[prompt], weight @ update.norm(dim=-1))
+        torch.testing.assert_close(moments.spread[prompt], weight @ terms.var(1, correction=0).sum(-1))
+
+
+def test_update_of_two_answers_has_a_closed_form() -> None:
+    groups = toys.all_groups(2, 6)
+    p, features = double([0.3, 0.7]), double([[0.0, 0.0], [3.0, 4.0]])
+    advantages = toys.group_advantages(groups, double([2, 0]))
+    norm = toys.update_moments(groups, p, toys.score_gradients(p, features), advantages).norm
+    right = (groups == 0).double().mean(1)
+    lengths = (5 / 6 * right * (1 - right)).sqrt() * 5
+    torch.testing.assert_close(norm, toys.group_probabilities(groups, p) @ lengths, rtol=2e-4, atol=0)
