@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -22,9 +23,13 @@ from gcpo.params import ParameterError, Params
 
 
 class IPCKernelManager(AsyncKernelManager):
-    """Kernels that talk over files: parallel kernels cannot collide on ports."""
+    """Kernels that talk over files in a folder of their own: parallel kernels cannot collide, on ports or on names."""
 
-    transport = "ipc"
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._folder = tempfile.TemporaryDirectory(prefix="gcpo-", ignore_cleanup_errors=True)
+        self.transport = "ipc"
+        self.ip = str(Path(self._folder.name) / "kernel")
 
 
 def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: int | None = None) -> None:

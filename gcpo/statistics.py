@@ -135,12 +135,14 @@ def stratified_bootstrap(scores: Scores, n: int = 10000, seed: int = 0) -> Strat
     """
     strata = _strata("scores", scores)
     rng = _generator(n, seed)
-    draws = [runs[rng.integers(len(runs), size=(n, len(runs)))] for runs in strata]
-    means = np.mean([draw.mean(axis=1) for draw in draws], axis=0)
-    iqms = trim_mean(np.concatenate(draws, axis=1), 0.25, axis=1)
+    means, iqms = [], []
+    for size in _chunks(n, sum(map(len, strata))):
+        draws = [runs[rng.integers(len(runs), size=(size, len(runs)))] for runs in strata]
+        means.append(np.mean([draw.mean(axis=1) for draw in draws], axis=0))
+        iqms.append(trim_mean(np.concatenate(draws, axis=1), 0.25, axis=1))
     return StratifiedBootstrap(
-        mean=_interval(float(np.mean([runs.mean() for runs in strata])), means),
-        iqm=_interval(interquartile_mean(np.concatenate(strata)), iqms),
+        mean=_interval(float(np.mean([runs.mean() for runs in strata])), np.concatenate(means)),
+        iqm=_interval(interquartile_mean(np.concatenate(strata)), np.concatenate(iqms)),
     )
 
 
@@ -270,11 +272,17 @@ def _multiplicities(rng: Generator, replicates: int, size: int) -> Array:
     return np.bincount(drawn.ravel(), minlength=replicates * size).reshape(replicates, size).astype(np.float64)
 
 
-def _resamples(size: int, n: int, seed: int) -> Iterator[Array]:
-    rng = _generator(n, seed)
+def _chunks(n: int, size: int) -> Iterator[int]:
+    """Numbers of replicates to draw at a time, which sum to `n`."""
     chunk = max(1, CHUNK_ELEMENTS // size)
     for start in range(0, n, chunk):
-        yield _multiplicities(rng, min(chunk, n - start), size)
+        yield min(chunk, n - start)
+
+
+def _resamples(size: int, n: int, seed: int) -> Iterator[Array]:
+    rng = _generator(n, seed)
+    for replicates in _chunks(n, size):
+        yield _multiplicities(rng, replicates, size)
 
 
 def _interval(estimate: float, replicates: Array) -> Interval:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads would only wait for one another
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

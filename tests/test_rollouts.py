@@ -147,7 +147,7 @@ def test_whole_number_rewards_count_as_real_ones() -> None:
 
 GROUPS = [
     ["Answer: a cat", "so, Answer: cat", "no idea", "Answer: a cat"],
-    ["no idea", "Answer: Rome", "hm", "Answer: a dog"],
+    ["no idea", "Answer: Rome", "no idea", "Answer: a dog"],
 ]
 SCORES = torch.tensor([[2.0, 2.0, 0.0, 2.0], [0.0, 2.0, 0.0, 0.0]])
 
@@ -224,7 +224,7 @@ def test_whole_completions_are_embedded_and_clustered_where_asked_for(models: Mo
 def test_a_missing_answer_is_a_cluster_of_its_own(models: Models, full_completion: bool) -> None:
     rollouts = models.rollouts(full_completion=full_completion)
     assert rollouts.answered.tolist() == [[True, True, False, True], [False, True, False, True]]
-    assert len(set(rollouts.clusters[1].tolist())) == 4  # neither missing answer joins the other
+    assert len(set(rollouts.clusters[1].tolist())) == 4  # equal words without an answer do not join
     assert (rollouts.clusters[0] == rollouts.clusters[0, 2]).sum() == 1
 
 

@@ -261,7 +261,7 @@ def test_stratified_bootstrap_is_the_exhaustive_resample_of_two_runs() -> None:
 
 def test_stratified_bootstrap_of_one_task_has_the_normal_width() -> None:
     runs = np.random.default_rng(0).normal(size=100)
-    mean, iqm = s.stratified_bootstrap(runs, n=4000)
+    mean, iqm = s.stratified_bootstrap(runs, n=6000)  # more than one chunk
     half = 1.96 * runs.std() / 10
     assert mean == pytest.approx((runs.mean(), runs.mean() - half, runs.mean() + half), abs=0.02)
     assert iqm.estimate == pytest.approx(np.sort(runs)[25:75].mean())

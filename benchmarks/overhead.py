@@ -1,0 +1,89 @@
+"""Overhead of each method over TRL's own GRPOTrainer, as ratios of step times measured in one process.
+
+Steps of all trainers alternate, so that a slow minute of the machine hits all of them; the ratio of medians is reported.
+Run it with `make bench`; times on a busy machine mean little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from gcpo import world
+from gcpo.evaluation import load_policy
+from gcpo.methods import METHODS
+from gcpo.params import load_profile, validate
+from gcpo.tasks import get_task
+from gcpo.training import build_trainer, quiet
+
+
+def make(method: str | None, folder: Path) -> GRPOTrainer:
+    """A trainer of the laptop profile; None for TRL's own."""
+    params = validate({**load_profile("laptop"), "method": method or "grpo", "max_steps": 10_000})
+    task = get_task(params.task)
+    model, tokens = load_policy(world.resolve(params.policy, "policy"))
+    trainer = build_trainer(params, task, model, tokens, task.load("train", limit=params.train_limit).rows, folder)
+    if method is not None:
+        return trainer
+    own = {name: getattr(trainer.args, name) for name in GRPOConfig.__dataclass_fields__ if hasattr(trainer.args, name)}
+    plain = GRPOConfig(str(folder), **{k: v for k, v in own.items() if k in KEPT})
+    return GRPOTrainer(model, trainer.reward_funcs, plain, train_dataset=trainer.train_dataset, processing_class=tokens)
+
+
+KEPT = (
+    "per_device_train_batch_size", "num_generations", "max_completion_length", "learning_rate", "beta", "temperature",
+    "loss_type", "scale_rewards", "max_steps", "report_to", "disable_tqdm", "log_completions",
+    "num_completions_to_print", "seed",
+)  # fmt: skip
+
+
+def steps(trainer: GRPOTrainer) -> Any:
+    """Step times, one at a time: generation, scoring, loss and update."""
+    trainer.create_optimizer_and_scheduler(1000)
+    while True:
+        for batch in trainer.get_train_dataloader():
+            start = time.perf_counter()
+            trainer.model.train()
+            trainer.training_step(trainer.model, batch, None)
+            trainer.optimizer.step()
+            trainer.optimizer.zero_grad()
+            yield time.perf_counter() - start
+
+
+def main() -> None:
+    """Print a line per method: median step, ratio to TRL's own, and its spread over rounds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--methods", nargs="*", default=[name for name, row in METHODS.items() if not row.permuted])
+    options = parser.parse_args()
+    quiet()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        running = {name: steps(make(name, Path(folder))) for name in [None, *options.methods]}
+        times: dict[str | None, list[float]] = {name: [] for name in running}
+        for round_ in range(options.rounds + 2):
+            for name, stepping in running.items():
+                # The same random numbers for all: the same completions until weights differ.
+                torch.manual_seed(round_)
+                seconds = next(stepping)
+                if round_ >= 2:  # caches and allocators are warm
+                    times[name].append(seconds)
+    own = times[None]
+    for name, measured in times.items():
+        ratios = sorted(a / b for a, b in zip(measured, own, strict=True))
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        print(
+            f"{name or 'TRL GRPOTrainer':16s} {statistics.median(measured):7.3f} s per step, "
+            f"{statistics.median(ratios):5.3f} of TRL's [{low:.3f}, {high:.3f}]"
+        )
+
+
+if __name__ == "__main__":
+    main()
