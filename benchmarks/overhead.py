@@ -1,6 +1,6 @@
 """Overhead of each method over TRL's own GRPOTrainer, as ratios of step times measured in one process.
 
-Steps of all trainers alternate, so that a slow minute of the machine hits all of them; the ratio of medians is reported.
+Steps of all trainers alternate, so that a slow minute of the machine hits all of them; ratios are medians over rounds.
 Run it with `make bench`; times on a busy machine mean little.
 """
 

@@ -97,6 +97,7 @@ def build_trainer(
         "num_completions_to_print": 0,
         "dataloader_pin_memory": False,
         "bf16": params.dtype == "bfloat16",
+        "gradient_checkpointing": False,  # TRL turns it on, which recomputes every forward pass
         **params.grpo,
     }
     args = GCPOConfig(
