@@ -67,6 +67,7 @@ def gradient_statistics(params: Params) -> records.Run:
                 transformers.set_seed(params.seed * 1_000_003 + first)
                 lines = _chunk(params, model, tokens, embedder, entailment, split.rows[first : first + CHUNK])
                 _write(path, lines)
+                run.progress(min(first + CHUNK, len(split.rows)), len(split.rows), "queries")
         queries = pd.concat([pd.read_csv(path) for path in sorted(parts.glob("*.csv"))], ignore_index=True)
         run.table("queries.csv", queries)
         run.manifest["results"] = {

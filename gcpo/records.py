@@ -47,6 +47,10 @@ class Run:
         draft.write_text(json.dumps(self.manifest, indent=1, sort_keys=True, default=str) + "\n")
         draft.replace(self.folder / "manifest.json")
 
+    def progress(self, done: int, total: int, what: str = "") -> None:
+        """Say how far the run is, for whoever waits; a line of text in ``progress``."""
+        (self.folder / "progress").write_text(f"{done}/{total} {what}".strip())
+
     def table(self, name: str, data: pd.DataFrame) -> None:
         """Write one of the run's CSV files in one step; floats keep 9 significant digits, enough for float32."""
         draft = self.folder / f"{name}.draft"
@@ -104,6 +108,7 @@ def record(kind: str, params: Params) -> Iterator[Run]:
         run.manifest["exit"] = f"{type(error).__name__}: {error}"
         raise
     finally:
+        (run.folder / "progress").unlink(missing_ok=True)
         run.manifest["ended"] = _now()
         run.manifest["seconds"] = round(before + time.monotonic() - start, 1)
         run.manifest["peak_memory_gb"] = round(_peak_memory(), 2)

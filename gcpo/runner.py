@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -83,26 +84,39 @@ def run_grid(found: Sequence[tuple[str, Params]], jobs: int) -> list[records.Run
     Returns the runs that did not finish.
     """
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    start, failed = time.monotonic(), []
-    with ProcessPoolExecutor(max_workers=jobs) as pool:
-        waiting = {pool.submit(run, kind, params, threads): records.run_id(kind, params) for kind, params in found}
-        bar = tqdm(total=len(waiting), unit="run", disable=not sys.stderr.isatty())
-        for count, future in enumerate(as_completed(waiting), 1):
-            name = waiting[future]
-            try:
-                done = future.result()
-            except Exception:
-                done = records.Run(Path(name), {"id": name, "status": "failed", "exit": traceback.format_exc(limit=1)})
-            if not done.finished:
-                failed.append(done)
-            left = (time.monotonic() - start) / count * (len(waiting) - count)
-            bar.update()
-            bar.write(
-                f"[{count}/{len(waiting)}] {name}: {_outcome(done)}; about {left / 60:.0f} min left", file=sys.stdout
-            )
-            sys.stdout.flush()
-        bar.close()
+    start, failed, total = time.monotonic(), [], len(found)
+    with (
+        ProcessPoolExecutor(max_workers=jobs) as pool,
+        tqdm(total=total, unit="run", disable=not sys.stderr.isatty()) as bar,
+    ):
+        folders = {pool.submit(run, kind, params, threads): records.folder(kind, params) for kind, params in found}
+        waiting = set(folders)
+        while waiting:
+            ended, waiting = wait(waiting, timeout=2, return_when=FIRST_COMPLETED)
+            count = total - len(waiting)
+            for future in ended:
+                folder = folders[future]
+                try:
+                    done = future.result()
+                except Exception:
+                    done = records.Run(folder, {"id": folder.name, "exit": traceback.format_exc(limit=1)})
+                if not done.finished:
+                    failed.append(done)
+                bar.update()
+                left = (time.monotonic() - start) / count * len(waiting) / 60
+                bar.write(
+                    f"[{count}/{total}] {folder.name}: {_outcome(done)}; about {left:.0f} min left", file=sys.stdout
+                )
+                sys.stdout.flush()
+            bar.set_postfix_str("; ".join(_progress(folders[future]) for future in waiting if future.running()))
     return failed
+
+
+def _progress(folder: Path) -> str:
+    """Which run, and how far it is."""
+    with contextlib.suppress(OSError):
+        return f"{folder.name} {(folder / 'progress').read_text()}"
+    return f"{folder.name} starting"
 
 
 def _outcome(done: records.Run) -> str:

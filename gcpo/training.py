@@ -58,6 +58,7 @@ def train(params: Params) -> records.Run:
         run.write()
         if params.max_steps:
             trainer = build_trainer(params, task, model, tokens, train_rows.rows, run.folder)
+            trainer.add_callback(_Progress(run))
             trainer.train(resume_from_checkpoint=_last_checkpoint(run.folder))
             run.table("metrics.csv", step_metrics(trainer.state.log_history))
             model = trainer.accelerator.unwrap_model(trainer.model)
@@ -78,6 +79,17 @@ def train(params: Params) -> records.Run:
         shutil.rmtree(checkpoint)
     (run.folder / "README.md").unlink(missing_ok=True)  # TRL's model card, written with each checkpoint
     return run
+
+
+class _Progress(transformers.TrainerCallback):
+    """Writes step and reward where the batch runner shows them."""
+
+    def __init__(self, run: records.Run) -> None:
+        self.run = run
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if logs and "reward" in logs:
+            self.run.progress(state.global_step, state.max_steps, f"reward {logs['reward']:.2f}")
 
 
 def build_trainer(

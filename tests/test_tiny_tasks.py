@@ -157,7 +157,7 @@ def test_every_question_is_answered_by_its_passage(split: str) -> None:
         assert answer in row.references, row
         assert tinyqa.TASK.reward(answer, row.references) == 2.0
         worded[row.references.index(answer)] += 1
-    assert min(worded.values()) > DRAWS / 4  # passages use either wording
+    assert min(worded[0], worded[1]) > DRAWS / 4  # passages use either wording
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -235,7 +235,7 @@ def test_a_near_miss_changes_one_attribute() -> None:
                 same = [a == b for a, b in zip(value, other, strict=True)]
                 assert sum(same) == 1
                 changed[same[0]] += 1
-    assert min(changed.values()) / sum(changed.values()) > 0.4
+    assert 0.4 < changed[True] / sum(changed.values()) < 0.6
 
 
 def test_the_noisy_corpus_is_wrong_at_the_rate_of_each_relation() -> None:
@@ -352,7 +352,7 @@ def test_a_solution_without_slips_has_every_step_in_symbols_or_in_words() -> Non
             assert [c for c in text.split() if c in "+-*"] == [operation for operation, _ in problem[1]]
         else:
             assert numbers == [problem[0], *(number for _, operand, result in used for number in (operand, result))]
-    assert min(styles.values()) > DRAWS / 3
+    assert min(styles[True], styles[False]) > DRAWS / 3
 
 
 def test_slips_make_some_solutions_wrong_and_keep_their_numbers_in_range() -> None:
