@@ -281,6 +281,42 @@ def test_the_reference_stands_in_where_no_finished_run_is_on_disk() -> None:
     assert records.find("p")[["seed", "reference"]].values.tolist() == [[2, False]]
 
 
+def test_the_reference_is_read_when_asked_for() -> None:
+    finished(seed=1)
+    records.publish("p")
+    finished(seed=2)
+    assert records.find("p")["seed"].tolist() == [1, 2]
+    found = records.find("p", reference=True)
+    assert found[["seed", "reference"]].values.tolist() == [[1, True]]
+    assert records.find("q", reference=True).empty
+
+
+def test_coverage_counts_what_a_grid_asks_for_and_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [{"kind": "train", "method": ["grpo", "se"], "seed": [0, 1, 2]}, {"kind": "train", "max_steps": [0]}]
+    write_grid("g", [*blocks, {"kind": "gradients", "task": ["tinymath"]}])
+    finished(method="grpo", seed=0)
+    failed(method="grpo", seed=1)
+    finished(method="grpo", seed=7)  # not asked for
+    monkeypatch.setattr(records, "environment", lambda: {"commit": "beef" * 10, "dirty": True})
+    finished(method="grpo", seed=2)
+    finished(max_steps=0)
+
+    def row(task: str, run: str, wanted: int, finished: int, failed: int, dirty: int, commits: str) -> dict[str, Any]:
+        counts = {"wanted": wanted, "finished": finished, "failed": failed, "dirty": dirty}
+        return {"task": task, "run": run, **counts, "commits": commits, "source": "this machine"}
+
+    assert records.coverage("g", "p").to_dict("records") == [
+        row("tinyqa", "grpo", 3, 2, 1, 1, "beefbee, c0ffee"),
+        row("tinyqa", "se", 3, 0, 0, 0, ""),
+        row("tinyqa", "no training", 1, 1, 0, 1, "beefbee"),
+        row("tinymath", "gradients", 1, 0, 0, 0, ""),
+    ]
+    records.publish("p")
+    published = records.coverage("g", "p", reference=True)
+    assert set(published["source"]) == {"reference"}
+    assert published["finished"].tolist() == [2, 0, 1, 0]
+
+
 def test_gather_joins_the_tables_of_runs_with_their_keys() -> None:
     for seed in (0, 1):
         run = finished(seed=seed)
