@@ -32,7 +32,7 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
         raise ParameterError(f"Unknown grid {grid!r}.{nearest(grid, grids())}")
     base = load_profile(profile)
     found: dict[tuple[str, str], tuple[str, Params]] = {}
-    for block in yaml.safe_load(path.read_text()):
+    for block in yaml.safe_load(path.read_text()) or []:
         kind, axes = block.get("kind"), {key: value for key, value in block.items() if key != "kind"}
         if kind not in KINDS:
             raise ParameterError(f"{path}: kind must be one of {', '.join(KINDS)}, got {kind!r}.")

@@ -76,7 +76,9 @@ class Params(BaseModel):
     train_split: str = Field("train", description="split to train on")
     train_limit: Positive = Field(200, description="prompts of it")
     eval_split: str = Field("test", description="held-out split")
-    eval_limit: Positive = Field(16, description="questions of it, for evaluation and gradient statistics")
+    eval_limit: Annotated[int, BeforeValidator(_number), Field(ge=2)] = Field(
+        16, description="questions of it, for evaluation and gradient statistics"
+    )
     eval_samples: Count = Field(2, description="sampled answers per question beside the greedy one")
     data_revision: str | None = Field(None, description="commit of the data set on the Hub")
     gradient_parameters: list[str] | None = Field(None, description="patterns of parameter names for V(q); all if null")
@@ -140,8 +142,11 @@ class Params(BaseModel):
         return self
 
     def digest(self) -> str:
-        """Six hexadecimal digits of a hash of all values but the profile's name."""
-        text = json.dumps(self.model_dump(exclude={"profile"}), sort_keys=True)
+        """Six hexadecimal digits of a hash of the profile's values, without its name.
+
+        Values equal to their defaults are left out, so that a parameter added later renames no earlier run.
+        """
+        text = json.dumps(self.model_dump(exclude={"profile"}, exclude_defaults=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 

@@ -81,7 +81,7 @@ def load(path: Path) -> Run:
 def record(kind: str, params: Params) -> Iterator[Run]:
     """Open a run: its manifest says running now, and finished or failed (and why) at the end.
 
-    Seconds add up over interrupted attempts.
+    Seconds add up over attempts; one that was killed could not write its own.
     """
     run = load(folder(kind, params))
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def environment() -> dict[str, Any]:
 def _git(*arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", *arguments], cwd=paths.ROOT, capture_output=True, text=True, timeout=20)
-    except OSError:
+    except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 
@@ -162,15 +162,15 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def runs(profile: str, reference: bool = False) -> tuple[list[Run], bool]:
+def runs(profile: str, reference: bool = False, wanted: set[str] | None = None) -> tuple[list[Run], bool]:
     """All runs of a profile, and whether they are those of the committed reference.
 
-    The reference is read when asked for, and where no finished run is on disk.
+    The reference is read when asked for, and where no finished run (with an id in ``wanted``, if given) is on disk.
     """
     for root, committed in ((paths.OUTPUTS, False), (paths.REFERENCE, True)):
         if committed or not reference:
             found = [load(path.parent) for path in sorted((root / profile / "runs").glob("*/manifest.json"))]
-            if any(run.finished for run in found):
+            if any(run.finished and (wanted is None or run.folder.name in wanted) for run in found):
                 return found, committed
     return [], reference
 
@@ -181,7 +181,8 @@ def find(profile: str, grid: str | None = None, reference: bool = False) -> pd.D
     Columns: id, kind, every parameter, every figure of the manifest's ``results``, seconds, peak_memory_gb, commit,
     dirty, folder (a Path) and reference (bool). Empty where nothing has run.
     """
-    found, committed = runs(profile, reference)
+    wanted = _wanted(grid, profile) if grid is not None else None
+    found, committed = runs(profile, reference, wanted)
     lines = [
         {
             **run.manifest["params"],
@@ -191,15 +192,15 @@ def find(profile: str, grid: str | None = None, reference: bool = False) -> pd.D
             "reference": committed,
         }
         for run in found
-        if run.finished
+        if run.finished and (wanted is None or run.folder.name in wanted)
     ]
-    table = pd.DataFrame(lines)
-    if grid is not None and len(table):
-        from gcpo.grids import expand  # grids are made of runs
+    return pd.DataFrame(lines)
 
-        wanted = {run_id(kind, params) for kind, params in expand(grid, profile)}
-        table = table[table["id"].isin(wanted)].reset_index(drop=True)
-    return table
+
+def _wanted(grid: str, profile: str) -> set[str]:
+    from gcpo.grids import expand  # grids are made of runs
+
+    return {run_id(kind, params) for kind, params in expand(grid, profile)}
 
 
 def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
@@ -209,8 +210,8 @@ def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
     """
     from gcpo.grids import expand
 
-    found, committed = runs(profile, reference)
-    by_id = {run.manifest.get("id"): run.manifest for run in found}
+    found, committed = runs(profile, reference, _wanted(grid, profile))
+    by_id = {run.folder.name: run.manifest for run in found}
     rows = []
     for kind, params in expand(grid, profile):
         manifest = by_id.get(run_id(kind, params), {})
