@@ -6,19 +6,23 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce test setup smoke lint bench reference clean
+.PHONY: reproduce test unit world setup smoke lint bench reference clean
 
-reproduce: setup  ## every table and figure, with PROFILE=laptop unless told otherwise
-	$(BIN)/python -m gcpo world
+reproduce: world  ## every table and figure, with PROFILE=laptop unless told otherwise
 	$(BIN)/python -m gcpo grid table1 figure1 --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE)
 
 test: setup lint  ## all checks: unit and property tests, slow tests, notebooks, the smoke profile end to end
-	$(BIN)/python -m pytest -q -m "not slow and not network and not gpu"
-	$(BIN)/python -m gcpo world
+	$(MAKE) --no-print-directory -j 2 unit world
 	$(BIN)/python -m pytest -q -m "slow and not network and not gpu"
 	$(BIN)/python -m pytest -q --nbval-lax --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg notebooks
 	$(MAKE) --no-print-directory smoke
+
+unit: setup  ## unit and property tests
+	$(BIN)/python -m pytest -q -m "not slow and not network and not gpu"
+
+world: setup  ## the embedded policy and entailment model, once
+	$(BIN)/python -m gcpo world
 
 setup: .venv/installed  ## the virtual environment with the pinned packages and this one
 

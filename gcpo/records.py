@@ -194,7 +194,7 @@ def find(profile: str, grid: str | None = None, reference: bool = False) -> pd.D
         for run in found
         if run.finished and (wanted is None or run.folder.name in wanted)
     ]
-    return pd.DataFrame(lines)
+    return pd.DataFrame(lines, columns=None if lines else [*Params.model_fields, "id", "kind", "folder", "reference"])
 
 
 def _wanted(grid: str, profile: str) -> set[str]:

@@ -47,7 +47,7 @@ def train(params: Params) -> records.Run:
         eval_rows = task.load(params.eval_split, limit=params.eval_limit, revision=params.data_revision)
         run.manifest["data"] = {"train": train_rows.source, "eval": eval_rows.source}
         name = world.resolve(params.policy, "policy")
-        # LoRA adapters are drawn when the trainer is built, before TRL seeds anything.
+        # Everything that is drawn while policy, adapters and trainer are built depends on the run's seed.
         transformers.set_seed(params.seed)
         model, tokens = load_policy(name, revision=params.policy_revision, dtype=params.dtype)
         run.manifest["models"] = {
