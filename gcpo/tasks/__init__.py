@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import TYPE_CHECKING
+
+from gcpo.methods import nearest
 
 if TYPE_CHECKING:
     from gcpo.tasks.base import Task
@@ -15,7 +16,5 @@ TASKS = ("tinyqa", "tinymath", "narrativeqa")
 def get_task(name: str) -> Task:
     """The task of that name. Raises ``ValueError`` with the nearest valid name for an unknown one."""
     if name not in TASKS:
-        nearest = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise ValueError(f"unknown task {name!r}: {hint}Tasks: {', '.join(TASKS)}")
+        raise ValueError(f"Unknown task {name!r}.{nearest(name, TASKS)}")
     return importlib.import_module(f"gcpo.tasks.{name}").TASK
