@@ -69,7 +69,7 @@ def test_the_right_answer_to_a_generated_question_earns_2(name: str) -> None:
 def test_an_unknown_task_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"'narativeqa'\. Did you mean 'narrativeqa'\?.*tinymath"):
         get_task("narativeqa")
-    with pytest.raises(ValueError, match="Unknown task 'zzz'. Valid names: tinyqa"):
+    with pytest.raises(ValueError, match=r"Unknown task 'zzz'\. Valid names: tinyqa"):
         get_task("zzz")
 
 
