@@ -19,7 +19,7 @@ from gcpo.params import Params
 from gcpo.rollouts import from_texts
 from gcpo.semantics import Embedder, Entailment
 from gcpo.tasks import get_task
-from gcpo.training import quiet
+from gcpo.training import models, quiet
 
 CHUNK = 10  # queries between two writes: what a kill can lose
 
@@ -56,6 +56,7 @@ def gradient_statistics(params: Params) -> records.Run:
         model, tokens = load_policy(
             world.resolve(params.policy, "policy"), revision=params.policy_revision, dtype=params.dtype
         )
+        run.manifest["models"] = models(params, model)
         embedder = Embedder(params.embedder)
         entailment = Entailment(world.resolve(params.entailment, "entailment"))
         run.write()

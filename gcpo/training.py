@@ -50,11 +50,7 @@ def train(params: Params) -> records.Run:
         # Everything that is drawn while policy, adapters and trainer are built depends on the run's seed.
         transformers.set_seed(params.seed)
         model, tokens = load_policy(name, revision=params.policy_revision, dtype=params.dtype)
-        run.manifest["models"] = {
-            "policy": {"name": params.policy, "revision": getattr(model.config, "_commit_hash", None)},
-            "embedder": params.embedder,
-            "entailment": params.entailment,
-        }
+        run.manifest["models"] = models(params, model)
         run.write()
         if params.max_steps:
             trainer = build_trainer(params, task, model, tokens, train_rows.rows, run.folder)
@@ -79,6 +75,18 @@ def train(params: Params) -> records.Run:
         shutil.rmtree(checkpoint)
     (run.folder / "README.md").unlink(missing_ok=True)  # TRL's model card, written with each checkpoint
     return run
+
+
+def models(params: Params, policy: Any) -> dict[str, Any]:
+    """The models of a run as its manifest keeps them, with what pins them: a Hub commit, or the embedded world's hash."""
+    embedded = world.TINY in (params.policy, params.entailment)
+    return {
+        "policy": params.policy,
+        "policy_revision": getattr(policy.config, "_commit_hash", None),
+        "embedder": params.embedder,
+        "entailment": params.entailment,
+        "world": world.key(world.Settings()) if embedded else None,
+    }
 
 
 class _Progress(transformers.TrainerCallback):
