@@ -78,7 +78,7 @@ def train(params: Params) -> records.Run:
 
 
 def models(params: Params, policy: Any) -> dict[str, Any]:
-    """The models of a run as its manifest keeps them, with what pins them: a Hub commit, or the embedded world's hash."""
+    """The models of a run for its manifest, with what pins them: a Hub commit, or the embedded world's hash."""
     embedded = world.TINY in (params.policy, params.entailment)
     return {
         "policy": params.policy,
