@@ -166,13 +166,23 @@ def weights(method: str, rollouts: Rollouts, *, alpha: float = ALPHA, seed: int 
         (B, G), within ``weight_range(method, alpha, G)``.
 
     Raises:
-        ValueError: unknown method; one group for ``gcpo_shuffled``.
+        ValueError: unknown method; one group for ``gcpo_shuffled``; a weight that is not finite (the trainer replaces
+            such a weight by 1 and counts it).
         MissingFeatureError: a feature that the method reads was not given.
     """
     if not get_method(method).factors:
         return torch.ones_like(rollouts.rewards)
     per_group = group_weights(method, group_factors(method, rollouts, alpha=alpha), seed=seed)
+    if not per_group.isfinite().all():
+        group = int((~per_group.isfinite()).nonzero()[0])
+        raise ValueError(
+            f"{method}: the weight of group {group} is not finite; look at its features, {_reads(method)}."
+        )
     return per_group.to(rollouts.rewards.dtype).unsqueeze(1).expand_as(rollouts.rewards)
+
+
+def _reads(method: str) -> str:
+    return ", ".join(["rewards", *sorted(METHODS[method].reads)])
 
 
 def base_advantages(rewards: Float[Tensor, "B G"]) -> Float[Tensor, "B G"]:

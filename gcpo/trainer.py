@@ -89,7 +89,7 @@ class GCPOTrainer(GRPOTrainer):
         answer_extractor: completion text -> answer, or None when there is none; answers are embedded and clustered.
         embedder: used instead of loading ``args.embedding_model``.
         entailment: used instead of loading ``args.entailment_model``.
-        trl_kwargs: every other argument of `GRPOTrainer`.
+        trl_args, trl_kwargs: every other argument of `GRPOTrainer`, in its order or by name.
 
     Raises:
         TypeError: ``args`` is not a GCPOConfig.
@@ -104,9 +104,9 @@ class GCPOTrainer(GRPOTrainer):
     def __init__(
         self,
         model: Any,
-        reward_funcs: Any,
+        reward_funcs: Any = None,
         args: GCPOConfig | None = None,
-        *,
+        *trl_args: Any,
         answer_extractor: Callable[[str], str | None] = final_answer,
         embedder: Embedder | None = None,
         entailment: Entailment | None = None,
@@ -125,7 +125,7 @@ class GCPOTrainer(GRPOTrainer):
         self.embedder, self.entailment = embedder, entailment
         self._warned_range = False
         self._scored: tuple[Tensor, list[str]] | None = None
-        super().__init__(model, reward_funcs, args, **trl_kwargs)
+        super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)

@@ -459,3 +459,10 @@ def test_the_permutation_leaves_the_global_generator_alone() -> None:
 def test_one_group_cannot_be_shuffled() -> None:
     with pytest.raises(ValueError, match=r"at least 2 groups, got 1: put more prompts into the generation batch"):
         weights("gcpo_shuffled", rollouts_of(0, 1, 4))
+
+
+def test_a_weight_that_is_not_finite_is_an_error_that_names_the_group() -> None:
+    embeddings = torch.randn(3, 4, 5)
+    embeddings[1, 2] = 0.0  # no direction
+    with pytest.raises(ValueError, match=r"gcpo_cd: the weight of group 1 is not finite.*embeddings"):
+        weights("gcpo_cd", Rollouts(torch.rand(3, 4), embeddings=embeddings))

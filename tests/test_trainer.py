@@ -234,6 +234,15 @@ def test_unscorable_responses_get_no_advantage_and_no_part_in_the_statistics(scr
     assert (advantages[:, 0] == 0).all() and (advantages[:, 3] > 1).all()
 
 
+def test_a_weight_that_is_not_finite_is_replaced_by_one_and_counted(scratch: Path, tmp_path: Path) -> None:
+    trainer = gcpo_trainer(scratch, tmp_path, "cd_only")
+    trainer.embedder = lambda texts: torch.zeros(len(texts), 4)  # no text has a direction
+    trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["gcpo/replaced_weights"] for entry in steps] == [PROMPTS] * STEPS
+    assert all(entry["gcpo/weight"] == 1 for entry in steps)
+
+
 def test_equal_rewards_leave_the_policy_as_it_is(scratch: Path, tmp_path: Path) -> None:
     def flat(completions: list[Any], **_: Any) -> list[float]:
         return [1.0] * len(completions)
