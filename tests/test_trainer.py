@@ -282,7 +282,7 @@ def test_shuffled_weights_are_those_of_other_groups(scratch: Path, tmp_path: Pat
         ({"alpha": -1.0}, "alpha"),
         ({"reward_range": (1.0, 1.0)}, "reward_range"),
         ({"entailment_threshold": 35.0}, "probability"),
-        ({"num_generations": 1}, "num_generations"),
+        ({"num_generations": 1}, "at least 2 generations"),
         ({"method": "gcpo_shuffled", "per_device_train_batch_size": G}, "one group"),
     ],
 )
