@@ -40,13 +40,14 @@ def make(method: str | None, folder: Path) -> GRPOTrainer:
 KEPT = (
     "per_device_train_batch_size", "num_generations", "max_completion_length", "learning_rate", "beta", "temperature",
     "loss_type", "scale_rewards", "max_steps", "report_to", "disable_tqdm", "log_completions",
-    "num_completions_to_print", "seed",
+    "num_completions_to_print", "seed", "gradient_checkpointing", "bf16",
 )  # fmt: skip
 
 
 def steps(trainer: GRPOTrainer) -> Any:
     """Step times, one at a time: generation, scoring, loss and update."""
     trainer.create_optimizer_and_scheduler(1000)
+    trainer.current_gradient_accumulation_steps = 1  # set by the training loop, which is not used here
     while True:
         for batch in trainer.get_train_dataloader():
             start = time.perf_counter()
