@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from gcpo.measures import barycentric_transport, cosine_dispersion, reward_dispersion, semantic_entropy
 
 if TYPE_CHECKING:
-    from gcpo.trainer import GCPOConfig, GCPOTrainer
+    from gcpo.config import GCPOConfig
+    from gcpo.trainer import GCPOTrainer
 
 __version__ = "0.1.0"
 __all__ = [

@@ -232,6 +232,26 @@ def reward_dispersion(
     [0, 1]; exactly 0 for equal rewards, clipped to 1 for rewards outside the range. NaN marks a response that could not
     be scored: it is left out and G counts the others. Raises ValueError when the range is empty.
     """
+    deviation, count = _reward_deviations(rewards, reward_range)
+    maximum = 2 / count * (count / 2).floor() * (count / 2).ceil() * (reward_range[1] - reward_range[0])
+    return torch.where(count > 1, deviation.abs().sum(-1) / maximum, 0).clamp(0, 1)
+
+
+def reward_variance(
+    rewards: Real[Tensor, "*groups G"], reward_range: tuple[float, float] = (0.0, 2.0)
+) -> Float[Tensor, "*groups"]:
+    """Variance of the rewards over the largest one in `reward_range`: Var_pop / (range / 2)^2 (Q-Hawkeye's u).
+
+    Dimensionless, in [0, 1]; equals :func:`reward_dispersion` for rewards at the two ends and even G. Clipped to 1
+    for rewards outside the range. NaN rewards are left out. Raises ValueError when the range is empty.
+    """
+    deviation, count = _reward_deviations(rewards, reward_range)
+    variance = deviation.square().sum(-1) / count.clamp(min=1)
+    return (variance / ((reward_range[1] - reward_range[0]) / 2) ** 2).clamp(0, 1)
+
+
+def _reward_deviations(rewards: Tensor, reward_range: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """r_i - mean, 0 for NaN, and the number of rewards that are not NaN."""
     low, high = reward_range
     if not low < high:
         raise ValueError(f"reward_range is {reward_range}, expected (low, high) with low < high")
@@ -242,6 +262,4 @@ def reward_dispersion(
     lowest = rewards.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)
     gain = (rewards - lowest).masked_fill(~valid, 0)
     mean = gain.sum(-1, keepdim=True) / count.unsqueeze(-1).clamp(min=1)
-    raw = ((gain - mean).abs() * valid).sum(-1)
-    maximum = 2 / count * (count / 2).floor() * (count / 2).ceil() * (high - low)
-    return torch.where(count > 1, raw / maximum, 0).clamp(0, 1)
+    return (gain - mean) * valid, count

@@ -42,15 +42,16 @@ Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
 class Params(BaseModel):
     """Every parameter of a run; the defaults are the smoke profile.
 
-    In a file, any value but ``task`` and ``grpo`` may be a mapping from task to value, with ``default`` for the other
-    tasks.
+    In a file, any value but ``task``, ``method_options`` and ``grpo`` may be a mapping from task to value, with
+    ``default`` for the other tasks.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     profile: str = Field("smoke", description="names the folder of outputs", pattern=r"^[\w-]+$")
     task: str = Field("tinyqa", description="a name in gcpo.tasks.TASKS")
-    method: str = Field("gcpo_bot", description="a name in gcpo.methods.METHODS")
+    method: str = Field("gcpo_bot", description="a name in gcpo.methods.METHODS, or a product of them")
+    method_options: dict[str, Any] = Field({}, description="constants of the method")
     seed: Count = Field(0, description="of everything random in the run")
 
     policy: str = Field("tiny", description='starting policy: path, Hub name, "tiny" or "scratch"')
@@ -61,7 +62,8 @@ class Params(BaseModel):
     entailment: str = Field("tiny", description='sequence classifier: path, Hub name or "tiny"')
     entailment_threshold: Share = Field(0.35, description="to join a cluster (GCPO App. E.3)")
 
-    alpha: Number = Field(0.6, description="alpha_base (GCPO App. E.3)")
+    alpha: Number | None = Field(None, description="alpha_base; the method's own if null (GCPO App. E.3: 0.6)")
+    equalize_mean: bool = Field(False, description="divide weights by their mean over the batch")
     reward_range: tuple[float, float] = Field((0.0, 2.0), description="normalises RD (GCPO Table 5)")
     group_size: Positive = Field(4, description="G, responses per prompt")
     prompts_per_step: Positive = Field(2, description="prompts per optimiser step")
@@ -91,7 +93,7 @@ class Params(BaseModel):
         task = str(values.get("task", cls.model_fields["task"].default))
         chosen = {}
         for key, value in values.items():
-            if key in ("grpo", "task") or not isinstance(value, Mapping):
+            if key in ("grpo", "method_options", "task") or not isinstance(value, Mapping):
                 chosen[key] = value
             elif task in value or "default" in value:
                 chosen[key] = value.get(task, value.get("default"))
@@ -137,7 +139,7 @@ class Params(BaseModel):
             raise ValueError("temperature: 0 samples the same answer G times; use a value above 0")
         if not self.reward_range[0] < self.reward_range[1]:
             raise ValueError(f"reward_range: must be [low, high] with low < high, got {list(self.reward_range)}")
-        if get_method(self.method).permuted and self.prompts_per_step < 2:
+        if get_method(self.method, **self.method_options).permuted and self.prompts_per_step < 2:
             raise ValueError(f"prompts_per_step: {self.method} permutes weights across groups and needs at least 2")
         return self
 

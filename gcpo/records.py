@@ -59,8 +59,8 @@ class Run:
 
 
 def run_id(kind: str, params: Params) -> str:
-    """task-method-seed-hash for training, task-gradients-seed-hash for gradient statistics."""
-    name = params.method if kind == "train" else kind
+    """task-method-seed-hash for training, task-gradients-seed-hash for gradient statistics; "a+b" for a product."""
+    name = params.method.replace("*", "+") if kind == "train" else kind
     return f"{params.task}-{name}-{params.seed}-{params.digest()}"
 
 

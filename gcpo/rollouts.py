@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gcpo.semantics import Embedder, Entailment, cluster_nli, group_nli
+from gcpo.semantics import Embedder, Entailment, cluster_nli, exact_clusters, group_nli, math_clusters
 
+END_OF_THOUGHT = "</think>"  # of reasoning models
 NO_ANSWER = "no answer"  # the text that stands for a missing answer in embeddings
 
 Feature = Tensor | Callable[[], Tensor] | None
@@ -19,6 +21,9 @@ Feature = Tensor | Callable[[], Tensor] | None
 # Trailing dimensions after (B, G): a size that differs between runs is written None.
 _TRAILING: dict[str, tuple[int | None, ...]] = {
     "clusters": (),
+    "exact_clusters": (),
+    "math_clusters": (),
+    "task_clusters": (),
     "embeddings": (None,),
     "nli": (-1, 3),  # -1 stands for G
     "logps": (None,),
@@ -28,6 +33,7 @@ _TRAILING: dict[str, tuple[int | None, ...]] = {
     "ref_logps": (None,),
     "ratios": (None,),
     "answered": (),
+    "correctness": (),
 }
 
 
@@ -41,6 +47,8 @@ class Rollouts:
     Args:
         rewards: (B, G), NaN for a response that could not be scored.
         clusters: (B, G) int, semantic cluster labels, arbitrary within a group.
+        exact_clusters, math_clusters, task_clusters: (B, G) int, other labels, of equal texts and so on (see
+            :data:`gcpo.factors.CLUSTERS`); a method that asks for a kind that is not given reads ``clusters``.
         embeddings: (B, G, d), one per response; measures normalise them.
         nli: (B, G, G, 3), probabilities of entailment, neutral and contradiction; premise i, hypothesis j.
         logps: (B, G, T), token log-probabilities under the policy that sampled.
@@ -50,7 +58,10 @@ class Rollouts:
         ref_logps: (B, G, T), token log-probabilities under a reference policy.
         ratios: (B, G, T), probability ratios of the current to the sampling policy.
         answered: (B, G) bool, False where no answer could be extracted.
+        correctness: (B, G) in [0, 1], how right each response is; the reward's place in ``reward_range`` if not given.
+            Above 1/2 is right; NaN is neither right nor wrong.
         reward_range: lowest and highest possible reward.
+        max_completion_length: the longest completion that can be sampled, in tokens; T of ``mask`` if not given.
 
     Raises:
         ValueError: a shape that does not fit ``rewards``, or an empty ``reward_range``.
@@ -62,6 +73,9 @@ class Rollouts:
         rewards: Float[Tensor, "B G"],
         *,
         clusters: Feature = None,
+        exact_clusters: Feature = None,
+        math_clusters: Feature = None,
+        task_clusters: Feature = None,
         embeddings: Feature = None,
         nli: Feature = None,
         logps: Feature = None,
@@ -71,7 +85,9 @@ class Rollouts:
         ref_logps: Feature = None,
         ratios: Feature = None,
         answered: Feature = None,
+        correctness: Feature = None,
         reward_range: tuple[float, float] = (0.0, 2.0),
+        max_completion_length: int | None = None,
     ) -> None:
         if rewards.ndim != 2:
             raise ValueError(f"rewards must have shape (B, G), got {tuple(rewards.shape)}.")
@@ -81,8 +97,12 @@ class Rollouts:
         # Weights take the rewards' type, in which whole numbers would cut them off.
         self.rewards = rewards if rewards.is_floating_point() else rewards.float()
         self.reward_range = (float(low), float(high))
+        self.max_completion_length = max_completion_length
         given = {
             "clusters": clusters,
+            "exact_clusters": exact_clusters,
+            "math_clusters": math_clusters,
+            "task_clusters": task_clusters,
             "embeddings": embeddings,
             "nli": nli,
             "logps": logps,
@@ -92,6 +112,7 @@ class Rollouts:
             "ref_logps": ref_logps,
             "ratios": ratios,
             "answered": answered,
+            "correctness": correctness if correctness is not None else (self.rewards - low) / (high - low),
         }
         self._features: dict[str, Feature] = {name: value for name, value in given.items() if value is not None}
         for name, value in self._features.items():
@@ -103,10 +124,20 @@ class Rollouts:
         """G, the number of responses per prompt."""
         return self.rewards.shape[1]
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that can be read."""
+        return tuple(self._features)
+
     @functools.cached_property
     def scorable(self) -> Bool[Tensor, "B G"]:
         """Where a reward exists; the others take no part in any group statistic."""
         return ~self.rewards.isnan()
+
+    def clusters_as(self, kind: str | None) -> Int[Tensor, "B G"]:
+        """Cluster labels of a kind of ``gcpo.factors.CLUSTERS``; ``clusters`` itself where that kind was not given."""
+        name = f"{kind}_clusters"
+        return getattr(self, name if name in self._features else "clusters")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in _TRAILING:
@@ -147,13 +178,14 @@ def from_texts(
     entailment: Entailment | None,
     threshold: float,
     reward_range: tuple[float, float],
-    **features: Feature,
+    **features: Any,
 ) -> Rollouts:
     """Rollouts whose embeddings, NLI and clusters come from the texts of B groups of G completions, when first read.
 
-    What is embedded and clustered is the extracted answer, or the whole completion with ``full_completion`` (GCPO,
-    App. E.3). A completion without an answer is a cluster of its own; it is embedded as :data:`NO_ANSWER`, a fixed
-    text, unless the whole completion is embedded.
+    What is embedded and clustered by entailment is the extracted answer, or the whole completion with
+    ``full_completion`` (GCPO, App. E.3: mathematics); exact and mathematical clusters are of answers. A completion
+    without an answer is a cluster of its own; it is embedded as :data:`NO_ANSWER`, a fixed text, unless the whole
+    completion is embedded.
     """
     answers = [[extract(text) for text in group] for group in groups]
     answered = torch.tensor([[answer is not None for answer in group] for group in answers], dtype=torch.bool)
@@ -169,13 +201,54 @@ def from_texts(
         assert entailment is not None
         return group_nli(shown, entailment)
 
+    def by_entailment() -> Tensor:
+        return cluster_nli(rollouts.nli, answered, threshold)
+
+    def by_mathematics() -> Tensor:
+        return torch.stack([math_clusters(group) for group in answers])
+
     rollouts = Rollouts(
         rewards,
         embeddings=embeddings if embedder else None,
         nli=nli if entailment else None,
-        clusters=(lambda: cluster_nli(rollouts.nli, answered, threshold)) if entailment else None,
+        clusters=by_entailment if entailment else None,
+        exact_clusters=lambda: torch.stack([exact_clusters(group) for group in answers]),
+        math_clusters=by_mathematics,
+        task_clusters=by_mathematics if full_completion else (by_entailment if entailment else None),
         answered=answered,
         reward_range=reward_range,
         **features,
     )
     return rollouts
+
+
+def answer_mask(
+    ids: Sequence[Sequence[int]],
+    decode: Callable[[Sequence[int]], str],
+    extract: Callable[[str], str | None] | None = None,
+) -> Bool[Tensor, "N T"]:
+    """Which tokens of N completions are the answer's; T is the longest completion's length.
+
+    With ``extract``: the tokens of the extracted answer, where it occurs last. Without: what follows the last
+    ``</think>``. All tokens of a completion in which neither is found.
+    """
+    found = torch.zeros(len(ids), max(map(len, ids), default=0), dtype=torch.bool)
+    for row, tokens in enumerate(ids):
+        text = decode(tokens)
+        start, stop = 0, len(text)
+        if extract is None:
+            start = text.rfind(END_OF_THOUGHT) + len(END_OF_THOUGHT) if END_OF_THOUGHT in text else 0
+        elif (answer := extract(text)) and answer in text:
+            start = text.rfind(answer)
+            stop = start + len(answer)
+
+        def length(count: int, tokens: Sequence[int] = tokens) -> int:
+            return len(decode(tokens[:count]))
+
+        # Prefixes only grow: the first token is the one whose prefix passes the start, the last one reaches the stop.
+        counts = range(len(tokens) + 1)
+        first = bisect.bisect_right(counts, start, key=length) - 1 if start else 0
+        found[row, first : bisect.bisect_left(counts, stop, key=length)] = True
+        if stop == len(text):  # what decodes to nothing, such as an end-of-sequence token, is part of the answer
+            found[row, first : len(tokens)] = True
+    return found

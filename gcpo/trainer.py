@@ -2,82 +2,42 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from trl import GRPOConfig, GRPOTrainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
 
-from gcpo.methods import ALPHA, get_method, group_factors, group_weights
+from gcpo.config import GCPOConfig
+from gcpo.factors import CovarianceClip, deviations
+from gcpo.groups import WholeGroups, loss_mask
+from gcpo.methods import Modulation, expand, get_method, modulate
 from gcpo.rewards import final_answer
-from gcpo.rollouts import from_texts
+from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment
 
-
-@dataclass
-class GCPOConfig(GRPOConfig):
-    """TRL's GRPOConfig and the settings of the method.
-
-    ``loss_type`` and ``scale_rewards`` default to None: the method's own ("grpo" and "group", the objective of GCPO's
-    Eq. 1). TRL's default loss, "dapo", averages over tokens; set it explicitly to have it.
-
-    Args:
-        method: a name in :data:`gcpo.methods.METHODS`.
-        alpha: alpha_base; the strength of a weight is alpha / log G (GCPO, section 3.4). 0 gives the base method.
-        reward_range: lowest and highest possible (weighted, summed) reward; normalises RD (GCPO, Eq. 11).
-        embedding_model: a sentence-transformers path or Hub name; loaded only for methods that read embeddings.
-        entailment_model: a sequence classification path or Hub name; loaded only for methods that read clusters or NLI.
-        entailment_threshold: a response joins a cluster at this entailment probability or above (GCPO, App. E.3).
-        use_full_completion_for_clustering: embed and cluster the whole completion instead of the extracted answer,
-            as GCPO does for mathematics.
-
-    Raises:
-        ValueError: unknown method (with the nearest valid name), or a setting outside its range.
-    """
-
-    method: str = field(default="gcpo_bot", metadata={"help": "A name in gcpo.methods.METHODS."})
-    alpha: float = field(default=ALPHA, metadata={"help": "alpha_base; strength is alpha / log G."})
-    reward_range: tuple[float, float] = field(default=(0.0, 2.0), metadata={"help": "Lowest and highest reward."})
-    embedding_model: str = field(default="all-MiniLM-L6-v2", metadata={"help": "Path or Hub name."})
-    entailment_model: str = field(default="FacebookAI/roberta-large-mnli", metadata={"help": "Path or Hub name."})
-    entailment_threshold: float = field(default=0.35, metadata={"help": "Entailment probability to join a cluster."})
-    use_full_completion_for_clustering: bool = field(default=False, metadata={"help": "True for mathematics."})
-    loss_type: str | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "TRL's loss_type; None: the method's own."}
-    )
-    scale_rewards: str | bool | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "As in TRL; None: the method's own."}
-    )
-
-    def __post_init__(self) -> None:
-        row = get_method(self.method)
-        if self.alpha < 0:
-            raise ValueError(f"alpha must be at least 0, got {self.alpha}.")
-        if not self.reward_range[0] < self.reward_range[1]:
-            raise ValueError(f"reward_range must be (low, high) with low < high, got {self.reward_range}.")
-        if not 0 <= self.entailment_threshold <= 1:
-            raise ValueError(f"entailment_threshold is a probability, got {self.entailment_threshold}.")
-        self.loss_type = "grpo" if self.loss_type is None else self.loss_type
-        self.scale_rewards = "group" if self.scale_rewards is None else self.scale_rewards
-        super().__post_init__()
-        if row.permuted and self.generation_batch_size == self.num_generations:
-            raise ValueError(
-                f"{self.method} permutes weights across the groups of a generation batch, and this one holds "
-                f"{self.generation_batch_size} completions in groups of {self.num_generations}: one group. "
-                "Raise per_device_train_batch_size or steps_per_generation."
-            )
+REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method that moves it
 
 
-class GCPOTrainer(GRPOTrainer):
-    """TRL's GRPOTrainer whose advantages are multiplied by a method's weights: A~ = A * omega (GCPO, section 3.4).
+class GCPOTrainer(WholeGroups, GRPOTrainer):
+    """TRL's GRPOTrainer whose advantages are those of a method: A~ = A * omega (GCPO, section 3.4).
 
-    It overrides `_calculate_rewards`, the only place that sees rewards and texts together, to keep them; and
-    `_generate_and_score_completions`, to multiply the advantages while groups are still whole (TRL shuffles rows right
-    after). Everything else is inherited. Evaluation batches are not modulated: nothing is learnt from them.
+    It overrides four methods, and nothing else of TRL's loss or generation is repeated here:
+
+    - `_calculate_rewards`, the only place that sees rewards and texts together, to keep them;
+    - `_generate_and_score_completions`, to compute advantages while groups are whole (TRL shuffles rows right after);
+      groups may lie in several processes;
+    - `_compute_loss`, for methods that act in the loss, to hand TRL a copy of the batch; and
+    - `_get_per_token_logps_and_entropies`, the first thing TRL's loss calls, to change that copy's advantages by the
+      ratios of this very step before TRL reads them.
+
+    A checkpoint also keeps a reference model that moves (`_save_checkpoint`, `_load_optimizer_and_scheduler`).
+    Evaluation batches are not modulated: nothing is learnt from them. The rewards that TRL logs are the task's own,
+    also for methods that train on others.
 
     Beside TRL's metrics it logs every measure and weight: per step as ``gcpo/...``, per completion as columns of TRL's
     completions table, whose advantages are the modulated ones.
@@ -93,6 +53,7 @@ class GCPOTrainer(GRPOTrainer):
 
     Raises:
         TypeError: ``args`` is not a GCPOConfig.
+        ValueError: a method that asks which responses are right, and several reward functions of which none is named.
         OSError: an embedding or entailment model that the method needs cannot be loaded.
     """
 
@@ -115,21 +76,27 @@ class GCPOTrainer(GRPOTrainer):
         args = args if args is not None else GCPOConfig("gcpo-output")
         if not isinstance(args, GCPOConfig):
             raise TypeError(f"args must be a gcpo.GCPOConfig, got {type(args).__name__}; it takes the same settings.")
-        self.method = get_method(args.method)
+        self.method = get_method(args.method, **args._options())
+        if any(isinstance(factor, CovarianceClip) for factor in self.method.factors):
+            clip = args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
+            self.method = get_method(args.method, **{"clip": clip, **args._options()})
         self.answer_extractor = answer_extractor
         # Loaded before the policy: a wrong name should not cost the minutes a large policy takes.
         if "embeddings" in self.method.reads and embedder is None:
             embedder = Embedder(args.embedding_model, device=args.device)
-        if self.method.reads & {"clusters", "nli"} and entailment is None:
+        if self.method.entails(args.use_full_completion_for_clustering) and entailment is None:
             entailment = Entailment(args.entailment_model, device=args.device)
         self.embedder, self.entailment = embedder, entailment
-        self._warned_range = False
         self._scored: tuple[Tensor, list[str]] | None = None
+        self._loss_inputs: dict[str, Any] | None = None
         super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
+        self._correctness = self._correctness_column()
+
+    # --- at generation, on whole groups ---
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if self.method.factors and self.model.training:
+        if self.method.parts and self.model.training:
             self._scored = rewards, gather_object([_text(completion) for completion in completions])
         return rewards
 
@@ -138,70 +105,146 @@ class GCPOTrainer(GRPOTrainer):
         if self._scored is None:
             return output
         (per_function, texts), self._scored = self._scored, None
-        rewards = (per_function * self.reward_weights.to(per_function.device)).nansum(dim=1)
-        rewards[per_function.isnan().all(dim=1)] = torch.nan
-        rewards = rewards.view(-1, self.num_generations)
-        self._check_range(rewards)
+        rollouts = self._rollouts(per_function, texts, output)
+        # TRL has just logged the advantages of all processes; they are put back as the ones trained on.
+        logged = self._logs["advantages"]
+        base = torch.tensor([logged.pop() for _ in range(rollouts.rewards.numel())][::-1])
+        modulation = self._finite(
+            modulate(
+                self.method,
+                rollouts,
+                None if self.method.reward else base.to(rollouts.rewards.device).view_as(rollouts.rewards),
+                alpha=self.args.alpha,
+                seed=self.args.seed + self.state.global_step,
+                equalize_mean=self.args.equalize_mean,
+                scale_rewards=self.scale_rewards,
+                stages=("advantage",),
+            )
+        )
+        columns = {**modulation.columns, "weight": modulation.weight}
+        if self.method.reward:
+            columns["method_reward"] = self.method.reward(rollouts)
+        columns["no_answer"] = 1 - rollouts.answered.float()
+        columns["abs_advantage"] = modulation.advantages.abs()
+        means = self._log_columns(columns, rollouts.mask if modulation.weight.ndim == 3 else None)
+        logged.extend((modulation.base.flatten() * means["weight"]).tolist())
 
-        columns = self._group_columns(rewards, texts)
-        weight = group_weights(self.args.method, columns, seed=self.args.seed + self.state.global_step)
-        broken = ~weight.isfinite()
-        columns["weight"] = torch.where(broken, 1.0, weight)
-        self._metrics["train"]["gcpo/replaced_weights"].append(broken.sum().item())
-
-        every = columns["weight"].repeat_interleave(self.num_generations)
-        local = slice(len(inputs) * self.accelerator.process_index, len(inputs) * (self.accelerator.process_index + 1))
-        output["advantages"] = output["advantages"] * every[local].to(output["advantages"].dtype)
-        self._log_modulation(columns, every)
+        local = self._local(len(inputs))
+        own = modulation.advantages.flatten(0, 1)[local].to(output["advantages"].dtype)
+        output["advantages"] = own[:, : output["completion_mask"].shape[1]] if own.ndim == 2 else own
+        if self.method.drops_equal:
+            self._drop(deviations(rollouts.rewards, rollouts.scorable).eq(0).all(1), output, local)
+        if self.method.in_loss:  # rows that TRL shuffles and splits with the others
+            output["base_advantages"] = modulation.base.flatten()[local]
+            output["task_rewards"] = rollouts.rewards.flatten()[local]
         return output
 
-    def _group_columns(self, rewards: Tensor, texts: list[str]) -> dict[str, Tensor]:
-        """Scores and weights of all groups; processes share the work, so that all of them see the same values."""
-        size, rank, world = self.num_generations, self.accelerator.process_index, self.accelerator.num_processes
-        mine = list(range(rank, len(rewards), world))
-        names = [name for factor in self.method.factors for name in (factor.measure, factor.weight)]
-        columns = {name: torch.zeros(len(rewards)) for name in [*names, "no_answer"]}
-        if mine:
-            rollouts = from_texts(
-                rewards[mine].cpu(),
-                [texts[size * group : size * (group + 1)] for group in mine],
-                extract=self.answer_extractor,
-                full_completion=self.args.use_full_completion_for_clustering,
-                embedder=self.embedder,
-                entailment=self.entailment,
-                threshold=self.args.entailment_threshold,
-                reward_range=self.args.reward_range,
-            )
-            for name, values in group_factors(self.args.method, rollouts, alpha=self.args.alpha).items():
-                columns[name][mine] = values.float()
-            columns["no_answer"][mine] = 1 - rollouts.answered.float().mean(dim=1)
-        device = self.accelerator.device
-        # Every group is one process's own and zero elsewhere, so the sum is exact.
-        return {name: self.accelerator.reduce(values.to(device), "sum") for name, values in columns.items()}
+    def _finite(self, modulation: Modulation) -> Modulation:
+        """Weights that are not finite become 1, and are counted: a run of days should not end by one group."""
+        broken = ~modulation.weight.isfinite()
+        self._metrics["train"]["gcpo/replaced_weights"].append(broken.sum().item())
+        return modulation._replace(weight=torch.where(broken, 1.0, modulation.weight))
 
-    def _check_range(self, rewards: Tensor) -> None:
-        low, high = self.args.reward_range
-        outside = rewards[(rewards < low) | (rewards > high)]
-        if len(outside) and not self._warned_range:
-            self._warned_range = True
-            warnings.warn(
-                f"A reward of {outside[0].item():.4g} lies outside reward_range {(low, high)}. Rewards are used as "
-                "they are; only RD is clipped to [0, 1]. Set GCPOConfig(reward_range=...) to what rewards can reach.",
-                stacklevel=2,
-            )
+    def _drop(self, groups: Tensor, output: dict[str, Any], local: slice) -> None:
+        """Takes whole groups out of the loss and out of its token count."""
+        kept = ~groups.repeat_interleave(self.num_generations)[local].unsqueeze(1)
+        output["completion_mask"] = output["completion_mask"] * kept
+        output["num_items_in_batch"] = self.accelerator.gather(loss_mask(output).sum()).sum()
+        self._metrics["train"]["gcpo/dropped_groups"].append(groups.float().mean().item())
 
-    def _log_modulation(self, columns: dict[str, Tensor], every: Tensor) -> None:
+    def _log_columns(self, columns: dict[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
+        """Logs every column per step and per completion; returns the latter, means over tokens for token columns."""
+        shape = columns["no_answer"].shape
+        flat = {}
         for name, values in columns.items():
-            self._metrics["train"][f"gcpo/{name}"].append(values.mean().item())
-            self._logs["extra"][name].extend(values.repeat_interleave(self.num_generations).tolist())
-        self._metrics["train"]["gcpo/weight_min"].append(columns["weight"].min().item())
-        self._metrics["train"]["gcpo/weight_max"].append(columns["weight"].max().item())
-        # TRL has just logged the unmodulated advantages of this batch: replace them by the ones trained on.
-        logged = self._logs["advantages"]
-        recent = [logged.pop() for _ in range(len(every))][::-1]
-        modulated = torch.tensor(recent, device=every.device) * every
-        logged.extend(modulated.tolist())
-        self._metrics["train"]["gcpo/abs_advantage"].append(modulated.abs().mean().item())
+            if values.ndim == 3 and mask is not None:
+                tokens = mask.bool()
+                values = torch.where(tokens, values, 0).sum(-1) / tokens.sum(-1).clamp(min=1)
+                values = values.where(tokens.any(-1), columns[name][..., 0])
+            flat[name] = expand(values, 2).expand(shape).flatten()
+            self._metrics["train"][f"gcpo/{name}"].append(flat[name].nanmean().item())
+            self._logs["extra"][name].extend(flat[name].tolist())
+        weight = columns["weight"] if mask is None else columns["weight"][mask.bool()]
+        if weight.numel():
+            self._metrics["train"]["gcpo/weight_min"].append(weight.min().item())
+            self._metrics["train"]["gcpo/weight_max"].append(weight.max().item())
+        return flat
+
+    # --- in the loss, on the rows of this optimiser step ---
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        if not (self.method.in_loss and self.model.training):
+            return super()._compute_loss(model, inputs)
+        self._loss_inputs = dict(inputs)  # a copy: TRL uses the batch again in later iterations
+        self._penalty = torch.zeros((), device=self.accelerator.device)
+        try:
+            return super()._compute_loss(model, self._loss_inputs) + self._penalty
+        finally:
+            self._loss_inputs = None
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
+        if self._loss_inputs is not None:
+            self._modulate_loss(found[0], self._loss_inputs)
+        return found
+
+    def _modulate_loss(self, logps: Tensor, inputs: dict[str, Any]) -> None:
+        """Applies what depends on pi / pi_old to the copy of the batch that TRL's loss is about to read.
+
+        The rows of all processes count as one batch, so that what a token is compared with does not depend on how many
+        processes there are.
+        """
+        old = inputs.get("old_per_token_logps", logps.detach())
+        mask = loss_mask(inputs)
+        ratios = (logps.detach() - old).float().clamp(-20, 20).exp()
+        everywhere = [self._gathered(rows.float()).unsqueeze(0) for rows in (old, ratios, mask)]
+        rewards, base = (self._gathered(inputs[key]).unsqueeze(0) for key in ("task_rewards", "base_advantages"))
+        rollouts = Rollouts(rewards, logps=everywhere[0], ratios=everywhere[1], mask=everywhere[2])
+        local = self._local(len(logps))
+        modulation = self._finite(
+            modulate(
+                self.method,
+                rollouts,
+                base,
+                seed=self.args.seed + self._step,
+                equalize_mean=self.args.equalize_mean,
+                stages=("loss",),
+            )
+        )
+        if any(factor.stage == "loss" for factor in self.method.factors):
+            weight = modulation.weight[0, local]
+            weight = weight[:, : mask.shape[1]] if weight.ndim == 2 else weight
+            advantages = inputs["advantages"]
+            ndim = max(weight.ndim, advantages.ndim)
+            inputs["advantages"] = expand(advantages, ndim) * expand(weight, ndim).to(advantages.dtype)
+            for name, values in modulation.columns.items():
+                self._metrics["train"][f"gcpo/{name}"].append(values.mean().item())
+            for name, value in (("min", modulation.weight.min()), ("max", modulation.weight.max())):
+                self._metrics["train"][f"gcpo/loss_weight_{name}"].append(value.item())
+        if self.method.penalty is not None:
+            paid = self.method.penalty.coefficients(rollouts, base)[0, local, : mask.shape[1]]
+            tokens = everywhere[2].sum().clamp(min=1) / self.accelerator.num_processes
+            penalty = (paid * (logps - old).abs()).sum() / tokens
+            self._penalty = penalty / self.current_gradient_accumulation_steps
+            self._metrics["train"]["gcpo/penalty"].append(self.accelerator.gather(penalty.detach()).mean().item())
+
+    # --- a reference model that moves is part of a checkpoint ---
+
+    def _moving_reference(self) -> Any:
+        return self.accelerator.unwrap_model(self.ref_model) if self.args.sync_ref_model else None
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if (reference := self._moving_reference()) is not None and self.args.should_save:
+            # Before TRL's own files, of which the trainer's state comes last: a checkpoint that has it has all.
+            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(reference.state_dict(), folder / REFERENCE)
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and (reference := self._moving_reference()) is not None:
+            reference.load_state_dict(torch.load(Path(checkpoint) / REFERENCE, map_location="cpu", weights_only=True))
 
 
 def _text(completion: Any) -> str:

@@ -14,11 +14,13 @@ import transformers
 from datasets import Dataset
 
 from gcpo import records, world
+from gcpo.config import GCPOConfig
 from gcpo.evaluation import evaluate, load_policy
+from gcpo.methods import get_method
 from gcpo.params import Params
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Row, Task
-from gcpo.trainer import GCPOConfig, GCPOTrainer
+from gcpo.trainer import GCPOTrainer
 
 # Of TRL's log, what depends on the clock and not on the run.
 _TIMES = ("step_time", "runtime", "per_second", "total_flos", "epoch", "num_tokens")
@@ -123,10 +125,12 @@ def build_trainer(
     args = GCPOConfig(
         output_dir=str(folder),
         method=params.method,
+        method_options=params.method_options,
         alpha=params.alpha,
+        equalize_mean=params.equalize_mean,
         reward_range=params.reward_range,
         embedding_model=params.embedder,
-        entailment_model=_entailment_name(params),
+        entailment_model=_entailment_name(params, task),
         entailment_threshold=params.entailment_threshold,
         use_full_completion_for_clustering=task.full_completion,
         seed=params.seed,
@@ -155,12 +159,10 @@ def build_trainer(
     return trainer
 
 
-def _entailment_name(params: Params) -> str:
-    from gcpo.methods import get_method
-
+def _entailment_name(params: Params, task: Task) -> str:
     # The bootstrap is not needed, and not made, for a method that never reads it.
-    reads = get_method(params.method).reads & {"clusters", "nli"}
-    return world.resolve(params.entailment, "entailment") if reads else params.entailment
+    asked = get_method(params.method, **params.method_options).entails(task.full_completion)
+    return world.resolve(params.entailment, "entailment") if asked else params.entailment
 
 
 def task_reward(task: Task) -> Callable[..., list[float]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -41,11 +43,42 @@ def boost(score: Float[Tensor, "*groups"], strength: float) -> Float[Tensor, "*g
     return 1 + strength * score
 
 
-def weight_range(method: str, alpha: float, group_size: int) -> tuple[float, float]:
+def reciprocal(score: Float[Tensor, "*groups"], strength: float) -> Float[Tensor, "*groups"]:
+    """1 / (1 + strength * u): what SEED-GRPO's code computes, unlike its paper's linear form."""
+    return 1 / (1 + strength * score)
+
+
+def exponential(score: Float[Tensor, "*groups"], strength: float) -> Float[Tensor, "*groups"]:
+    """exp(-strength * u): SEED-GRPO's "exponential" (section 4.3), and Q-Hawkeye's own weight."""
+    return torch.exp(-strength * score)
+
+
+def focal(score: Float[Tensor, "*groups"], strength: float) -> Float[Tensor, "*groups"]:
+    """clip(1 - strength * u, 0, 1)^2: SEED-GRPO's "focal", which it names and does not define; 2 is the focal loss's
+    own exponent."""
+    return damp(score, strength).square()
+
+
+FORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "linear": damp,
+    "square": damp_square,
+    "reciprocal": reciprocal,
+    "exponential": exponential,
+    "focal": focal,
+    "boost": boost,
+}
+
+
+def weight_range(method: str | Sequence[str], alpha: float | None, group_size: int) -> tuple[float, float]:
     """The lowest and the highest weight that a method can give at this alpha and G.
 
-    Every factor is monotone in its score, so its range is spanned by the score's two ends: CD reaches (G - 1)/G
-    (the diagonal counts), BoT 1/2, RD 1, SE and KLE log G.
+    Every factor knows its own ends; those of a product are multiplied. ``math.inf`` where nothing bounds a weight from
+    above; (1, 1) for base methods, for methods that act on rewards, and for G = 1.
+
+    Args:
+        method: a name in ``METHODS``, a product of names ("bot_only*egpo") or a list of them.
+        alpha: alpha_base, or None for each factor's own; factors that have none do not read it.
+        group_size: G.
 
     Raises:
         ValueError: unknown method (with the nearest valid name).
@@ -53,7 +86,8 @@ def weight_range(method: str, alpha: float, group_size: int) -> tuple[float, flo
     from gcpo.methods import get_method  # methods are made of the shapes above
 
     low = high = 1.0
-    for factor in get_method(method).factors:
-        ends = [factor.at(end, alpha, group_size) for end in (0.0, factor.highest(group_size))]
-        low, high = low * min(ends), high * max(ends)
+    if group_size > 1:
+        for factor in get_method(method).factors:
+            lowest, highest = factor.bounds(alpha, group_size)
+            low, high = low * lowest, high * highest
     return low, high

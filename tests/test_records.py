@@ -60,6 +60,7 @@ def on_disk(run: records.Run) -> dict[str, Any]:
 OTHER: dict[str, Any] = {
     "task": "tinymath",
     "method": "grpo",
+    "method_options": {"form": "linear"},
     "seed": 1,
     "policy": "scratch",
     "policy_revision": "main",
@@ -69,6 +70,7 @@ OTHER: dict[str, Any] = {
     "entailment": "other",
     "entailment_threshold": 0.5,
     "alpha": 0.5,
+    "equalize_mean": True,
     "reward_range": [0, 1],
     "group_size": 8,
     "prompts_per_step": 3,
