@@ -6,10 +6,14 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce test unit world setup smoke lint bench reference clean
+.PHONY: reproduce test unit world setup smoke zoo lint bench reference clean
 
 reproduce: world  ## every table and figure, with PROFILE=laptop unless told otherwise
 	$(BIN)/python -m gcpo grid table1 figure1 --profile $(PROFILE) --jobs $(JOBS)
+	$(BIN)/python -m gcpo report --profile $(PROFILE)
+
+zoo: world  ## every method on both tasks, and its report
+	$(BIN)/python -m gcpo grid zoo --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE)
 
 test: setup lint  ## all checks: unit and property tests, slow tests, notebooks, the smoke profile end to end

@@ -1,6 +1,7 @@
 """Overhead of each method over TRL's own GRPOTrainer, as ratios of step times measured in one process.
 
 Steps of all trainers alternate, so that a slow minute of the machine hits all of them; ratios are medians over rounds.
+Methods that read pi / pi_old take two steps per generation, and are compared with a GRPOTrainer that does so too.
 Run it with `make bench`; times on a busy machine mean little.
 """
 
@@ -24,9 +25,25 @@ from gcpo.tasks import get_task
 from gcpo.training import build_trainer, quiet
 
 
-def make(method: str | None, folder: Path) -> GRPOTrainer:
+def iterations(method: str) -> int:
+    """Optimiser steps per generation."""
+    return 2 if METHODS[method].in_loss else 1
+
+
+def limit(method: str) -> float:
+    """What a method's step may cost, as a multiple of TRL's: by the most expensive thing it reads."""
+    row = METHODS[method]
+    if row.entails(mathematics=False):
+        return 1.5
+    if row.reads & {"logps", "entropies", "ratios"}:
+        return 1.25
+    return 1.15 if row.reads & {"embeddings", "clusters"} else 1.02
+
+
+def make(method: str | None, num_iterations: int, folder: Path) -> GRPOTrainer:
     """A trainer of the laptop profile; None for TRL's own."""
-    params = validate({**load_profile("laptop"), "method": method or "grpo", "max_steps": 10_000})
+    chosen = {"method": method or "grpo", "max_steps": 10_000, "grpo": {"num_iterations": num_iterations}}
+    params = validate({**load_profile("laptop"), **chosen})
     task = get_task(params.task)
     model, tokens = load_policy(world.resolve(params.policy, "policy"))
     trainer = build_trainer(params, task, model, tokens, task.load("train", limit=params.train_limit).rows, folder)
@@ -40,49 +57,53 @@ def make(method: str | None, folder: Path) -> GRPOTrainer:
 KEPT = (
     "per_device_train_batch_size", "num_generations", "max_completion_length", "learning_rate", "beta", "temperature",
     "loss_type", "scale_rewards", "max_steps", "report_to", "disable_tqdm", "log_completions",
-    "num_completions_to_print", "seed", "gradient_checkpointing", "bf16",
+    "num_completions_to_print", "seed", "gradient_checkpointing", "bf16", "num_iterations",
 )  # fmt: skip
 
 
-def steps(trainer: GRPOTrainer) -> Any:
-    """Step times, one at a time: generation, scoring, loss and update."""
+def generations(trainer: GRPOTrainer) -> Any:
+    """Times of one generation and its steps, one at a time: sampling, scoring, losses and updates."""
     trainer.create_optimizer_and_scheduler(1000)
     trainer.current_gradient_accumulation_steps = 1  # set by the training loop, which is not used here
     while True:
-        for batch in trainer.get_train_dataloader():
-            start = time.perf_counter()
+        start = time.perf_counter()
+        for count, batch in enumerate(trainer.get_train_dataloader(), start=1):
             trainer.model.train()
             trainer.training_step(trainer.model, batch, None)
             trainer.optimizer.step()
             trainer.optimizer.zero_grad()
-            yield time.perf_counter() - start
+            if count % trainer.num_iterations == 0:
+                yield time.perf_counter() - start
+                start = time.perf_counter()
 
 
 def main() -> None:
-    """Print a line per method: median step, ratio to TRL's own, and its spread over rounds."""
+    """Print a line per method: median time, ratio to TRL's own, and its spread over rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--methods", nargs="*", default=[name for name, row in METHODS.items() if not row.permuted])
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
+    wanted = [(None, n) for n in sorted({iterations(method) for method in options.methods})]
+    wanted += [(method, iterations(method)) for method in options.methods]
     with tempfile.TemporaryDirectory() as folder:
-        running = {name: steps(make(name, Path(folder))) for name in [None, *options.methods]}
-        times: dict[str | None, list[float]] = {name: [] for name in running}
+        running = {key: generations(make(*key, Path(folder))) for key in wanted}
+        times: dict[tuple[str | None, int], list[float]] = {key: [] for key in running}
         for round_ in range(options.rounds + 2):
-            for name, stepping in running.items():
+            for key, measuring in running.items():
                 # The same random numbers for all: the same completions until weights differ.
                 torch.manual_seed(round_)
-                seconds = next(stepping)
+                seconds = next(measuring)
                 if round_ >= 2:  # caches and allocators are warm
-                    times[name].append(seconds)
-    own = times[None]
-    for name, measured in times.items():
-        ratios = sorted(a / b for a, b in zip(measured, own, strict=True))
+                    times[key].append(seconds)
+    for (name, n), measured in times.items():
+        ratios = sorted(a / b for a, b in zip(measured, times[None, n], strict=True))
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         print(
-            f"{name or 'TRL GRPOTrainer':16s} {statistics.median(measured):7.3f} s per step, "
+            f"{name or 'TRL GRPOTrainer':16s} {statistics.median(measured):7.3f} s per generation and its {n} step(s), "
             f"{statistics.median(ratios):5.3f} of TRL's [{low:.3f}, {high:.3f}]"
+            + (f", limit {limit(name)}" if name else "")
         )
 
 

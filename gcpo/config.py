@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,8 @@ class GCPOConfig(GRPOConfig):
         method_options: constants of the method, such as ``{"form": "linear"}`` (see ``gcpo.factors``).
         alpha: alpha_base of group weights; the strength is alpha / log G (GCPO, section 3.4). None: the method's own
             (0.6 for GCPO's). 0 gives the base method.
-        equalize_mean: divide the weights by their mean over the batch, for comparisons at an equal mean |A|.
+        equalize_mean: divide the weights by their mean over the batch, for comparisons at nearly the same mean |A| (a
+            weight that depends on A itself leaves a rest, notebook 05).
         reward_range: lowest and highest possible (weighted, summed) reward; normalises RD (GCPO, Eq. 11).
         correctness_reward: name of the reward function that says right or wrong, for methods that ask (egpo, care);
             needed where there are several.
@@ -73,7 +75,7 @@ class GCPOConfig(GRPOConfig):
         if not isinstance(self.method, str):
             self.method = "*".join(self.method)
         row = get_method(self.method, **self._options())
-        if self.alpha is not None and self.alpha < 0:
+        if self.alpha is not None and not 0 <= self.alpha < math.inf:
             raise ValueError(f"alpha must be at least 0, got {self.alpha}.")
         if self.alpha is not None and not any(isinstance(factor, GroupFactor) for factor in row.factors):
             warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
@@ -84,8 +86,13 @@ class GCPOConfig(GRPOConfig):
         if not 0 <= self.entailment_threshold <= 1:
             raise ValueError(f"entailment_threshold is a probability, got {self.entailment_threshold}.")
         for name, value in {**_TRL_DEFAULTS, **BASES[row.base], **row.trl}.items():
-            if not getattr(self, name):  # None, or sync_ref_model=False, which a method that needs it overrides
+            if getattr(self, name) is None or name == "sync_ref_model":  # of which False cannot be told from unset
                 setattr(self, name, value)
+        if self.num_generations is not None and self.num_generations < 2:
+            raise ValueError(
+                f"num_generations must be at least 2, got {self.num_generations}: an advantage compares the responses "
+                "to one prompt with one another."
+            )
         super().__post_init__()
         self._check_method()
 
@@ -97,10 +104,8 @@ class GCPOConfig(GRPOConfig):
     @property
     def on_policy(self) -> bool:
         """Whether every optimiser step uses completions of the very policy it changes, so that all ratios are 1."""
-        corrected = self.use_vllm and self.vllm_importance_sampling_correction
         steps = (self.steps_per_generation or 1) * self.num_iterations  # of a generation; TRL has set the first factor
-        aligned = self.gradient_accumulation_steps % steps == 0
-        return aligned and not corrected
+        return self.gradient_accumulation_steps % steps == 0
 
     def _check_method(self) -> None:
         row = get_method(self.method, **self._options())
@@ -131,5 +136,5 @@ class GCPOConfig(GRPOConfig):
                 f"{self.method}: with these settings every ratio pi / pi_old is 1, and "
                 f"{'it' if len(row.parts) == 1 else 'its part in the loss'} equals GRPO. Set num_iterations=2, or "
                 "steps_per_generation above gradient_accumulation_steps, to take more than one step per generation.",
-                stacklevel=3,
+                stacklevel=4,  # where the settings are written: this is called by __post_init__, and that by __init__
             )

@@ -21,6 +21,8 @@ from gcpo.weights import FORMS, alpha_g
 
 CEILING = 10.0  # of a ratio of entropies before a mean is taken over it, which one token-sure response could rule alone
 
+ROUNDING = 1e-6  # what is this little below a mean is at the mean
+SAME = 1e-10  # a variance below this share of the mean square is rounding
 ALL: tuple[float, float] = (0.0, math.inf)
 
 # Which responses mean the same: those that entail one another (GCPO, App. E.3), equal texts (SEED-GRPO), equal
@@ -41,6 +43,8 @@ def mean(values: Tensor, kept: Tensor, dims: int | tuple[int, ...] = -1) -> Tens
 
 def deviations(values: Tensor, kept: Tensor, dims: int | tuple[int, ...] = -1) -> Tensor:
     """Kept values minus their mean, 0 elsewhere; exactly 0 for equal values, whose rounded mean could differ."""
+    if not values.numel():
+        return values
     lowest = values.masked_fill(~kept, torch.inf).amin(dims, keepdim=True)
     gain = torch.where(kept, values - lowest, 0)
     return torch.where(kept, gain - mean(gain, kept, dims), 0)
@@ -51,10 +55,14 @@ def right(rollouts: Rollouts) -> Bool[Tensor, "B G"]:
     return rollouts.scorable & (rollouts.correctness > 0.5)
 
 
+def judged(rollouts: Rollouts) -> Bool[Tensor, "B G"]:
+    """Where it is known whether a response is right."""
+    return rollouts.scorable & ~rollouts.correctness.isnan()
+
+
 def entirely_wrong(rollouts: Rollouts) -> Bool[Tensor, "B 1"]:
     """Groups with at least one response that is known to be wrong and none that is right (EGPO, section 3.2)."""
-    known = rollouts.scorable & ~rollouts.correctness.isnan()
-    return known.any(1, keepdim=True) & ~right(rollouts).any(1, keepdim=True)
+    return judged(rollouts).any(1, keepdim=True) & ~right(rollouts).any(1, keepdim=True)
 
 
 def likelihoods(rollouts: Rollouts) -> tuple[Float[Tensor, "B G"], Bool[Tensor, "B G"]]:
@@ -212,12 +220,12 @@ class EntropyFactor(Factor):
 
     def bounds(self, alpha: float | None, group_size: int) -> tuple[float, float]:
         low, high = min(self.correct[0], self.wrong[0]), max(self.correct[1], self.wrong[1])
-        if high == math.inf:
-            # H_i is at most G times the mean, and nothing keeps it from 0.
-            low = max(low, 1 / group_size) if self.inverse and not self.epsilon else low
-        if self.renorm == "after" and high < math.inf:
+        if self.renorm == "after":
             others = group_size - 1
-            low, high = group_size * low / (low + others * high), group_size * high / (high + others * low)
+            ends = group_size * low / (low + others * high), group_size * high / (high + others * low)
+            return ends if high < math.inf else (0.0, float(group_size))
+        if self.inverse and self.renorm == "none" and not self.epsilon:
+            low = max(low, min(1 / group_size, high))  # H_i is at most G times the mean
         return low, high
 
     def _tokens(self, rollouts: Rollouts) -> Bool[Tensor, "B G T"]:
@@ -273,8 +281,10 @@ class CovarianceKernel(Factor):
     ) -> dict[str, Tensor]:
         kept = rollouts.mask.bool() & rollouts.scorable.unsqueeze(-1)
         covariance = deviations(rollouts.logps, kept, (-2, -1)) * deviations(base, rollouts.scorable).unsqueeze(-1)
+        squares = covariance.square()
         variance = mean(deviations(covariance, kept, (-2, -1)).square(), kept, (-2, -1))
-        exponent = torch.where(variance > 0, -covariance.square() / (2 * variance), 0).masked_fill(~kept, -torch.inf)
+        alike = variance <= SAME * mean(squares, kept, (-2, -1))
+        exponent = torch.where(alike, 0, -squares / (2 * variance)).masked_fill(~kept, -torch.inf)
         # Mean 1 is a softmax times the number of tokens, which cannot underflow as a ratio of kernels can.
         weight = exponent.flatten(1).softmax(1).view_as(exponent) * kept.sum((-2, -1), keepdim=True)
         return {self.measure: covariance, self.weight: torch.where(kept, weight, 1)}
@@ -444,8 +454,8 @@ class ReferenceBonus(RewardStage):
 
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
         accuracy = rollouts.correctness
-        known = rollouts.scorable & ~accuracy.isnan()
-        accurate = known & (accuracy > 0.1) & (deviations(accuracy, known) >= 0)
+        known = judged(rollouts)
+        accurate = known & (accuracy > 0.1) & (deviations(accuracy, known) >= -ROUNDING)
         tokens = rollouts.mask.bool() & rollouts.answer_mask.bool()
         confidence = mean(rollouts.ref_logps, tokens).squeeze(-1).exp().clamp(max=self.cap)
         accurate &= tokens.any(-1)
@@ -472,8 +482,7 @@ class AgreementBonus(RewardStage):
         unit = torch.nn.functional.normalize(rollouts.embeddings, dim=-1)
         others = kept.unsqueeze(1) & ~torch.eye(rollouts.group_size, dtype=torch.bool, device=unit.device)
         agreement = mean(unit @ unit.mT, others).squeeze(-1)
-        # Equal answers agree equally, up to rounding.
-        agree = right(rollouts) & (deviations(agreement, kept) >= -1e-6)
+        agree = right(rollouts) & (deviations(agreement, kept) >= -ROUNDING)
         low, high = rollouts.reward_range
         bonus = self.coefficient * rollouts.correctness * (high - low)
         return rollouts.rewards + torch.where(agree, bonus, 0)
@@ -487,6 +496,10 @@ class OverlongPenalty(RewardStage):
 
     OPTIONS = ("share",)
     share: float = 0.2  # 4096 of 20480 tokens
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share}, expected a share of the allowed length, above 0 and at most 1.")
 
     reads = frozenset({"mask"})
     direction = "penalises long responses"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -76,8 +75,9 @@ class WholeGroups:
         column = rewards.flatten() if self.args.correctness_reward is None else per_function[:, self._correctness]
         self._check_range(rewards, column)
 
-        # Processes share the groups, so that none embeds or classifies what another one has done.
-        mine = list(range(self.accelerator.process_index, len(rewards), self.accelerator.num_processes))
+        # Processes share the groups, so that none embeds or classifies what another one has done; one for which no
+        # group is left takes the first again, so that every process has features of the same shape.
+        mine = list(range(self.accelerator.process_index, len(rewards), self.accelerator.num_processes)) or [0]
         part = from_texts(
             rewards[mine].cpu(),
             [texts[size * group : size * (group + 1)] for group in mine],
@@ -91,8 +91,8 @@ class WholeGroups:
 
         def shared(name: str) -> Callable[[], Tensor]:
             def of_all() -> Tensor:
-                own = list(zip(mine, getattr(part, name).cpu(), strict=True)) if mine else []
-                return torch.stack([x for _, x in sorted(gather_object(own), key=operator.itemgetter(0))]).to(device)
+                groups = dict(gather_object(list(zip(mine, getattr(part, name).cpu(), strict=True))))
+                return torch.stack([groups[group] for group in sorted(groups)]).to(device)
 
             return of_all
 

@@ -156,7 +156,8 @@ def kernel_language_entropy(
     kernel is K = exp(-t L) ("heat", t >= 0) or (2 I + L)^-1 ("matern", nu = kappa = 1, t not used); the density matrix
     is K_ij / (sqrt(K_ii K_jj) G). Source: Kernel Language Entropy (Nikitin et al., 2024), used in GCPO Tables 1 and 2.
 
-    At a fixed t the value depends on G, and identical answers do not give 0: compare groups of one size only.
+    At a fixed t the value depends on G, and identical answers do not give 0: compare groups of one size only. A group
+    with an edge that is not finite is NaN.
 
     Raises ValueError for another kernel, for t < 0, and for a tensor not shaped (..., G, G, 3).
     """
@@ -172,6 +173,8 @@ def kernel_language_entropy(
     edges = entail + neutral / 2
     itself = torch.eye(nli.shape[-2], dtype=torch.bool, device=nli.device)
     graph = (edges + edges.mT).masked_fill(~pairs | itself, 0)
+    broken = ~graph.isfinite().all(-1).all(-1)  # an error of the eigensolver for the whole batch, if left in
+    graph = graph.masked_fill(broken[..., None, None], 0)
     eigenvalues, vectors = torch.linalg.eigh(torch.diag_embed(graph.sum(-1)) - graph)
     spectrum = KERNELS[kernel](eigenvalues.clamp(min=0), t)
     similarity = (vectors * spectrum.unsqueeze(-2)) @ vectors.mT
@@ -179,7 +182,7 @@ def kernel_language_entropy(
     count = kept.sum(-1).clamp(min=1).to(scale.dtype)
     density = similarity * scale.unsqueeze(-1) * scale.unsqueeze(-2) * pairs / count[..., None, None]
     entropy = torch.special.entr(torch.linalg.eigvalsh(density).clamp(min=0)).sum(-1)
-    return torch.minimum(entropy.clamp(min=0), count.log())
+    return torch.minimum(entropy.clamp(min=0), count.log()).masked_fill(broken, torch.nan)
 
 
 def token_entropy(

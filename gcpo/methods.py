@@ -29,6 +29,7 @@ from gcpo.factors import (
     RewardStage,
     deviations,
     entirely_wrong,
+    judged,
     likelihoods,
 )
 from gcpo.rollouts import Rollouts
@@ -88,6 +89,8 @@ class Method:
     @property
     def direction(self) -> str:
         """What it makes smaller or larger."""
+        if self.permuted:
+            return "moves weights to other groups"
         return "; ".join(dict.fromkeys(part.direction for part in self.parts))
 
     @property
@@ -189,7 +192,7 @@ METHODS: dict[str, Method] = {
     "care": Method(paper="GRPO-CARE", rule="bonus for right answers that an EMA reference finds likely", acts="reward",
                    reward=ReferenceBonus(), trl={"sync_ref_model": True, "ref_model_sync_steps": 10,
                                                  "ref_model_mixup_alpha": 0.005}),
-    "care_agreement": Method(paper="GCPO, section 4.1", rule="bonus for right answers that agree with the group",
+    "care_agreement": Method(paper="GCPO, App. E.2", rule="bonus for right answers that agree with the group",
                              acts="reward", reward=AgreementBonus()),
     # a weight per response
     "egspo": Method(paper="GCPO, App. G", rule="clip(H / mean H, 0.5, 1), Shannon", factors=(
@@ -276,7 +279,8 @@ def _product(names: list[str]) -> Method:
         for factor in row.factors:
             if factor in factors.values():
                 raise ValueError(f"{title}: {name} has the weight {factor.weight!r}, which another part has already.")
-            if factor.weight in factors:  # BoT and CD are both "w_geo", the entropies of EDGE-GRPO and EG-SPO too
+            taken = {column for other in factors.values() for column in (other.measure, other.weight)}
+            if taken & {factor.measure, factor.weight}:  # BoT and CD are both "w_geo", two covariances "cov"
                 factor = dataclasses.replace(
                     factor, measure=f"{factor.measure}_{name}", weight=f"{factor.weight}_{name}"
                 )
@@ -341,7 +345,10 @@ def base_advantages(
 
     ``scale_rewards``: the deviation of each group, of the whole batch, or no division ("none": Dr. GRPO's r - mean).
     NaN rewards take no part and get 0; a group with equal rewards, or with one scorable response, gets exactly 0.
+    Raises ValueError for another ``scale_rewards``.
     """
+    if scale_rewards not in ("group", "batch", "none"):
+        raise ValueError(f'scale_rewards is {scale_rewards!r}, expected "group", "batch" or "none".')
     valid = ~rewards.isnan()
     deviation = deviations(rewards, valid)
     if scale_rewards == "none":
@@ -389,9 +396,10 @@ def modulate(
     """
     if base is None:
         rewards = row.reward(rollouts) if row.reward else rollouts.rewards
-        base = base_advantages(rewards, scale_rewards or BASES[row.base]["scale_rewards"])  # type: ignore[arg-type]
+        scale: Any = BASES[row.base]["scale_rewards"] if scale_rewards is None else scale_rewards
+        base = base_advantages(rewards, scale)
     if "advantage" in stages and rollouts.group_size > 1 and any(_all_wrong(f) != "none" for f in row.factors):
-        base = torch.where(entirely_wrong(rollouts) & rollouts.scorable, -1, base)  # EGPO, Eq. 13
+        base = torch.where(entirely_wrong(rollouts) & judged(rollouts), -1, base)  # EGPO, Eq. 13
     columns: dict[str, Tensor] = {}
     weight = torch.ones_like(rollouts.rewards)
     for factor in row.factors:
@@ -408,10 +416,11 @@ def modulate(
     return Modulation(base, weight, columns)
 
 
-def _finite(method: str | Sequence[str], row: Method, modulation: Modulation) -> Modulation:
+def _finite(method: str | Sequence[str], row: Method, modulation: Modulation, seed: int) -> Modulation:
     broken = ~modulation.weight.isfinite()
     if broken.any():
         group = int(broken.flatten(1).any(1).nonzero()[0])
+        group = int(permutation(len(broken), seed)[group]) if row.permuted else group  # whose weight it was
         reads = ", ".join(["rewards", *sorted(row.reads)])
         raise ValueError(f"{method}: the weight of group {group} is not finite; look at its features, {reads}.")
     return modulation
@@ -450,7 +459,7 @@ def weights(
     if not row.factors:
         return torch.ones_like(rollouts.rewards)
     modulation = modulate(row, rollouts, alpha=alpha, seed=seed, equalize_mean=equalize_mean)
-    weight = _finite(method, row, modulation).weight
+    weight = _finite(method, row, modulation, seed).weight
     return weight.clone() if rollouts.group_size > 1 else torch.ones_like(weight)
 
 
@@ -474,4 +483,4 @@ def advantages(
     modulation = modulate(
         row, rollouts, alpha=alpha, seed=seed, equalize_mean=equalize_mean, scale_rewards=scale_rewards
     )
-    return _finite(method, row, modulation).advantages
+    return _finite(method, row, modulation, seed).advantages

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,6 +62,16 @@ def run_id(kind: str, params: Params) -> str:
     """task-method-seed-hash for training, task-gradients-seed-hash for gradient statistics; "a+b" for a product."""
     name = params.method.replace("*", "+") if kind == "train" else kind
     return f"{params.task}-{name}-{params.seed}-{params.digest()}"
+
+
+def label(kind: str, params: Mapping[str, Any]) -> str:
+    """What tables call a run: its method with what is set beside it, "no training", or its kind."""
+    if kind != "train":
+        return kind
+    if not params["max_steps"]:
+        return "no training"
+    settings = {**params.get("method_options", {}), **params["grpo"]}
+    return " ".join([params["method"], *(f"{key}={value}" for key, value in settings.items())])
 
 
 def folder(kind: str, params: Params) -> Path:
@@ -178,14 +188,15 @@ def runs(profile: str, reference: bool = False, wanted: set[str] | None = None) 
 def find(profile: str, grid: str | None = None, reference: bool = False) -> pd.DataFrame:
     """Finished runs of a profile, one line each, or those of a grid; ``reference`` as in :func:`runs`.
 
-    Columns: id, kind, every parameter, every figure of the manifest's ``results``, seconds, peak_memory_gb, commit,
-    dirty, folder (a Path) and reference (bool). Empty where nothing has run.
+    Columns: id, kind, label (as in :func:`label`), every parameter, every figure of the manifest's ``results``,
+    seconds, peak_memory_gb, commit, dirty, folder (a Path) and reference (bool). Empty where nothing has run.
     """
     wanted = _wanted(grid, profile) if grid is not None else None
     found, committed = runs(profile, reference, wanted)
     lines = [
         {
             **run.manifest["params"],
+            "label": label(run.manifest["kind"], run.manifest["params"]),
             **run.manifest.get("results", {}),
             **{key: run.manifest.get(key) for key in ("id", "kind", "seconds", "peak_memory_gb", "commit", "dirty")},
             "folder": run.folder,
@@ -194,7 +205,9 @@ def find(profile: str, grid: str | None = None, reference: bool = False) -> pd.D
         for run in found
         if run.finished and (wanted is None or run.folder.name in wanted)
     ]
-    return pd.DataFrame(lines, columns=None if lines else [*Params.model_fields, "id", "kind", "folder", "reference"])
+    return pd.DataFrame(
+        lines, columns=None if lines else [*Params.model_fields, "id", "kind", "label", "folder", "reference"]
+    )
 
 
 def _wanted(grid: str, profile: str) -> set[str]:
@@ -215,11 +228,10 @@ def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
     rows = []
     for kind, params in expand(grid, profile):
         manifest = by_id.get(run_id(kind, params), {})
-        label = kind if kind != "train" else params.method if params.max_steps else "no training"
         rows.append(
             {
                 "task": params.task,
-                "run": label,
+                "run": label(kind, params.model_dump()),
                 "wanted": 1,
                 "finished": manifest.get("status") == "finished",
                 "failed": manifest.get("status") == "failed",

@@ -245,10 +245,10 @@ def answer_mask(
         def length(count: int, tokens: Sequence[int] = tokens) -> int:
             return len(decode(tokens[:count]))
 
-        # Prefixes only grow: the first token is the one whose prefix passes the start, the last one reaches the stop.
+        # Prefixes only grow: the first token is the one whose prefix passes the start. The last one reaches the stop,
+        # or adds nothing to a prefix that has: a letter's further bytes, or an end-of-sequence token.
         counts = range(len(tokens) + 1)
         first = bisect.bisect_right(counts, start, key=length) - 1 if start else 0
-        found[row, first : bisect.bisect_left(counts, stop, key=length)] = True
-        if stop == len(text):  # what decodes to nothing, such as an end-of-sequence token, is part of the answer
-            found[row, first : len(tokens)] = True
+        reached, passed = bisect.bisect_left(counts, stop, key=length), bisect.bisect_right(counts, stop, key=length)
+        found[row, first : max(reached, passed - 1)] = True
     return found

@@ -91,6 +91,7 @@ def run_grid(found: Sequence[tuple[str, Params]], jobs: int) -> list[records.Run
     ):
         folders = {pool.submit(run, kind, params, threads): records.folder(kind, params) for kind, params in found}
         waiting = set(folders)
+        before = sum(records.load(folder).finished for folder in folders.values())  # cost no time, and tell none
         while waiting:
             ended, waiting = wait(waiting, timeout=2, return_when=FIRST_COMPLETED)
             count = total - len(waiting)
@@ -103,7 +104,7 @@ def run_grid(found: Sequence[tuple[str, Params]], jobs: int) -> list[records.Run
                 if not done.finished:
                     failed.append(done)
                 bar.update()
-                left = (time.monotonic() - start) / count * len(waiting) / 60
+                left = (time.monotonic() - start) / max(1, count - before) * len(waiting) / 60
                 bar.write(
                     f"[{count}/{total}] {folder.name}: {_outcome(done)}; about {left:.0f} min left", file=sys.stdout
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from importlib import resources
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pandas as pd
 
 from gcpo import paths, statistics
+from gcpo.methods import METHODS
+from gcpo.weights import weight_range
 
 INTERVAL = 95  # per cent, of every interval the project reports
 
@@ -96,6 +99,20 @@ def compare(scores: pd.DataFrame, metric: str, against: str = "grpo", seed: int 
     return pd.DataFrame(rows)
 
 
+def beats(scores: pd.DataFrame, metric: str, method: str, other: str) -> bool | None:
+    """Whether a method is better than another one, where luck of the questions and luck of the seed must agree.
+
+    True if the seed-averaged difference is above zero for any choice of questions (its 95 % interval is) and no seed of
+    the method is below the other's mean; False if both are the other way round; None where either leaves it open.
+    ``scores`` as in :func:`compare`.
+    """
+    table = compare(scores[scores["method"].isin([method, other])], metric, against=other).set_index("method")
+    row, rival = table.loc[method], table.loc[other, "mean"]
+    questions = verdict(row["difference_low"], row["difference_high"])
+    seeds = True if min(row["each"]) > rival else False if max(row["each"]) < rival else None
+    return questions if questions == seeds else None
+
+
 def write_table(table: pd.DataFrame, folder: Path, name: str) -> None:
     """Write a table as CSV, Markdown and LaTeX."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,23 +145,51 @@ def _cells(table: pd.DataFrame) -> list[list[str]]:
     return [["" if value is None or value != value else str(value) for value in row] for row in rows]
 
 
+def methods_table(group_size: int = 16) -> pd.DataFrame:
+    """Every method as its row of ``METHODS`` describes it, with the range of its weight at this G and its own alpha."""
+    rows = []
+    for name, row in METHODS.items():
+        low, high = (f"{end:.3g}" if end < math.inf else "∞" for end in weight_range(name, None, group_size))
+        rows.append(
+            {
+                "method": f"`{name}`",
+                "paper": row.paper,
+                "rule": row.rule,
+                "acts on": row.acts,
+                "per": row.granularity,
+                "direction": row.direction,
+                f"weight at G = {group_size}": low if low == high else f"{low} to {high}",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
 def write_readme(profile: str) -> None:
-    """Rewrite the part of the README between the result markers from the reference tables of a profile."""
-    parts = []
+    """Rewrite the parts of the README between markers: the table of methods, and the results from the reference tables
+    of a profile."""
+    results = []
     for name, caption in RESULTS.items():
         path = paths.REFERENCE / profile / f"{name}.md"
         if path.exists():
-            parts.append(f"{caption}\n\n{path.read_text()}")
+            results.append(f"{caption}\n\n{path.read_text()}")
     readme = paths.ROOT / "README.md"
-    block = "\n".join([f"{START}\n", *parts, END])
-    readme.write_text(re.sub(f"{START}.*?{END}", lambda _: block, readme.read_text(), flags=re.S))
+    text = readme.read_text()
+    text = _between(text, START, END, results)
+    readme.write_text(_between(text, METHODS_START, METHODS_END, [markdown(methods_table())]))
+
+
+def _between(text: str, start: str, end: str, parts: list[str]) -> str:
+    block = "\n".join([f"{start}\n", *parts, end])
+    return re.sub(f"{start}.*?{end}", lambda _: block, text, flags=re.S)
 
 
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
+METHODS_START, METHODS_END = START.replace("results", "methods"), END.replace("results", "methods")
 # The tables that the README shows, and what it says above them.
 RESULTS = {
     "claims_figure1": "**Figure 1** (alignment of uncertainty with gradient variance), claim by claim:",
     "claims_table1": "**Table 1** (training), claim by claim:",
     "table1": "**Table 1 on tinyqa**, F1 of sampled answers in per cent, beside the paper's NarrativeQA:",
+    "zoo": "**All methods**, three seeds each, sampled answers in per cent, and the difference to GRPO (95 %):",
     "cost": "**Cost** of these runs:",
 }

@@ -88,6 +88,7 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
             entailment = Entailment(args.entailment_model, device=args.device)
         self.embedder, self.entailment = embedder, entailment
         self._scored: tuple[Tensor, list[str]] | None = None
+        self._columns: list[str] = []
         self._loss_inputs: dict[str, Any] | None = None
         super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
         self._correctness = self._correctness_column()
@@ -103,6 +104,8 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         if self._scored is None:
+            for column in self._columns:  # rows of an evaluation have none; without a place, others' would be theirs
+                self._logs["extra"][column].extend([torch.nan] * len(inputs) * self.accelerator.num_processes)
             return output
         (per_function, texts), self._scored = self._scored, None
         rollouts = self._rollouts(per_function, texts, output)
@@ -164,6 +167,7 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
             flat[name] = expand(values, 2).expand(shape).flatten()
             self._metrics["train"][f"gcpo/{name}"].append(flat[name].nanmean().item())
             self._logs["extra"][name].extend(flat[name].tolist())
+        self._columns = list(flat)
         weight = columns["weight"] if mask is None else columns["weight"][mask.bool()]
         if weight.numel():
             self._metrics["train"]["gcpo/weight_min"].append(weight.min().item())
@@ -206,7 +210,7 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
                 self.method,
                 rollouts,
                 base,
-                seed=self.args.seed + self._step,
+                seed=self.args.seed + self.state.global_step,  # TRL's own count of steps starts anew in a resumed run
                 equalize_mean=self.args.equalize_mean,
                 stages=("loss",),
             )
@@ -218,7 +222,8 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
             ndim = max(weight.ndim, advantages.ndim)
             inputs["advantages"] = expand(advantages, ndim) * expand(weight, ndim).to(advantages.dtype)
             for name, values in modulation.columns.items():
-                self._metrics["train"][f"gcpo/{name}"].append(values.mean().item())
+                counted = values[rollouts.mask.bool()] if values.ndim == 3 else values
+                self._metrics["train"][f"gcpo/{name}"].append(counted.mean().item())
             for name, value in (("min", modulation.weight.min()), ("max", modulation.weight.max())):
                 self._metrics["train"][f"gcpo/loss_weight_{name}"].append(value.item())
         if self.method.penalty is not None:

@@ -73,6 +73,7 @@ def every_measure(seed: int, *shape: int) -> dict[str, tuple]:
         "predictive_entropy": (m.predictive_entropy, (logps,), (1,)),
         "self_consistency": (m.self_consistency, (z,), (1,)),
         "reward_dispersion": (m.reward_dispersion, (rewards,), (1,)),
+        "reward_variance": (m.reward_variance, (rewards,), (1,)),
     }
 
 
@@ -114,7 +115,9 @@ def test_every_measure_agrees_in_float32_and_half_precision_input_is_read_as_flo
     torch.testing.assert_close(half.cpu().double(), exact.double(), atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("name", ["cosine_dispersion", "barycentric_transport", "rao", "heat", "reward_dispersion"])
+@pytest.mark.parametrize(
+    "name", ["cosine_dispersion", "barycentric_transport", "rao", "heat", "reward_dispersion", "reward_variance"]
+)
 def test_float64_stays_float64(name: str) -> None:
     measure, tensors, _ = every_measure(3, 4)[name]
     assert measure(*tensors).dtype == torch.float64
@@ -530,31 +533,55 @@ def test_binary_rewards_and_even_groups_give_four_p_times_one_minus_p(half: int,
     assert value == pytest.approx(4 * p * (1 - p), abs=1e-12)
     # Q-Hawkeye's u, population variance over (range/2)^2, is the same number.
     assert value == pytest.approx(float(np.var(rewards.numpy())) / (2 / 2) ** 2, abs=1e-12)
+    assert m.reward_variance(rewards).item() == pytest.approx(value, abs=1e-12)
+
+
+def test_q_hawkeyes_u_by_hand() -> None:
+    # Mean 1/2, squared deviations 9/4 + 3/4, over 4; half of the range is 1.
+    assert m.reward_variance(torch.tensor([2.0, 0.0, 0.0, 0.0])).item() == pytest.approx(3 / 4)
+    # Scores of 1 to 5 as in its paper: mean 3, variance 10/4 over 2^2.
+    assert m.reward_variance(torch.tensor([1.0, 2.0, 4.0, 5.0]), (1.0, 5.0)).item() == pytest.approx(10 / 16)
+    # Odd G cannot split evenly.
+    assert m.reward_variance(torch.tensor([2.0, 2.0, 0.0])).item() == pytest.approx(8 / 9)
+
+
+@for_all(rewards=st.lists(st.floats(-1, 3), min_size=1, max_size=9))
+def test_reward_variance_is_that_of_the_population_over_half_the_range_squared(rewards: list[float]) -> None:
+    expected = float(np.var(rewards)) / ((3 - -1) / 2) ** 2
+    value = m.reward_variance(torch.tensor(rewards, dtype=torch.float64), (-1.0, 3.0)).item()
+    assert value == pytest.approx(expected, abs=1e-12)
+    assert 0 <= value <= 1
 
 
 @for_all(reward=st.floats(-1e3, 1e3, width=32), size=sizes)
 def test_equal_rewards_have_exactly_no_dispersion(reward: float, size: int) -> None:
     assert m.reward_dispersion(torch.full((size,), reward)).item() == 0
+    assert m.reward_variance(torch.full((size,), reward)).item() == 0
 
 
 @for_all(seed=seeds, size=sizes)
 def test_nan_rewards_are_left_out_and_not_counted(seed: int, size: int) -> None:
     rewards = torch.rand(size, generator=generator(seed), dtype=torch.float64) * 2
     kept = torch.rand(size, generator=generator(seed + 1)) < 0.6
-    expected = m.reward_dispersion(rewards[kept]) if kept.any() else torch.zeros((), dtype=torch.float64)
-    torch.testing.assert_close(m.reward_dispersion(rewards.masked_fill(~kept, torch.nan)), expected)
+    for measure in (m.reward_dispersion, m.reward_variance):
+        expected = measure(rewards[kept]) if kept.any() else torch.zeros((), dtype=torch.float64)
+        torch.testing.assert_close(measure(rewards.masked_fill(~kept, torch.nan)), expected)
 
 
 def test_one_or_no_scorable_reward_has_no_dispersion() -> None:
     nan = torch.nan
-    assert m.reward_dispersion(torch.tensor([[nan, 1.7, nan], [nan, nan, nan], [0.0, 2.0, nan]])).tolist() == [0, 0, 1]
+    rewards = torch.tensor([[nan, 1.7, nan], [nan, nan, nan], [0.0, 2.0, nan]])
+    assert m.reward_dispersion(rewards).tolist() == [0, 0, 1]
+    assert m.reward_variance(rewards).tolist() == [0, 0, 1]
 
 
 def test_rewards_outside_the_range_are_clipped_to_one() -> None:
     assert m.reward_dispersion(torch.tensor([0, 50])).item() == 1
+    assert m.reward_variance(torch.tensor([0, 50])).item() == 1
 
 
 @pytest.mark.parametrize("bounds", [(1.0, 1.0), (2.0, 0.0), (0.0, math.nan)])
 def test_an_empty_reward_range_is_an_error(bounds: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="reward_range is"):
-        m.reward_dispersion(torch.rand(4), bounds)
+    for measure in (m.reward_dispersion, m.reward_variance):
+        with pytest.raises(ValueError, match="reward_range is"):
+            measure(torch.rand(4), bounds)

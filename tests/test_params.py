@@ -272,7 +272,8 @@ def test_the_parameters_cell_of_a_run_notebook_is_the_defaults_field_for_field(n
     found, default = validate(cell).model_dump(), Params().model_dump()
     for name in Params.model_fields:
         assert found[name] == default[name], name
-    per_task = {name for name, value in cell.items() if isinstance(value, dict) and name not in ("grpo", "method_options")}
+    plain = ("grpo", "method_options")
+    per_task = {name for name, value in cell.items() if isinstance(value, dict) and name not in plain}
     for name in per_task:
         assert cell[name] == load_profile("smoke")[name], name
 

@@ -117,6 +117,24 @@ def test_an_id_reads_task_method_seed_hash() -> None:
 # --- manifests ------------------------------------------------------------------------------------------------------
 
 
+def test_a_product_of_methods_has_a_folder_that_any_file_system_takes() -> None:
+    assert records.run_id("train", validate({"method": "bot_only*egpo"})).startswith("tinyqa-bot_only+egpo-0-")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("train", {"method": "se"}, "se"),
+        ("train", {"method": "se", "max_steps": 0}, "no training"),
+        ("train", {"method": "r2vpo", "grpo": {"num_iterations": 2}}, "r2vpo num_iterations=2"),
+        ("train", {"method": "se", "method_options": {"form": "focal"}}, "se form=focal"),
+        ("gradients", {"method": "se"}, "gradients"),
+    ],
+)
+def test_a_run_is_called_by_what_sets_it_apart(kind: str, values: dict[str, Any], expected: str) -> None:
+    assert records.label(kind, validate(values).model_dump()) == expected
+
+
 def test_a_manifest_says_running_while_it_runs_and_finished_after() -> None:
     params = validate(TINY)
     with records.record("train", params) as run:

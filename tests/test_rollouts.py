@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from gcpo.evaluation import load_policy
 from gcpo.methods import advantages, weights
-from gcpo.rollouts import NO_ANSWER, MissingFeatureError, Rollouts, from_texts
+from gcpo.rollouts import NO_ANSWER, MissingFeatureError, Rollouts, answer_mask, from_texts
 from gcpo.semantics import Embedder, Entailment
 
 REWARDS = torch.tensor([[0.0, 1.0, 2.0, math.nan], [0.5, 0.5, 0.5, 0.5]])
 SHAPES = {
     "clusters": (2, 4),
+    "exact_clusters": (2, 4),
+    "math_clusters": (2, 4),
+    "task_clusters": (2, 4),
     "embeddings": (2, 4, 3),
     "nli": (2, 4, 4, 3),
     "logps": (2, 4, 5),
@@ -25,6 +32,7 @@ SHAPES = {
     "ref_logps": (2, 4, 5),
     "ratios": (2, 4, 5),
     "answered": (2, 4),
+    "correctness": (2, 4),
 }
 
 
@@ -81,11 +89,12 @@ def test_methods_share_what_was_evaluated() -> None:
     }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "correctness"])  # the reward says that one
 def test_reading_an_absent_feature_names_it_and_what_there_is(name: str) -> None:
     present = "mask" if name != "mask" else "logps"
     rollouts = Rollouts(REWARDS, **{present: torch.ones(2, 4, 5)})
-    with pytest.raises(MissingFeatureError, match=rf"have no '{name}'.*{name}=\.\.\..*They have: rewards, {present}\."):
+    have = rf"They have: rewards, {present}, correctness\."
+    with pytest.raises(MissingFeatureError, match=rf"have no '{name}'.*{name}=\.\.\..*{have}"):
         getattr(rollouts, name)
     assert not hasattr(rollouts, name)
 
@@ -112,6 +121,37 @@ def test_a_shape_that_does_not_fit_the_rewards_is_an_error(name: str) -> None:
 def test_the_number_of_tokens_is_free() -> None:
     for length in (0, 1, 9):
         assert Rollouts(REWARDS, logps=torch.zeros(2, 4, length)).logps.shape == (2, 4, length)
+
+
+def test_features_are_named_without_being_evaluated() -> None:
+    feature = Counted(torch.ones(2, 4, 5))
+    rollouts = Rollouts(REWARDS, mask=feature, logps=feature, clusters=torch.zeros(2, 4))
+    assert set(rollouts.features) == {"mask", "logps", "clusters", "correctness"}
+    assert feature.calls == 0
+    assert Rollouts(REWARDS).features == ("correctness",)
+
+
+def test_clusters_are_of_the_kind_that_is_asked_for() -> None:
+    given_kinds = {name: torch.full((2, 4), i) for i, name in enumerate(("exact", "math", "task"))}
+    rollouts = Rollouts(
+        REWARDS,
+        clusters=torch.full((2, 4), 9),
+        **{f"{name}_clusters": value for name, value in given_kinds.items()},
+    )
+    for name, value in given_kinds.items():
+        assert rollouts.clusters_as(name) is value
+    for name in ("nli", None):
+        assert rollouts.clusters_as(name).eq(9).all()
+
+
+def test_clusters_of_a_kind_that_is_not_given_are_the_clusters() -> None:
+    clusters, exact = torch.tensor([[0, 0, 1, 2]] * 2), Counted(torch.zeros(2, 4))
+    rollouts = Rollouts(REWARDS, clusters=clusters, exact_clusters=exact)
+    assert rollouts.clusters_as("math") is rollouts.clusters_as("task") is clusters
+    assert exact.calls == 0
+    assert rollouts.clusters_as("exact") is exact.value and exact.calls == 1
+    with pytest.raises(MissingFeatureError, match=r"have no 'clusters'.*They have: rewards, exact_clusters"):
+        Rollouts(REWARDS, exact_clusters=exact).clusters_as("math")
 
 
 # --- rewards --------------------------------------------------------------------------------------------------------
@@ -141,6 +181,19 @@ def test_whole_number_rewards_count_as_real_ones() -> None:
     assert 1 < weights("rd_only", real)[0, 0] < 1.44
     assert torch.equal(weights("rd_only", whole), weights("rd_only", real))
     assert torch.equal(advantages("rd_only", whole), advantages("rd_only", real))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 2.0), (-1.0, 1.0), (0.0, 1.0), (-3.0, 7.0)])
+def test_correctness_is_the_rewards_place_in_its_range(low: float, high: float) -> None:
+    rewards = torch.tensor([[low, high, (low + high) / 2, math.nan]])
+    found = Rollouts(rewards, reward_range=(low, high)).correctness
+    assert found[0, :3].tolist() == pytest.approx([0, 1, 0.5])
+    assert found[0, 3].isnan()
+
+
+def test_correctness_that_is_given_has_the_last_word() -> None:
+    judged = torch.tensor([[1.0, 0.0, 0.5, math.nan], [0.0, 0.0, 0.0, 1.0]])
+    assert Rollouts(REWARDS, correctness=judged).correctness is judged
 
 
 # --- texts ----------------------------------------------------------------------------------------------------------
@@ -264,3 +317,119 @@ def test_without_a_model_its_features_are_absent() -> None:
     for name in ("embeddings", "nli", "clusters"):
         with pytest.raises(MissingFeatureError, match=f"have no '{name}'"):
             getattr(rollouts, name)
+
+
+def test_clusters_of_answers_need_no_model() -> None:
+    groups = [["Answer: 0.5", "Answer: 1/2", "so, Answer: 0.5", "no idea"], ["no idea"] * 4]
+    rollouts = from_texts(
+        SCORES,
+        groups,
+        extract=extract,
+        full_completion=True,
+        embedder=None,
+        entailment=None,
+        threshold=0.35,
+        reward_range=(0.0, 2.0),
+    )
+    exact, mathematical = rollouts.exact_clusters.tolist(), rollouts.math_clusters.tolist()
+    assert exact[0][0] == exact[0][2] and len(set(exact[0])) == 3
+    assert mathematical[0][0] == mathematical[0][1] == mathematical[0][2] != mathematical[0][3]
+    assert len(set(exact[1])) == len(set(mathematical[1])) == 4  # whoever says nothing agrees with nobody
+    assert rollouts.clusters_as("task").tolist() == mathematical
+
+
+def test_the_tasks_clusters_are_those_of_entailment_where_it_is_not_mathematics(models: Models) -> None:
+    rollouts = models.rollouts()
+    assert rollouts.clusters_as("task").tolist() == rollouts.clusters.tolist()
+    assert rollouts.clusters_as("exact").tolist() != rollouts.clusters.tolist()  # "a cat" entails "cat"
+    assert models.rollouts(full_completion=True).clusters_as("task").tolist() != rollouts.clusters.tolist()
+
+
+# --- the tokens of the answer ---------------------------------------------------------------------------------------
+
+WORDS = ("", "the ", "ans", "wer", " is ", "4", "2", "</think>", " so ", "r i", "s 4")
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(WORDS[number] for number in ids)
+
+
+def last_word(text: str) -> str | None:
+    return text.split()[-1] if text.split() else None
+
+
+def tokens_of(texts: Sequence[str]) -> list[int]:
+    return [WORDS.index(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "answer", "expected"),
+    [
+        (["the ", "ans", "wer", " is ", "4", "2", ""], "42", [0, 0, 0, 0, 1, 1, 1]),  # and its end of sequence
+        (["the ", "ans", "wer", " is ", "4", "2"], "42", [0, 0, 0, 0, 1, 1]),
+        (["4", "2", " is ", "4", "2", " so ", ""], "42", [0, 0, 0, 1, 1, 0, 0]),  # where it occurs last
+        (["ans", "wer", " is ", "4"], "answer", [1, 1, 0, 0]),
+        (["ans", "r i", "s 4", "2", " so "], "is 4", [0, 1, 1, 0, 0]),  # tokens of which it is a part
+        (["", "the ", "", "4", "", "2", " so "], "42", [0, 0, 0, 1, 1, 1, 0]),
+        (["the ", "4"], None, [1, 1]),
+        (["the ", "4"], "", [1, 1]),
+        (["the ", "4"], "2", [1, 1]),  # an extractor may write the answer in its own way
+    ],
+    ids=str,
+)
+def test_the_answers_tokens_are_those_of_its_last_occurrence(
+    tokens: list[str], answer: str | None, expected: list[int]
+) -> None:
+    found = answer_mask([tokens_of(tokens)], decode, lambda text: answer)
+    assert found.dtype == torch.bool
+    assert found.int().tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["the ", "</think>", "4", "2", ""], [0, 0, 1, 1, 1]),
+        (["</think>", "the ", "</think>", "4"], [0, 0, 0, 1]),
+        (["</think>", "4", ""], [0, 1, 1]),
+        (["the ", "4"], [1, 1]),
+        (["the ", "</think>"], [0, 0]),  # it stopped before the answer
+    ],
+    ids=str,
+)
+def test_without_an_extractor_the_answer_follows_the_thought(tokens: list[str], expected: list[int]) -> None:
+    assert answer_mask([tokens_of(tokens)], decode).int().tolist() == [expected]
+
+
+def test_rows_are_padded_to_the_longest() -> None:
+    found = answer_mask([tokens_of(["4"]), [], tokens_of([" is ", "4", "2"])], decode, last_word)
+    assert found.int().tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]]
+    assert answer_mask([], decode).shape == (0, 0)
+    assert answer_mask([[], []], decode).shape == (2, 0)
+
+
+@settings(deadline=None)
+@given(
+    words=st.lists(st.text("ab ", min_size=1, max_size=4), min_size=1, max_size=12),
+    cut=st.tuples(st.integers(0, 40), st.integers(1, 10)),
+)
+def test_a_token_is_the_answers_where_they_share_a_character(words: list[str], cut: tuple[int, int]) -> None:
+    text = "".join(words)
+    first = cut[0] % len(text)
+    answer = text[first : first + cut[1]]
+    start = text.rfind(answer)
+    expected, place = [], 0
+    for word in words:
+        expected.append(place < start + len(answer) and place + len(word) > start)
+        place += len(word)
+    found = answer_mask([range(len(words))], lambda ids: "".join(words[i] for i in ids), lambda _: answer)
+    assert found.tolist() == [expected]
+
+
+@pytest.mark.parametrize(("before", "answer", "after"), [("so ", "42", ""), ("é ", "né", ""), ("né ", "né", "}")])
+def test_the_bytes_of_one_letter_belong_together(scratch: Path, before: str, answer: str, after: str) -> None:
+    _, tokens = load_policy(str(scratch))  # a token is a byte
+    ids = tokens(before + answer + after, add_special_tokens=False)["input_ids"]
+    sizes = [len(part.encode()) for part in (before, answer, after)]
+    assert len(ids) == sum(sizes)
+    found = answer_mask([ids], tokens.decode, lambda _: answer)
+    assert found.int().tolist() == [[0] * sizes[0] + [1] * sizes[1] + [0] * sizes[2]]

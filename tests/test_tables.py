@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from gcpo import paths, tables
+from gcpo.methods import METHODS
 
 REPORTED = sorted(path.stem for path in Path(tables.__file__).with_name("reported").glob("*.csv"))
 
@@ -162,6 +163,39 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
         assert found.endswith(f"{tables.END}\nafter\n")
         assert "old" not in found
         assert found.count(f"{tables.RESULTS['table1']}\n\n| a\\d |\n") == 1
+
+
+def test_the_readme_lists_every_method_as_its_row_says() -> None:
+    text = (paths.ROOT / "README.md").read_text()
+    between = text.split(tables.METHODS_START)[1].split(tables.METHODS_END)[0]
+    assert between.strip() == tables.markdown(tables.methods_table()).strip()
+
+
+def test_the_table_of_methods_has_a_line_for_each_and_its_range() -> None:
+    table = tables.methods_table(16).set_index("method")
+    assert table.index.tolist() == [f"`{name}`" for name in METHODS]
+    ranges = table["weight at G = 16"]
+    assert ranges["`se`"] == "0.4 to 1"
+    assert ranges["`grpo`"] == "1"
+    assert ranges["`edge_grpo`"] == "0.0625 to ∞"
+    assert table.loc["`egpo`", ["paper", "acts on", "per"]].tolist() == ["EGPO", "advantage", "response"]
+
+
+# --- luck of the questions and of the seed --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("better", "expected"),
+    [
+        ([[0.9, 1.0, 0.8, 0.9], [0.8, 1.0, 0.9, 0.9]], True),
+        ([[0.0, 0.1, 0.2, 0.1], [0.1, 0.0, 0.2, 0.1]], False),
+        ([[1.0, 1.0, 1.0, 1.0], [0.4, 0.4, 0.4, 0.4]], None),  # better for every question, but not with every seed
+        ([[1.0, 0.3, 1.0, 0.3], [1.0, 0.3, 1.0, 0.3]], None),  # better with every seed, but not for every question
+    ],
+)
+def test_better_needs_questions_and_seeds_to_agree(better: list[list[float]], expected: bool | None) -> None:
+    scores = scores_of({"grpo": [[0.5, 0.5, 0.5, 0.5]] * 2, "new": better, "other": [[0.0] * 4] * 2})
+    assert tables.beats(scores, "f1", "new", "grpo") is expected
 
 
 # --- completions ----------------------------------------------------------------------------------------------------

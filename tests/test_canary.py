@@ -1,0 +1,306 @@
+"""The behaviour of TRL 1.16 that GCPOTrainer relies on: a failure names what breaks with a new TRL."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_trainer import PROMPTS, ROWS, G, dataset, frozen, generate, move, reward, settings
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.callbacks import SyncRefModelCallback
+
+from gcpo.evaluation import load_policy
+
+__all__ = ["frozen"]  # a fixture for this file too
+
+GENERATE = "_generate_and_score_completions"
+LOGPS = "_get_per_token_logps_and_entropies"
+Make = Callable[..., GRPOTrainer]
+
+
+@pytest.fixture
+def trl(scratch: Path, tmp_path: Path) -> Make:
+    """TRL's own trainer."""
+
+    def make(**changes: Any) -> GRPOTrainer:
+        model, tokens = load_policy(str(scratch))
+        args = GRPOConfig(**settings(tmp_path, **{"loss_type": "grpo", **changes}))
+        return GRPOTrainer(model, reward, args, train_dataset=dataset(), processing_class=tokens)
+
+    return make
+
+
+def loss_of(trainer: GRPOTrainer, batch: dict[str, Any]) -> Tensor:
+    return trainer._compute_loss(trainer.model, batch).detach()
+
+
+# --- _calculate_rewards ---------------------------------------------------------------------------------------------
+
+
+def test_rewards_are_gathered_once_per_generation(trl: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[torch.Size, list[Any]]] = []
+    inherited = GRPOTrainer._calculate_rewards
+
+    def spy(self: Any, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        rewards = inherited(self, inputs, prompts, completions, completion_ids_list)
+        calls.append((rewards.shape, completions))
+        return rewards
+
+    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", spy)
+    trainer = trl(num_iterations=2, max_steps=4)
+    trainer.train()
+    assert [shape for shape, _ in calls] == [(ROWS, 1)] * 2, (
+        "_calculate_rewards: called once per generation, with positional arguments, and gives (rows, functions)"
+    )
+    assert all(len(completions) == ROWS and completions[0][0]["content"] is not None for _, completions in calls), (
+        "_calculate_rewards: its third argument is the completions, messages in a conversation"
+    )
+
+
+# --- _generate_and_score_completions --------------------------------------------------------------------------------
+
+KEYS = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({}, set()),
+        ({"num_iterations": 2}, {"old_per_token_logps"}),
+        ({"beta": 0.1}, {"ref_per_token_logps"}),
+    ],
+    ids=str,
+)
+def test_what_a_generation_holds(trl: Make, changes: dict[str, Any], more: set[str]) -> None:
+    batch = generate(trl(**changes))
+    assert batch.keys() == KEYS | more, f"{GENERATE}: the keys of its output"
+    shape = batch["completion_ids"].shape
+    assert batch["advantages"].shape == shape[:1] == (ROWS,), f"{GENERATE}: one advantage per row"
+    assert all(batch[key].shape == shape for key in {"completion_mask", *more}), f"{GENERATE}: token rows, one length"
+    assert batch["num_items_in_batch"] == batch["completion_mask"].sum(), f"{GENERATE}, _drop: tokens of the batch"
+    assert batch["num_items_in_batch"].ndim == 0, f"{GENERATE}, _drop: a number, which the split leaves whole"
+
+
+def test_consecutive_rows_are_a_group_and_their_advantages_are_gcpos_equation_1(trl: Make) -> None:
+    trainer = trl()
+    batch = generate(trainer)
+    rewards = torch.tensor(list(trainer._logs["rewards"]["reward"])).view(PROMPTS, G)
+    expected = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+    torch.testing.assert_close(
+        batch["advantages"].view(PROMPTS, G), expected, msg=f"{GENERATE}: advantages of consecutive rows"
+    )
+
+
+def test_logged_advantages_are_the_last_batch_in_order(trl: Make) -> None:
+    trainer = trl()
+    generate(trainer)
+    batch = generate(trainer)
+    assert list(trainer._logs["advantages"]) == batch["advantages"].tolist(), (
+        f"{GENERATE}: _logs['advantages'] ends with this batch, in the order of its rows"
+    )
+    for name in ("prompt", "completion", "advantages"):
+        assert trainer._logs[name].maxlen == ROWS, f"{GENERATE}: _logs[{name!r}] holds one generation batch"
+    assert trainer._logs["extra"]["any"].maxlen == ROWS, "_log_columns: _logs['extra'] makes columns of that length"
+    trainer.log({})
+    assert "reward" not in trainer._metrics["train"], "_log_columns: _metrics['train'] is emptied by every log"
+
+
+@pytest.mark.parametrize(
+    ("accumulated", "steps", "iterations"),
+    [(1, 1, 1), (4, 2, 2), (4, 4, 1), (2, 4, 1), (1, 1, 2), (3, 2, 1), (2, 2, 2)],
+)
+def test_old_log_probabilities_exist_where_steps_and_generations_are_not_aligned(
+    trl: Make, accumulated: int, steps: int, iterations: int
+) -> None:
+    trainer = trl(
+        per_device_train_batch_size=ROWS // steps,
+        gradient_accumulation_steps=accumulated,
+        steps_per_generation=steps,
+        num_iterations=iterations,
+    )
+    assert ("old_per_token_logps" in generate(trainer)) == (accumulated % (steps * iterations) != 0), (
+        "GCPOConfig.on_policy and _policy_pass: when TRL keeps old_per_token_logps"
+    )
+
+
+def test_the_policy_has_not_moved_where_old_log_probabilities_are_absent(trl: Make) -> None:
+    trainer = trl(num_iterations=2)
+    batch = generate(trainer)
+    ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
+    with torch.no_grad():
+        again = getattr(trainer, LOGPS)(trainer.model, ids, mask, batch["completion_ids"].shape[1], batch_size=5)[0]
+    tokens = batch["completion_mask"].bool()
+    torch.testing.assert_close(
+        again[tokens], batch["old_per_token_logps"][tokens], msg="_policy_pass: its arguments, and what it returns"
+    )
+
+
+def test_every_row_of_a_batch_is_shuffled_and_split_with_the_others(trl: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    inherited = GRPOTrainer._generate_and_score_completions
+
+    def more(self: Any, inputs: Any) -> dict[str, Any]:
+        output = inherited(self, inputs)
+        rows = torch.arange(ROWS)
+        output["base_advantages"] = rows.float()
+        output["advantages"] = rows.unsqueeze(1) + torch.zeros(ROWS, output["completion_ids"].shape[1])
+        output["first"] = output["completion_ids"][:, 0].clone()
+        return output
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", more)
+    trainer = trl(per_device_train_batch_size=G, steps_per_generation=PROMPTS)
+    trainer.model.train()
+    batches = []
+    for step in range(PROMPTS):
+        trainer._step = step
+        batches.append(trainer._prepare_inputs([trainer.train_dataset[i] for i in range(PROMPTS) for _ in range(G)]))
+    about = f"{GENERATE}: 'base_advantages', 'task_rewards' and (rows, tokens) 'advantages' follow their rows"
+    rows = torch.cat([batch["base_advantages"] for batch in batches])
+    assert [len(batch["base_advantages"]) for batch in batches] == [G] * PROMPTS, about
+    assert sorted(rows.tolist()) == list(range(ROWS)) != rows.tolist(), about
+    for batch in batches:
+        assert torch.equal(batch["advantages"][:, 0], batch["base_advantages"]), about
+        assert torch.equal(batch["first"], batch["completion_ids"][:, 0]), about
+
+
+# --- _compute_loss and _get_per_token_logps_and_entropies -----------------------------------------------------------
+
+
+class Recorded(dict[str, Any]):
+    """A batch that writes down which advantages are read, and when."""
+
+    def __init__(self, batch: dict[str, Any], events: list[str]) -> None:
+        super().__init__(batch)
+        self.events = events
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "advantages":
+            self.events.append(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if key == "advantages":
+            self.events.append(key)
+        return super().get(key, default)
+
+
+def test_the_loss_asks_for_log_probabilities_first_and_reads_advantages_after(
+    trl: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trl()
+    batch = generate(trainer)
+    before = loss_of(trainer, batch)
+    events: list[str] = []
+    recorded = Recorded(batch, events)
+    inherited = GRPOTrainer._get_per_token_logps_and_entropies
+
+    def change(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        found = inherited(self, *arguments, **keywords)
+        events.append("log-probabilities")
+        recorded["advantages"] = 3 * batch["advantages"] + 1
+        return found
+
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", change)
+    after = loss_of(trainer, recorded)
+    about = f"{LOGPS}: what it changes in the batch is what the loss reads"
+    assert events[0] == "log-probabilities" and events.count("log-probabilities") == 1, about
+    assert "advantages" in events, about
+    torch.testing.assert_close(after, 3 * before - 1, msg=about)  # at ratio 1 the loss is minus the mean advantage
+
+
+def test_log_probabilities_come_first_of_three_and_entropies_second(trl: Make) -> None:
+    trainer = trl()
+    batch = generate(trainer)
+    keys = ("batch_size", "compute_entropy")
+    assert set(keys) <= inspect.signature(getattr(GRPOTrainer, LOGPS)).parameters.keys(), f"_policy_pass: {keys}"
+    ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
+    length = batch["completion_ids"].shape[1]
+    logps, entropies, _ = getattr(trainer, LOGPS)(trainer.model, ids, mask, length, compute_entropy=True)
+    with torch.no_grad():
+        plain = trainer.model(ids, attention_mask=mask).logits[:, -length - 1 : -1].log_softmax(-1)
+    tokens = batch["completion_mask"].bool()
+    chosen = plain.gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(logps[tokens].detach(), chosen[tokens], msg=f"{LOGPS}: log-probabilities first")
+    shannon = -(plain.exp() * plain).sum(-1)
+    torch.testing.assert_close(entropies[tokens].detach(), shannon[tokens], msg=f"{LOGPS}: Shannon entropies second")
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
+def test_advantages_of_tokens_are_as_good_as_advantages_of_rows(trl: Make, loss_type: str) -> None:
+    trainer = trl(num_iterations=2, loss_type=loss_type, epsilon_high=5.0)
+    batch = generate(trainer)
+    move(trainer)
+    tokens = batch["advantages"].unsqueeze(1).expand(batch["completion_ids"].shape)
+    by_row, by_token = loss_of(trainer, batch), loss_of(trainer, {**batch, "advantages": tokens})
+    assert torch.equal(by_row, by_token), f"_compute_loss, {loss_type}: advantages may be (rows, tokens)"
+    other = loss_of(trainer, {**batch, "advantages": tokens * (torch.arange(tokens.shape[1]) > 1)})
+    assert not torch.equal(by_row, other), f"_compute_loss, {loss_type}: each token has its own advantage"
+
+
+def test_the_ratio_is_of_the_old_log_probabilities_or_1(trl: Make) -> None:
+    trainer = trl(num_iterations=2, epsilon=100.0)  # no clipping
+    batch = generate(trainer)
+    move(trainer)
+    ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
+    logps = getattr(trainer, LOGPS)(trainer.model, ids, mask, batch["completion_ids"].shape[1])[0].detach()
+    tokens, counts = batch["completion_mask"], batch["completion_mask"].sum(1)
+    ratios = ((logps - batch["old_per_token_logps"]).exp() * tokens).sum(1) / counts
+    about = "_modulate_loss: pi_old is old_per_token_logps, and without them the policy itself"
+    torch.testing.assert_close(loss_of(trainer, batch), -(ratios * batch["advantages"]).mean(), msg=about)
+    del batch["old_per_token_logps"]
+    torch.testing.assert_close(loss_of(trainer, batch), -batch["advantages"].mean(), msg=about)
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_dapos_loss_divides_by_num_items_in_batch_and_ignores_masked_rows(trl: Make, accumulated: int) -> None:
+    trainer = trl(
+        loss_type="dapo",
+        per_device_train_batch_size=ROWS // accumulated,
+        gradient_accumulation_steps=accumulated,
+    )
+    batch = generate(trainer)
+    kept = torch.arange(ROWS) >= G
+    batch["completion_mask"] = batch["completion_mask"] * kept.unsqueeze(1)
+    batch["num_items_in_batch"] = batch["completion_mask"].sum()
+    total = (batch["advantages"] * batch["completion_mask"].sum(1)).sum()
+    about = "_drop: num_items_in_batch is what dapo's loss divides by, and completion_mask what it counts"
+    torch.testing.assert_close(loss_of(trainer, batch), -total / batch["num_items_in_batch"], msg=about)
+    doubled = {**batch, "num_items_in_batch": 2 * batch["num_items_in_batch"]}
+    torch.testing.assert_close(2 * loss_of(trainer, doubled), loss_of(trainer, batch), msg=about)
+
+
+def test_the_loss_of_a_step_is_divided_by_the_steps_that_are_accumulated(trl: Make) -> None:
+    trainer = trl()
+    batch = {**generate(trainer), "advantages": torch.ones(ROWS)}
+    assert loss_of(trainer, batch) == pytest.approx(-1)
+    trainer.current_gradient_accumulation_steps = 4
+    assert loss_of(trainer, batch) == pytest.approx(-1 / 4), "_modulate_loss: the penalty is divided like TRL's loss"
+
+
+def test_training_sets_how_many_steps_are_accumulated(trl: Make) -> None:
+    trainer = trl(per_device_train_batch_size=G, gradient_accumulation_steps=PROMPTS, max_steps=1)
+    trainer.train()
+    assert trainer.current_gradient_accumulation_steps == PROMPTS, "_modulate_loss: the penalty's divisor"
+
+
+# --- the reference model --------------------------------------------------------------------------------------------
+
+
+def test_a_reference_exists_only_with_a_kl_term(trl: Make) -> None:
+    about = "GCPOConfig: care needs beta above 0, without which TRL keeps no reference"
+    assert trl().ref_model is None, about
+    assert trl(beta=1e-6).ref_model is not None, about
+    with pytest.raises(ValueError, match="sync_ref_model=True"):
+        trl(sync_ref_model=True)
+
+
+def test_the_reference_becomes_a_mixture_of_itself_and_the_policy() -> None:
+    policy, reference = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    expected = [0.995 * r + 0.005 * p for r, p in zip(reference.parameters(), policy.parameters(), strict=True)]
+    SyncRefModelCallback.sync_target_model(policy, reference, 0.005)
+    for found, value in zip(reference.parameters(), expected, strict=True):
+        torch.testing.assert_close(found, value, msg="care: ref_model_mixup_alpha is the policy's share")

@@ -1,0 +1,119 @@
+"""Two processes give what one gives: weights, advantages and losses of the same global batches, for every family."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed_worker import CASES, PROCESSES, run
+
+from gcpo.evaluation import load_policy
+from gcpo.methods import get_method
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*equals GRPO")]
+
+CLASH = ("EADDRINUSE", "address already in use", "Address already in use")
+MINUTES = 8
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def tails(folder: Path, characters: int = 4000) -> str:
+    """The end of everything that the processes and their launcher have written."""
+    found = sorted(path for path in folder.rglob("*.log") if path.stat().st_size)
+    return "\n".join(
+        f"--- {path.relative_to(folder)}\n{path.read_text(errors='replace')[-characters:]}" for path in found
+    )
+
+
+def launch(scratch: Path, folder: Path) -> int:
+    """The exit status of one launch; what was written is under ``folder``."""
+    folder.mkdir()
+    worker = Path(__file__).with_name("distributed_worker.py")
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(PROCESSES)),
+        *("--master_addr", "127.0.0.1", "--master_port", str(free_port())),  # port 0 would wait for ever
+        *("--redirects", "3", "--log-dir", str(folder / "ranks")),  # stdout and stderr of each process to files
+        *(str(worker), str(scratch), str(folder)),
+    ]
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **loopback}
+    with (folder / "launcher.log").open("w") as log:
+        try:
+            return subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=60 * MINUTES
+            ).returncode
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"two processes did not end within {MINUTES} minutes\n{tails(folder)}")
+
+
+@pytest.fixture(scope="module")
+def alone(scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(scratch, tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module")
+def together(scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes saw; one launch for all cases, as its start takes longer than they do."""
+    folder = tmp_path_factory.mktemp("together")
+    status = launch(scratch, folder / "first")
+    if status and any(sign in tails(folder) for sign in CLASH):  # another process was faster to take the port
+        status = launch(scratch, folder / "second")
+    assert status == 0, f"two processes ended with status {status}\n{tails(folder)}"
+    (last,) = {path.parent for path in folder.rglob("rank*.pt")}
+    return [torch.load(last / f"rank{rank}.pt", weights_only=True) for rank in range(PROCESSES)]
+
+
+def close(found: Any, expected: Any, about: str) -> None:
+    torch.testing.assert_close(
+        torch.as_tensor(found),
+        torch.as_tensor(expected),
+        atol=2e-5,
+        rtol=1e-4,
+        equal_nan=True,
+        msg=lambda m: f"{about}: {m}",
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_as_one_does(alone: dict[str, Any], together: list[dict[str, Any]], case: str) -> None:
+    one, ranks = alone[case], [rank[case] for rank in together]
+    for rank in ranks:
+        for name, value in one["weights"].items():
+            close(rank["weights"][name], value, name)
+        assert rank["logged"] == ranks[0]["logged"], "both processes see all groups alike"
+    assert len(one["logged"]) == len(ranks[0]["logged"]) > 0
+    for step, columns in enumerate(one["logged"]):
+        assert columns.keys() == ranks[0]["logged"][step].keys()
+        for name, values in columns.items():
+            close(ranks[0]["logged"][step][name], values, f"{name}, generation {step}")
+        rows = torch.cat([rank["trained"][step] for rank in ranks])
+        close(rows, one["trained"][step], f"the advantages trained on, generation {step}")
+    assert len(one["steps"]) == len(ranks[0]["steps"]) == 3
+    for step, entries in enumerate(one["steps"]):
+        assert entries.keys() == ranks[0]["steps"][step].keys()
+        for name, value in entries.items():
+            close(ranks[0]["steps"][step][name], value, f"{name}, step {step}")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_there_is_something_to_compare(scratch: Path, alone: dict[str, Any], case: str) -> None:
+    found, method = alone[case], get_method(CASES[case][0])
+    start = load_policy(str(scratch))[0].state_dict()
+    assert max((found["weights"][name] - value).abs().max() for name, value in start.items()) > 1e-3
+    assert all(advantages.abs().max() > 0.1 for advantages in found["trained"])
+    logged = [weight for columns in found["logged"] for weight in columns.get("weight", [])]
+    applied = [entry.get("gcpo/loss_weight_min", 1) for entry in found["steps"]]
+    assert len({round(weight, 4) for weight in logged}) > 1 or min(applied) < 0.999 or not method.factors
+    if method.penalty:
+        assert max(entry["gcpo/penalty"] for entry in found["steps"]) > 1e-3
