@@ -46,6 +46,7 @@ class WholeGroups:
     _tokenizer: Any
 
     _warned_range = False
+    _warned_middle = False
 
     def _correctness_column(self) -> int:
         names, wanted = self.reward_func_names, self.args.correctness_reward
@@ -151,6 +152,14 @@ class WholeGroups:
                 f"{self.args.method} asks which responses are right, and {self.reward_func_names[self._correctness]!r} "
                 f"gave {outside[0].item():.4g}, outside {(low, high)}: that is no correctness signal. Name the reward "
                 "function that is one with correctness_reward, or set correctness_range to what it can reach."
+            )
+        if self.method.judges and not self._warned_middle and column.nan_to_num(low).max() == (low + high) / 2:
+            self._warned_middle = True
+            warnings.warn(
+                f"{self.args.method} calls a response right above the middle of {(low, high)}, and the best of this "
+                f"batch are exactly at {(low + high) / 2:.4g}: if that is a full reward, set reward_range (or "
+                "correctness_range) to what rewards can reach; now every response counts as wrong.",
+                stacklevel=2,
             )
         low, high = self.args.reward_range
         outside = rewards[(rewards < low) | (rewards > high)]

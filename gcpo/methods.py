@@ -274,6 +274,9 @@ def _product(names: list[str]) -> Method:
     judging = [n for n, row in zip(names, rows, strict=True) if any(_all_wrong(f) != "none" for f in row.factors)]
     only_one("both set the advantage of an entirely wrong group", judging, "each in its own way")
 
+    if judging and any(row.drops_equal for row in rows):
+        raise ValueError(f"{title}: dapo drops the groups without reward variance that {judging[0]} reinforces.")
+
     factors: dict[str, Factor] = {}
     for name, row in zip(names, rows, strict=True):
         for factor in row.factors:

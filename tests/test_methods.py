@@ -1052,6 +1052,13 @@ def test_an_unknown_option_is_an_error_that_names_the_valid_ones(method: str, op
             use(method, **{option: 1})
 
 
+@pytest.mark.parametrize("method", ["egpo", "egpo_c4"])
+def test_dapo_would_drop_what_negative_sample_reinforcement_takes_up(method: str) -> None:
+    with pytest.raises(ValueError, match=f"dapo drops the groups without reward variance that {method} reinforces"):
+        get_method(f"dapo*{method}")
+    assert get_method("dapo*edge_grpo").drops_equal
+
+
 @pytest.mark.parametrize(
     ("method", "option", "value", "message"),
     [

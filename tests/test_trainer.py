@@ -1295,3 +1295,17 @@ def test_every_method_trains_the_laptop_profile_within_its_range(tmp_path: Path,
             if f"gcpo/{name}_min" in entry:
                 assert low * (1 - 1e-6) <= entry[f"gcpo/{name}_min"]
                 assert entry[f"gcpo/{name}_max"] <= high * (1 + 1e-6)
+
+
+def test_a_full_reward_at_the_middle_of_the_range_warns_once_that_nothing_is_right(
+    scratch: Path, tmp_path: Path
+) -> None:
+    def zero_or_one(completions: list[Any], **_: Any) -> list[float]:
+        return [float(i % 2) for i in range(len(completions))]
+
+    for reward_range, expected in (((0.0, 2.0), 1), ((0.0, 1.0), 0)):
+        trainer = gcpo_trainer(scratch, tmp_path, "egpo", reward_funcs=zero_or_one, reward_range=reward_range)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.train()
+        assert sum("exactly at 1" in str(w.message) for w in caught) == expected
