@@ -190,7 +190,7 @@ RESULTS = {
     "claims_figure1": "**Figure 1** (alignment of uncertainty with gradient variance), claim by claim:",
     "claims_table1": "**Table 1** (training), claim by claim:",
     "table1": "**Table 1 on tinyqa**, F1 of sampled answers in per cent, beside the paper's NarrativeQA:",
-    "zoo": "**All methods**, three seeds each: sampled answers in per cent, the difference from GRPO (95 % over questions):",
+    "zoo": "**All methods**, three seeds: sampled answers in per cent, difference from GRPO (95 % over questions):",
     "claims_zoo": "**All methods**, claim by claim:",
     "cost": "**Cost** of Table 1's runs:",
 }
