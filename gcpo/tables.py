@@ -107,7 +107,8 @@ def beats(scores: pd.DataFrame, metric: str, method: str, other: str) -> bool | 
     are the other way round; None where either leaves it open. ``scores`` as in :func:`compare`.
     """
     table = compare(scores[scores["method"].isin([method, other])], metric, against=other).set_index("method")
-    row, rival = table.loc[method], table.loc[other, "each"]
+    row: Any = table.loc[method]
+    rival: Any = table.loc[other, "each"]
     questions = verdict(row["difference_low"], row["difference_high"])
     seeds = True if min(row["each"]) > max(rival) else False if max(row["each"]) < min(rival) else None
     return questions if questions == seeds else None
