@@ -22,7 +22,6 @@ from gcpo.weights import FORMS, alpha_g
 CEILING = 10.0  # of a ratio of entropies before a mean is taken over it, which one token-sure response could rule alone
 
 ROUNDING = 1e-6  # what is this little below a mean is at the mean
-SAME = 1e-10  # a variance below this share of the mean square is rounding
 ALL: tuple[float, float] = (0.0, math.inf)
 
 # Which responses mean the same: those that entail one another (GCPO, App. E.3), equal texts (SEED-GRPO), equal
@@ -283,7 +282,8 @@ class CovarianceKernel(Factor):
         covariance = deviations(rollouts.logps, kept, (-2, -1)) * deviations(base, rollouts.scorable).unsqueeze(-1)
         squares = covariance.square()
         variance = mean(deviations(covariance, kept, (-2, -1)).square(), kept, (-2, -1))
-        alike = variance <= SAME * mean(squares, kept, (-2, -1))
+        # Covariances that are equal differ by the rounding of their type.
+        alike = variance <= (16 * torch.finfo(variance.dtype).eps) ** 2 * mean(squares, kept, (-2, -1))
         exponent = torch.where(alike, 0, -squares / (2 * variance)).masked_fill(~kept, -torch.inf)
         # Mean 1 is a softmax times the number of tokens, which cannot underflow as a ratio of kernels can.
         weight = exponent.flatten(1).softmax(1).view_as(exponent) * kept.sum((-2, -1), keepdim=True)
@@ -507,8 +507,8 @@ class OverlongPenalty(RewardStage):
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
         longest = rollouts.max_completion_length or rollouts.mask.shape[-1]
         room = self.share * longest
-        length = rollouts.mask.bool().sum(-1)
+        length = rollouts.mask.bool().sum(-1).to(rollouts.rewards.dtype)
         penalty = ((longest - room - length) / room).clamp(-1, 0)
         low, high = rollouts.reward_range
         varied = deviations(rollouts.rewards, rollouts.scorable).ne(0).any(1, keepdim=True)
-        return rollouts.rewards + torch.where(varied, penalty * (high - low) / 2, 0).to(rollouts.rewards.dtype)
+        return rollouts.rewards + torch.where(varied, penalty * (high - low) / 2, 0)

@@ -86,7 +86,7 @@ def test_every_measure_ignores_the_order_of_responses(name: str, seed: int, size
     measure, tensors, axes = every_measure(seed, size)[name]
     order = torch.randperm(size, generator=generator(seed))
     permuted = [x[order][:, order] if n == 2 else x[order] for x, n in zip(tensors, axes, strict=True)]
-    torch.testing.assert_close(measure(*permuted), measure(*tensors), atol=1e-7, rtol=1e-7)
+    torch.testing.assert_close(measure(*permuted), measure(*tensors), atol=1e-6, rtol=1e-6)  # some are of float32
 
 
 @pytest.mark.parametrize("name", MEASURES)
