@@ -1162,3 +1162,37 @@ def test_every_choice_of_options_keeps_its_own_bounds(method: str, seed: int, si
 @for_all(seed=seeds, size=st.integers(2, 8))
 def test_weights_without_an_upper_bound_keep_their_lower_one(method: str, seed: int, size: int) -> None:
     assert_bounds(method, seed, size, UNBOUNDED[method])
+
+
+# --- what rounding and lengths must not decide ----------------------------------------------------------------------
+
+
+def test_grpo_care_an_accuracy_at_the_mean_is_accurate_whatever_the_rounding() -> None:
+    """Accuracies 1, 1, 1, 2, 5 ninths, whose mean is 2/9: the last two earn half of their accuracy more."""
+    ninths = torch.tensor([[1, 1, 1, 2, 5]], dtype=torch.float64)
+    one = torch.ones(1, 5, 1)
+    rollouts = Rollouts(2 * ninths / 9, ref_logps=-one, mask=one, answer_mask=one)
+    stage = METHODS["care"].reward
+    assert stage is not None
+    assert stage(rollouts)[0].tolist() == pytest.approx([2 / 9, 2 / 9, 2 / 9, 6 / 9, 15 / 9])
+
+
+def test_care_agreement_is_of_directions_and_at_the_mean_counts() -> None:
+    """Three equal answers agree equally, at the mean, and earn more; in a group with a dissenter only they do, however
+    long the dissenter's embedding is."""
+    angles = torch.tensor([[0.7, 0.7, 0.7, 0.7], [0.7, 0.7, 0.7, 0.7 + math.pi / 3]], dtype=torch.float64)
+    length = torch.tensor([[0.1, 0.7, 1.3, 3.1], [0.1, 0.7, 1.3, 50.0]], dtype=torch.float64).unsqueeze(-1)
+    embeddings = length * torch.stack([angles.cos(), angles.sin()], -1)
+    stage = METHODS["care_agreement"].reward
+    assert stage is not None
+    found = stage(Rollouts(torch.full((2, 4), 2.0, dtype=torch.float64), embeddings=embeddings))
+    assert found.tolist() == [[3, 3, 3, 3], [3, 3, 3, 2]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_care_agreement_of_equal_answers_is_equal_whatever_the_rounding(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(1, 1, 5, generator=generator) * torch.linspace(0.3, 4, 9).view(1, 9, 1)
+    stage = METHODS["care_agreement"].reward
+    assert stage is not None
+    assert stage(Rollouts(torch.full((1, 9), 2.0), embeddings=embeddings)).eq(3).all()
