@@ -1196,3 +1196,13 @@ def test_care_agreement_of_equal_answers_is_equal_whatever_the_rounding(seed: in
     stage = METHODS["care_agreement"].reward
     assert stage is not None
     assert stage(Rollouts(torch.full((1, 9), 2.0), embeddings=embeddings)).eq(3).all()
+
+
+def test_kl_cov_never_makes_padding_pay() -> None:
+    """The right answer is the unlikely one, so that every covariance is below that of padding, 0."""
+    one, mask = torch.ones(1, 2, 2), torch.tensor([[[1.0, 0.0], [1.0, 0.0]]])
+    rollouts = Rollouts(torch.tensor([[2.0, 0.0]]), logps=torch.tensor([[[-3.0, 0], [-1, 0]]]), ratios=one, mask=mask)
+    penalty = METHODS["kl_cov"].penalty
+    assert penalty is not None
+    paid = penalty.coefficients(rollouts, base_advantages(rollouts.rewards))
+    assert paid.sum() == 1 and paid[..., 1].eq(0).all()
