@@ -72,12 +72,13 @@ def as_rollouts(groups: Sequence[Group], **fields: Any) -> Rollouts:
         return (0, 0, 1) if a.meaning != b.meaning else THERE if first < second else BACK
 
     radians = each("angle").deg2rad()
+    lengths = torch.arange(1.0, 1.0 + radians.shape[1]).unsqueeze(-1)
     nli = [[[entailment(i, j, a, b) for j, b in enumerate(g)] for i, a in enumerate(g)] for g in groups]
     counts = torch.tensor([[len(r.logps or r.ratios or r.ref_logps) for r in g] for g in groups])
     return Rollouts(
         each("reward"),
         **{
-            "embeddings": 2 * torch.stack([radians.cos(), radians.sin()], -1),  # measures are of directions
+            "embeddings": lengths * torch.stack([radians.cos(), radians.sin()], -1),  # measures are of directions
             "clusters": each("meaning"),
             "exact_clusters": each("text"),
             "nli": torch.tensor(nli, dtype=torch.float64),
@@ -686,6 +687,13 @@ def test_egpo_eq13_a_response_that_nobody_calls_wrong_is_not_reinforced_as_wrong
     assert found[2] >= 0
 
 
+def test_egpo_c4_locks_groups_that_are_known_to_be_wrong_alone() -> None:
+    unknown = torch.full((1, 6), NAN)
+    found, locked = (weights(m, as_rollouts([SIX], correctness=unknown)) for m in ("egpo", "egpo_c4"))
+    assert found.min() < 0.9
+    assert torch.equal(found, locked)
+
+
 def test_egpo_eq7_epsilon_is_1e_5() -> None:
     """Mean H is 3e-5: 3/2 and 3/6, where without epsilon they would be 3 and 3/5."""
     rollouts = as_rollouts([[spoken(1e-5, 2), spoken(5e-5, 0)]])
@@ -863,8 +871,8 @@ def test_kl_cov_of_the_same_tokens() -> None:
     assert paid(0.2) == [[0, 3], [3, 1]]
     assert paid(0.45) == [[0, 3], [2, 1], [3, 0], [3, 1]]
     assert paid(0.2, coefficient=0.1) == [[0, 3], [3, 1]]
-    assert len(paid(1.0)) == 10  # never what is no token
-    assert len(paid(2.0)) == 10
+    every = [[i, t] for i, r in enumerate(WIDE) for t in range(len(r.logps))]
+    assert paid(1.0) == paid(2.0) == every  # also those below 0, and never what is no token
 
 
 def test_kl_cov_default_share_is_2e_3_of_the_tokens() -> None:
@@ -974,9 +982,13 @@ def test_gcpo_appendix_e2_agreement_bonus_by_hand() -> None:
     assert rewards_of("care_agreement", group, reward_range=(0.0, 3.0)) == pytest.approx([3, 1, 1.5, 2])
 
 
-def test_gcpo_appendix_e2_equal_answers_agree() -> None:
-    for angle in (0.0, 0.1, 17.0, 233.0):
-        assert rewards_of("care_agreement", [Response(2, angle=angle)] * 5) == [3] * 5
+@pytest.mark.parametrize("size", [2, 3, 5, 6, 7])
+def test_gcpo_appendix_e2_answers_that_agree_equally_agree(size: int) -> None:
+    """Equal answers, and answers evenly round the circle, whose mean cosines differ by rounding alone."""
+    for first in (0.0, 0.1, 17.0, 233.0):
+        assert rewards_of("care_agreement", [Response(2, angle=first)] * size) == [3] * size
+        around = [Response(2, angle=first + 360 * i / size) for i in range(size)]
+        assert rewards_of("care_agreement", around) == [3] * size
 
 
 def long(tokens: int, reward: float) -> Response:
