@@ -18,11 +18,11 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from gcpo import world
-from gcpo.evaluation import load_policy
 from gcpo.methods import METHODS
-from gcpo.params import load_profile, validate
+from gcpo.runs.params import load_profile, validate
+from gcpo.runs.train import build_trainer, quiet
 from gcpo.tasks import get_task
-from gcpo.training import build_trainer, quiet
+from gcpo.tasks.evaluation import load_policy
 
 
 def iterations(method: str) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
 
-from gcpo.evaluation import load_policy
+from gcpo.tasks.evaluation import load_policy
 
 __all__ = ["frozen"]  # a fixture for this file too
 

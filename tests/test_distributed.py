@@ -13,8 +13,8 @@ import pytest
 import torch
 from distributed_worker import CASES, PROCESSES, run
 
-from gcpo.evaluation import load_policy
 from gcpo.methods import get_method
+from gcpo.tasks.evaluation import load_policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*equals GRPO")]
 

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from gcpo import paths, tables
+from gcpo import paths
+from gcpo.reports import tables
 
 
 def name_of(requirement: str) -> str:
@@ -71,5 +72,5 @@ def test_reported_numbers_are_the_papers() -> None:
 
 
 def test_reported_tables_have_no_holes() -> None:
-    for path in (paths.ROOT / "gcpo" / "reported").glob("*.csv"):
+    for path in (paths.ROOT / "src" / "gcpo" / "reported").glob("*.csv"):
         assert not pd.read_csv(path).isna().any().any(), path.name

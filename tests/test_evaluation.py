@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from gcpo.evaluation import evaluate, generate, load_policy, sample, texts
 from gcpo.tasks.base import Row, Split, Task
+from gcpo.tasks.evaluation import evaluate, generate, load_policy, sample, texts
 
 PAD, END, STOP, USER, ASSISTANT = SPECIAL = tuple(f"<|{name}|>" for name in ("pad", "end", "stop", "user", "assistant"))
 LETTERS = "abcdefgh"

@@ -17,11 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gcpo.factors import Factor, GroupFactor, token_covariance
 from gcpo.measures import reward_dispersion
 from gcpo.methods import BASES, METHODS, advantages, base_advantages, get_method, modulate, permutation, weights
-from gcpo.rollouts import NO_ANSWER, MissingFeatureError, Rollouts, from_texts
-from gcpo.semantics import Embedder, Entailment
+from gcpo.methods.group import GroupFactor
+from gcpo.methods.parts import Factor
+from gcpo.methods.token import token_covariance
+from gcpo.rollouts import MissingFeatureError, Rollouts
+from gcpo.semantics import NO_ANSWER, Embedder, Entailment, from_texts
 from gcpo.weights import FORMS, weight_range
 
 DEVICES = [

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from gcpo import paths
-from gcpo.grids import expand, grids
 from gcpo.methods import METHODS
-from gcpo.params import ParameterError, Params, from_notebook, load_profile, profiles, validate
-from gcpo.records import KINDS
+from gcpo.runs.grids import expand, grids
+from gcpo.runs.manifest import KINDS
+from gcpo.runs.params import ParameterError, Params, from_notebook, load_profile, profiles, validate
 from gcpo.tasks import TASKS
 
 

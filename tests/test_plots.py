@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gcpo import plots
+from gcpo.reports import claims, figures
 
 DATA = pd.DataFrame(
     {
@@ -33,10 +33,10 @@ def _close_figures():
 
 
 def test_series_differ_in_more_than_colour() -> None:
-    plots.set_style()
+    figures.set_style()
     styles = plt.rcParams["axes.prop_cycle"].by_key()
     assert len({str(line) for line in styles["linestyle"]}) == len(styles["color"]) == 7
-    assert len(set(plots.MARKERS)) == len(set(plots.HATCHES)) == 7
+    assert len(set(figures.MARKERS)) == len(set(figures.HATCHES)) == 7
     assert plt.rcParams["svg.hashsalt"] and plt.rcParams["figure.dpi"] <= 120
 
 
@@ -44,13 +44,13 @@ def test_save_writes_the_figure_and_its_data_alike_each_time(tmp_path: Path) -> 
     figure, axes = plt.subplots()
     axes.plot([0, 1])
     for folder in ("a", "b"):
-        plots.save(figure, DATA, tmp_path / folder / "deep", "fig1")
+        figures.save(figure, DATA, tmp_path / folder / "deep", "fig1")
     png, csv = (tmp_path / "a" / "deep" / f"fig1.{kind}" for kind in ("png", "csv"))
     assert png.read_bytes() == (tmp_path / "b" / "deep" / "fig1.png").read_bytes()
     pd.testing.assert_frame_equal(pd.read_csv(csv), DATA)
 
 
-@pytest.mark.parametrize("draw", [plots.points_with_intervals, plots.bars_with_intervals])
+@pytest.mark.parametrize("draw", [figures.points_with_intervals, figures.bars_with_intervals])
 def test_intervals_stand_at_their_estimates(draw) -> None:
     axes = draw(DATA, "task", "score", "low", "high", hue="method")
     assert [label.get_text() for label in axes.get_xticklabels()] == ["qa", "maths"]
@@ -73,13 +73,13 @@ def test_intervals_stand_at_their_estimates(draw) -> None:
 def test_numeric_x_is_not_moved() -> None:
     data = pd.DataFrame({"alpha": [0.1, 0.6], "y": [1.0, 2.0], "low": [0.0, 1.0], "high": [2.0, 3.0]})
     _, axes = plt.subplots()
-    assert plots.points_with_intervals(data, "alpha", "y", "low", "high", ax=axes) is axes
+    assert figures.points_with_intervals(data, "alpha", "y", "low", "high", ax=axes) is axes
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [0.1, 0.6])
     assert axes.get_xlabel() == "alpha" and axes.get_ylabel() == "y" and axes.get_legend() is None
 
 
 def test_verdicts_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    verdict = plots.Verdicts()
+    verdict = claims.Verdicts()
     verdict("Eq. 1", "a", np.bool_(True), "Yes.")
     verdict("Eq. 2", "b", False, "No.")
     verdict("Eq. 3", "c", None, "Perhaps.")

@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from gcpo import paths, records
-from gcpo.grids import expand
-from gcpo.params import ParameterError, Params, validate
+from gcpo.runs import manifest
+from gcpo.runs.grids import expand
+from gcpo.runs.params import ParameterError, Params, validate
 
 TINY = {"profile": "p", "task": "tinyqa"}
-ENVIRONMENT = records.environment
+ENVIRONMENT = manifest.environment
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Outputs, reference, profiles and grids of the test's own; what a manifest says of the machine is left out."""
     for name in ("OUTPUTS", "REFERENCE", "PARAMS"):
         monkeypatch.setattr(paths, name, tmp_path / name.lower())
-    monkeypatch.setattr(records, "environment", lambda: {"commit": "c0ffee", "dirty": False})
+    monkeypatch.setattr(manifest, "environment", lambda: {"commit": "c0ffee", "dirty": False})
     (tmp_path / "params" / "grids").mkdir(parents=True)
     write_profile("p", {})
     return tmp_path
@@ -38,19 +39,19 @@ def write_grid(name: str, blocks: Any) -> None:
     (paths.PARAMS / "grids" / f"{name}.yaml").write_text(yaml.safe_dump(blocks))
 
 
-def finished(kind: str = "train", results: dict[str, float] | None = None, **values: Any) -> records.Run:
-    with records.record(kind, validate({**TINY, **values})) as run:
+def finished(kind: str = "train", results: dict[str, float] | None = None, **values: Any) -> manifest.Run:
+    with manifest.record(kind, validate({**TINY, **values})) as run:
         run.manifest["results"] = results or {"greedy_f1": 0.5}
     return run
 
 
-def failed(**values: Any) -> records.Run:
-    with pytest.raises(RuntimeError), records.record("train", validate({**TINY, **values})) as run:
+def failed(**values: Any) -> manifest.Run:
+    with pytest.raises(RuntimeError), manifest.record("train", validate({**TINY, **values})) as run:
         raise RuntimeError("out of luck")
     return run
 
 
-def on_disk(run: records.Run) -> dict[str, Any]:
+def on_disk(run: manifest.Run) -> dict[str, Any]:
     return json.loads((run.folder / "manifest.json").read_text())
 
 
@@ -95,30 +96,30 @@ def test_another_value_is_tried_for_every_parameter() -> None:
     assert set(OTHER) == set(Params.model_fields) - {"profile"}
 
 
-@pytest.mark.parametrize("kind", records.KINDS)
+@pytest.mark.parametrize("kind", manifest.KINDS)
 def test_any_other_parameter_is_another_run(kind: str) -> None:
-    ids = [records.run_id(kind, validate(values)) for values in [{}, *({key: value} for key, value in OTHER.items())]]
+    ids = [manifest.run_id(kind, validate(values)) for values in [{}, *({key: value} for key, value in OTHER.items())]]
     assert len(set(ids)) == 1 + len(OTHER)
 
 
 def test_the_name_of_the_profile_is_no_other_run_but_another_folder() -> None:
     first, second = validate({"profile": "a"}), validate({"profile": "b"})
-    assert records.run_id("train", first) == records.run_id("train", second)
-    assert records.folder("train", first) == paths.OUTPUTS / "a" / "runs" / records.run_id("train", first)
-    assert records.folder("train", second).parent == paths.OUTPUTS / "b" / "runs"
+    assert manifest.run_id("train", first) == manifest.run_id("train", second)
+    assert manifest.folder("train", first) == paths.OUTPUTS / "a" / "runs" / manifest.run_id("train", first)
+    assert manifest.folder("train", second).parent == paths.OUTPUTS / "b" / "runs"
 
 
 def test_an_id_reads_task_method_seed_hash() -> None:
     params = validate({"task": "tinymath", "method": "se", "seed": 7})
-    assert records.run_id("train", params) == f"tinymath-se-7-{params.digest()}"
-    assert records.run_id("gradients", params) == f"tinymath-gradients-7-{params.digest()}"
+    assert manifest.run_id("train", params) == f"tinymath-se-7-{params.digest()}"
+    assert manifest.run_id("gradients", params) == f"tinymath-gradients-7-{params.digest()}"
 
 
 # --- manifests ------------------------------------------------------------------------------------------------------
 
 
 def test_a_product_of_methods_has_a_folder_that_any_file_system_takes() -> None:
-    assert records.run_id("train", validate({"method": "bot_only*egpo"})).startswith("tinyqa-bot_only+egpo-0-")
+    assert manifest.run_id("train", validate({"method": "bot_only*egpo"})).startswith("tinyqa-bot_only+egpo-0-")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_a_run_is_called_by_what_sets_it_apart(kind: str, values: dict[str, Any]
 
 def test_a_manifest_says_running_while_it_runs_and_finished_after() -> None:
     params = validate(TINY)
-    with records.record("train", params) as run:
+    with manifest.record("train", params) as run:
         during = on_disk(run)
         assert during["status"] == "running"
         assert "ended" not in during
@@ -145,31 +146,31 @@ def test_a_manifest_says_running_while_it_runs_and_finished_after() -> None:
         run.manifest["results"] = {"greedy_f1": 0.25}
     after = on_disk(run)
     assert (after["status"], after["exit"], after["attempts"]) == ("finished", None, 1)
-    assert after["id"] == run.folder.name == records.run_id("train", params)
+    assert after["id"] == run.folder.name == manifest.run_id("train", params)
     assert after["kind"] == "train"
     assert validate(after["params"]) == params
     assert after["results"] == {"greedy_f1": 0.25}
     assert after["commit"] == "c0ffee"
     assert after["peak_memory_gb"] > 0.01
     assert after["started"] <= after["ended"]
-    assert records.load(run.folder).finished
+    assert manifest.load(run.folder).finished
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory left"), KeyboardInterrupt(), SystemExit(3)])
 def test_a_failure_is_recorded_with_its_reason_and_goes_on_to_the_caller(error: BaseException) -> None:
-    with pytest.raises(type(error)) as raised, records.record("train", validate(TINY)) as run:
+    with pytest.raises(type(error)) as raised, manifest.record("train", validate(TINY)) as run:
         raise error
     assert raised.value is error
     after = on_disk(run)
     assert after["status"] == "failed"
     assert after["exit"] == f"{type(error).__name__}: {error}"
     assert "ended" in after
-    assert not records.load(run.folder).finished
+    assert not manifest.load(run.folder).finished
 
 
 def test_seconds_add_up_over_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 107.25, 500.0, 502.5])
-    monkeypatch.setattr(records, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(manifest, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     first = failed()
     assert on_disk(first)["seconds"] == pytest.approx(7.25, abs=0.05)
     second = finished()
@@ -224,7 +225,7 @@ def test_a_table_keeps_float32_to_the_last_bit() -> None:
 def test_a_folder_without_a_readable_manifest_is_not_finished(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "manifest.json").write_text(content)
-    run = records.load(tmp_path)
+    run = manifest.load(tmp_path)
     assert run.manifest == {}
     assert not run.finished
 
@@ -244,7 +245,7 @@ def test_the_environment_names_versions_and_hardware() -> None:
 def test_find_gives_finished_runs_only() -> None:
     done = finished(seed=0, results={"greedy_f1": 0.25, "sampled_f1": 0.125})
     failed(seed=1)
-    with records.record("train", validate({**TINY, "seed": 2})):
+    with manifest.record("train", validate({**TINY, "seed": 2})):
         found = records.find("p")
     assert found["id"].tolist() == [done.folder.name]
     (row,) = found.to_dict("records")
@@ -317,7 +318,7 @@ def test_coverage_counts_what_a_grid_asks_for_and_what_there_is(monkeypatch: pyt
     finished(method="grpo", seed=0)
     failed(method="grpo", seed=1)
     finished(method="grpo", seed=7)  # not asked for
-    monkeypatch.setattr(records, "environment", lambda: {"commit": "beef" * 10, "dirty": True})
+    monkeypatch.setattr(manifest, "environment", lambda: {"commit": "beef" * 10, "dirty": True})
     finished(method="grpo", seed=2)
     finished(max_steps=0)
 

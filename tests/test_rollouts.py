@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gcpo.evaluation import load_policy
 from gcpo.methods import advantages, weights
-from gcpo.rollouts import NO_ANSWER, MissingFeatureError, Rollouts, answer_mask, from_texts
-from gcpo.semantics import Embedder, Entailment
+from gcpo.rollouts import MissingFeatureError, Rollouts
+from gcpo.semantics import NO_ANSWER, Embedder, Entailment, answer_mask, from_texts
+from gcpo.tasks.evaluation import load_policy
 
 REWARDS = torch.tensor([[0.0, 1.0, 2.0, math.nan], [0.5, 0.5, 0.5, 0.5]])
 SHAPES = {

@@ -18,9 +18,10 @@ import pytest
 
 from gcpo import paths, records
 from gcpo.__main__ import main
-from gcpo.gradient_statistics import gradient_statistics
-from gcpo.params import load_profile, validate
-from gcpo.training import train
+from gcpo.runs import manifest
+from gcpo.runs.gradient_statistics import gradient_statistics
+from gcpo.runs.params import load_profile, validate
+from gcpo.runs.train import train
 
 pytestmark = pytest.mark.slow
 
@@ -41,10 +42,10 @@ def params(**changes: Any) -> Any:
 def in_process(kind: str, values: dict[str, Any], outputs: Path) -> subprocess.Popen[bytes]:
     """A run in a process of its own, so that it can be killed."""
     function = {
-        "train": "training import train",
-        "gradients": "gradient_statistics import gradient_statistics as train",
+        "train": "runs.train import train",
+        "gradients": "runs.gradient_statistics import gradient_statistics as train",
     }
-    code = f"from gcpo.{function[kind]}; from gcpo.params import validate; train(validate({values!r}))"
+    code = f"from gcpo.{function[kind]}; from gcpo.runs.params import validate; train(validate({values!r}))"
     environment = {**os.environ, "GCPO_OUTPUTS": str(outputs)}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
 
@@ -74,9 +75,9 @@ def test_two_runs_of_the_same_parameters_give_the_same_files(outputs: Path) -> N
 
 def test_a_killed_and_resumed_training_run_ends_as_an_uninterrupted_one(outputs: Path, tmp_path: Path) -> None:
     values = {**load_profile("smoke"), **LONGER}
-    folder = records.folder("train", validate(values))
+    folder = manifest.folder("train", validate(values))
     kill_when(in_process("train", values, outputs), (folder / "checkpoint-4" / "trainer_state.json").exists)
-    killed = records.load(folder)
+    killed = manifest.load(folder)
     assert killed.manifest["status"] == "running" and not (folder / "eval.csv").exists()
     resumed = train(validate(values))
     assert resumed.finished and resumed.manifest["attempts"] == 2
@@ -89,9 +90,9 @@ def test_a_killed_and_resumed_training_run_ends_as_an_uninterrupted_one(outputs:
 
 def test_killed_and_resumed_gradient_statistics_end_as_uninterrupted_ones(outputs: Path) -> None:
     values = {**load_profile("smoke"), "eval_limit": 35}
-    folder = records.folder("gradients", validate(values))
+    folder = manifest.folder("gradients", validate(values))
     kill_when(in_process("gradients", values, outputs), (folder / "chunks" / "000010.csv").exists)
-    assert not records.load(folder).finished
+    assert not manifest.load(folder).finished
     kept = (gradient_statistics(validate(values)).folder / "queries.csv").read_bytes()
     shutil.rmtree(folder)
     queries = gradient_statistics(validate(values)).folder / "queries.csv"
@@ -170,7 +171,7 @@ def test_notebook_10_trains_on_real_narrativeqa_rows(outputs: Path, tmp_path: Pa
         },
         progress_bar=False,
     )
-    (run,) = [records.load(path) for path in (outputs / "smoke" / "runs").iterdir()]
+    (run,) = [manifest.load(path) for path in (outputs / "smoke" / "runs").iterdir()]
     assert run.finished and run.manifest["data"]["train"]["sha256"]
     assert len(pd.read_csv(run.folder / "metrics.csv")) == 3
     assert set(pd.read_csv(run.folder / "eval.csv")["decoding"]) == {"greedy", "sampled"}

@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gcpo import paths, tables
+import gcpo
+from gcpo import paths
 from gcpo.methods import METHODS
+from gcpo.reports import compare, tables
 
-REPORTED = sorted(path.stem for path in Path(tables.__file__).with_name("reported").glob("*.csv"))
+REPORTED = sorted(path.stem for path in Path(gcpo.__file__).with_name("reported").glob("*.csv"))
 
 
 def scores_of(values: dict[str, list[list[float]]]) -> pd.DataFrame:
@@ -72,14 +74,14 @@ def test_the_evaluation_table_has_means_and_intervals_in_per_cent() -> None:
 
 @pytest.mark.parametrize(("low", "high", "decided"), [(0.1, 2, True), (-2, -0.1, False), (-1, 1, None), (0, 1, None)])
 def test_an_interval_that_holds_zero_decides_nothing(low: float, high: float, decided: bool | None) -> None:
-    assert tables.verdict(low, high) is decided
+    assert compare.verdict(low, high) is decided
 
 
 # --- comparison -----------------------------------------------------------------------------------------------------
 
 
 def test_compare_by_hand() -> None:
-    found = tables.compare(
+    found = compare.compare(
         scores_of(
             {
                 "grpo": [[0.0, 0.2, 0.4], [0.2, 0.4, 0.6]],  # means 20 and 40
@@ -106,19 +108,19 @@ def test_compare_by_hand() -> None:
 def test_compare_pairs_questions_by_name_not_by_place() -> None:
     scores = scores_of({"grpo": [[0.1, 0.9, 0.5]] * 2, "se": [[0.2, 1.0, 0.6]] * 2})
     shuffled = scores.sample(frac=1, random_state=0)
-    found = tables.compare(shuffled, "f1").set_index("method").loc["se"]
+    found = compare.compare(shuffled, "f1").set_index("method").loc["se"]
     shown = [found["difference"], found["difference_low"], found["difference_high"]]
     assert shown == pytest.approx([10, 10, 10])
 
 
 def test_compare_with_one_seed_each_has_differences_of_questions_only() -> None:
-    found = tables.compare(scores_of({"grpo": [[0.1, 0.3, 0.5]], "se": [[0.2, 0.4, 0.6]]}), "f1").set_index("method")
+    found = compare.compare(scores_of({"grpo": [[0.1, 0.3, 0.5]], "se": [[0.2, 0.4, 0.6]]}), "f1").set_index("method")
     assert found.loc["se", "difference"] == pytest.approx(10)
     assert "improvement" not in found
 
 
 def test_compare_without_the_method_compared_with() -> None:
-    found = tables.compare(scores_of({"se": [[0.1, 0.3], [0.3, 0.5]]}), "f1")
+    found = compare.compare(scores_of({"se": [[0.1, 0.3], [0.3, 0.5]]}), "f1")
     assert "difference" not in found
 
 
@@ -195,7 +197,7 @@ def test_the_table_of_methods_has_a_line_for_each_and_its_range() -> None:
 )
 def test_better_needs_questions_and_seeds_to_agree(better: list[list[float]], expected: bool | None) -> None:
     scores = scores_of({"grpo": [[0.4] * 4, [0.6] * 4], "new": better, "other": [[0.0] * 4] * 2})
-    assert tables.beats(scores, "f1", "new", "grpo") is expected
+    assert compare.beats(scores, "f1", "new", "grpo") is expected
 
 
 # --- completions ----------------------------------------------------------------------------------------------------

@@ -21,11 +21,11 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
 from gcpo import GCPOConfig, GCPOTrainer
-from gcpo.evaluation import load_policy
 from gcpo.methods import BASES, METHODS, get_method
-from gcpo.params import load_profile, validate
+from gcpo.runs.params import load_profile, validate
+from gcpo.runs.train import build_trainer
 from gcpo.tasks import get_task
-from gcpo.training import build_trainer
+from gcpo.tasks.evaluation import load_policy
 from gcpo.weights import weight_range
 from gcpo.world import resolve
 

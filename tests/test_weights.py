@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gcpo.factors import GroupFactor
 from gcpo.methods import METHODS, get_method, weights
+from gcpo.methods.group import GroupFactor
 from gcpo.rollouts import Rollouts
 from gcpo.weights import (
     FORMS,

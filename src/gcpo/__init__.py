@@ -1,0 +1,30 @@
+"""gcpo: a reproducible companion of four papers on uncertainty-aware policy optimisation of language models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gcpo.measures import barycentric_transport, cosine_dispersion, reward_dispersion, semantic_entropy
+
+if TYPE_CHECKING:
+    from gcpo.trainer import GCPOTrainer
+    from gcpo.trainer.config import GCPOConfig
+
+__version__ = "0.1.0"
+__all__ = [
+    "GCPOConfig",
+    "GCPOTrainer",
+    "barycentric_transport",
+    "cosine_dispersion",
+    "reward_dispersion",
+    "semantic_entropy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # TRL takes seconds to import; measures should not.
+    if name in ("GCPOConfig", "GCPOTrainer"):
+        from gcpo import trainer
+
+        return getattr(trainer, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

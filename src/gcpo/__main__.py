@@ -1,0 +1,128 @@
+"""The batch runner: python -m gcpo run | grid | check | report | world."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import yaml
+
+from gcpo import paths
+from gcpo.runs.grids import expand, grids
+from gcpo.runs.params import ParameterError, load_profile, profiles, validate
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gcpo", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("--profile", default="smoke", help="a file of params/, or a path to one (default: smoke)")
+        return sub
+
+    def parameters(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("-p", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="set a parameter")
+
+    one = command("run", "one run: training, or gradient statistics with --kind gradients")
+    one.add_argument("--kind", choices=("train", "gradients"), default="train")
+    parameters(one)
+    many = command("grid", "every run of params/grids/NAME.yaml that is not finished")
+    many.add_argument("name", nargs="+", help="one or more grids")
+    many.add_argument("--jobs", type=int, default=max(1, min(os.cpu_count() or 1, 4)), help="runs at a time")
+    parameters(many)
+    checked = command("check", "check parameter files and grids, and show what is run and what is not")
+    checked.add_argument("name", nargs="*", help="grids (default: all)")
+    reported = command("report", "execute the report notebooks")
+    reported.add_argument(
+        "--publish",
+        action="store_true",
+        help="make these runs the reference: records, tables, figures, committed notebooks and the README's results",
+    )
+    reported.add_argument("--grid", help="a grid for all of them, instead of each report's own")
+    command("world", "make the embedded policy and entailment model")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, 1 when a run failed, 2 for bad parameters."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _COMMANDS[options.command](options)
+    except (ParameterError, FileNotFoundError) as error:
+        print(f"gcpo: {error}", file=sys.stderr)
+        return 2
+
+
+def _given(pairs: list[list[str]]) -> dict[str, Any]:
+    return {key: yaml.safe_load(value) for key, value in pairs}
+
+
+def _run(options: argparse.Namespace) -> int:
+    from gcpo.runs.runner import run
+
+    params = validate({**load_profile(options.profile), **_given(options.p)}, f"{options.profile} with -p")
+    _make_world([params])
+    done = run(options.kind, params)
+    print(f"{done.folder}: {done.manifest['status']} {done.manifest.get('exit') or done.manifest.get('results', '')}")
+    return 0 if done.finished else 1
+
+
+def _grid(options: argparse.Namespace) -> int:
+    from gcpo.runs.runner import run_grid
+
+    found = [pair for name in options.name for pair in expand(name, options.profile, _given(options.p))]
+    _make_world([params for _, params in found])
+    failed = run_grid(found, options.jobs)
+    for done in failed:
+        print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _make_world(found: list[Any]) -> None:
+    """Make the embedded models once, before runs in parallel would wait for them."""
+    from gcpo.world import TINY, bootstrap
+
+    if any(TINY in (params.policy, params.entailment) for params in found):
+        bootstrap()
+
+
+def _check(options: argparse.Namespace) -> int:
+    from gcpo.runs import manifest
+
+    for name in profiles():
+        validate(load_profile(name), f"params/{name}.yaml")
+    print(f"profiles: {', '.join(profiles())}: good")
+    for name in options.name or grids():
+        found = expand(name, options.profile)
+        status = [manifest.load(manifest.folder(*pair)).manifest.get("status", "not run") for pair in found]
+        counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
+        print(f"grid {name} with {options.profile}: {len(found)} runs ({counts})")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from gcpo.reports.site import publish, report
+    from gcpo.reports.tables import write_readme
+
+    if options.publish:
+        print(f"published {publish(options.profile)} runs to {paths.REFERENCE / options.profile}")
+        write_readme(options.profile)
+    else:
+        print(*report(options.profile, options.grid), sep="\n")
+    return 0
+
+
+def _world(options: argparse.Namespace) -> int:
+    from gcpo.world import bootstrap
+
+    print(bootstrap())
+    return 0
+
+
+_COMMANDS = {"run": _run, "grid": _grid, "check": _check, "report": _report, "world": _world}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""Parts of error messages that several rooms share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the closest valid one, and all of them."""
+    valid = list(valid)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{hint} Valid names: {', '.join(valid)}."
+
+
+def one_of(name: str, value: object, valid: Iterable[object]) -> None:
+    if value not in valid:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(str(v) for v in valid if v)}.")

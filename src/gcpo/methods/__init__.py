@@ -1,0 +1,30 @@
+"""The methods of the four papers: a table of rows, and the functions that apply a row to rollouts."""
+
+from gcpo.methods.apply import (
+    Modulation,
+    advantages,
+    base_advantages,
+    expand,
+    get_method,
+    modulate,
+    permutation,
+    weights,
+)
+from gcpo.methods.parts import entirely_wrong, right
+from gcpo.methods.table import BASES, METHODS, Method
+
+__all__ = [
+    "BASES",
+    "METHODS",
+    "Method",
+    "Modulation",
+    "advantages",
+    "base_advantages",
+    "entirely_wrong",
+    "expand",
+    "get_method",
+    "modulate",
+    "permutation",
+    "right",
+    "weights",
+]

@@ -1,0 +1,270 @@
+"""Applying methods to rollouts: the two functions users call, and what the trainer uses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gcpo.errors import nearest
+from gcpo.masked import deviations
+from gcpo.methods.parts import Factor, entirely_wrong, judged
+from gcpo.methods.table import BASES, METHODS, Method
+from gcpo.rollouts import Rollouts
+
+
+def get_method(name: str | Sequence[str], **options: Any) -> Method:
+    """The row of a method, or the product of several: ``"bot_only*egpo"``, or a list of names.
+
+    Args:
+        name: names in :data:`METHODS`.
+        options: constants of its parts, by their names in ``gcpo.methods``; each goes to every part that has it.
+
+    Raises:
+        ValueError: unknown name (with the nearest valid one), a product that makes no sense, or an option that no part
+            has.
+    """
+    names = [part.strip() for part in name.split("*")] if isinstance(name, str) else list(name)
+    for part in names:
+        if part not in METHODS:
+            raise ValueError(f"Unknown method {part!r}.{nearest(str(part), METHODS)}")
+    row = METHODS[names[0]] if len(names) == 1 else _product(names)
+    return _with_options("*".join(names), row, options) if options else row
+
+
+def _product(names: list[str]) -> Method:
+    rows = [METHODS[name] for name in names]
+    title = "*".join(names)
+
+    def only_one(what: str, having: list[str], why: str) -> None:
+        if len(having) > 1:
+            raise ValueError(f"{title}: {' and '.join(having)} {what}, {why}; keep one of them.")
+
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"{title!r} is not a product of different methods.")
+    if controls := [name for name, row in zip(names, rows, strict=True) if row.permuted]:
+        raise ValueError(f"{title}: {controls[0]} is a control on its own; it permutes the weights of whole groups.")
+    changing = [name for name, row in zip(names, rows, strict=True) if row.reward is not None]
+    only_one("both change rewards", changing, "and the second would read what the first has made")
+    bases = {row.base: name for name, row in zip(names, rows, strict=True) if row.base != "grpo" or name == "grpo"}
+    only_one("have different base advantages", list(bases.values()), "of which an advantage has one")
+    judging = [n for n, row in zip(names, rows, strict=True) if any(_all_wrong(f) != "none" for f in row.factors)]
+    only_one("both set the advantage of an entirely wrong group", judging, "each in its own way")
+
+    if judging and any(row.drops_equal for row in rows):
+        raise ValueError(f"{title}: dapo drops the groups without reward variance that {judging[0]} reinforces.")
+
+    factors: dict[str, Factor] = {}
+    for name, row in zip(names, rows, strict=True):
+        for factor in row.factors:
+            if factor in factors.values():
+                raise ValueError(f"{title}: {name} has the weight {factor.weight!r}, which another part has already.")
+            taken = {column for other in factors.values() for column in (other.measure, other.weight)}
+            if taken & {factor.measure, factor.weight}:  # BoT and CD are both "w_geo", two covariances "cov"
+                factor = dataclasses.replace(
+                    factor, measure=f"{factor.measure}_{name}", weight=f"{factor.weight}_{name}"
+                )
+            factors[factor.weight] = factor
+    acts = [row.acts for row in rows]
+    return Method(
+        paper="; ".join(dict.fromkeys(row.paper for row in rows)),
+        rule=" * ".join(row.rule for row in rows),
+        acts=next(kind for kind in ("loss", "advantage", "reward", "base") if kind in acts),
+        factors=tuple(factors.values()),
+        reward=next((row.reward for row in rows if row.reward is not None), None),
+        penalty=next((row.penalty for row in rows if row.penalty is not None), None),
+        base=next(iter(bases), "grpo"),
+        trl={key: value for row in rows for key, value in row.trl.items()},
+        drops_equal=any(row.drops_equal for row in rows),
+    )
+
+
+def _all_wrong(factor: Factor) -> str:
+    return getattr(factor, "all_wrong", "none")
+
+
+def _with_options(title: str, row: Method, options: Mapping[str, Any]) -> Method:
+    valid = [option for part in row.parts for option in part.OPTIONS if getattr(part, option) is not None]
+    if unknown := set(options) - set(valid):
+        name = min(unknown)
+        hint = nearest(name, dict.fromkeys(valid)) if valid else " It has none."
+        raise ValueError(f"{title} has no option {name!r}.{hint}")
+
+    def changed(part: Any) -> Any:
+        own = {key: value for key, value in options.items() if key in part.OPTIONS and getattr(part, key) is not None}
+        own = {key: tuple(value) if isinstance(value, list) else value for key, value in own.items()}
+        return dataclasses.replace(part, **own) if own else part
+
+    return dataclasses.replace(
+        row,
+        factors=tuple(changed(factor) for factor in row.factors),
+        reward=changed(row.reward) if row.reward else None,
+        penalty=changed(row.penalty) if row.penalty else None,
+    )
+
+
+def permutation(size: int, seed: int) -> Tensor:
+    """A seeded cyclic permutation of ``size`` groups, so that none keeps its own place.
+
+    Raises:
+        ValueError: fewer than two groups.
+    """
+    if size < 2:
+        raise ValueError(
+            "gcpo_shuffled permutes weights across the groups of a batch and needs at least 2 groups, "
+            f"got {size}: put more prompts into the generation batch."
+        )
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    return torch.empty_like(order).scatter_(0, order, order.roll(1))
+
+
+def base_advantages(
+    rewards: Float[Tensor, "B G"], scale_rewards: Literal["group", "batch", "none"] = "group"
+) -> Float[Tensor, "B G"]:
+    """GRPO's advantage, (r - mean) / (std + 1e-4) with the n - 1 deviation (GCPO Eq. 1; epsilon as in TRL).
+
+    ``scale_rewards``: the deviation of each group, of the whole batch, or no division ("none": Dr. GRPO's r - mean).
+    NaN rewards take no part and get 0; a group with equal rewards, or with one scorable response, gets exactly 0.
+    Raises ValueError for another ``scale_rewards``.
+    """
+    if scale_rewards not in ("group", "batch", "none"):
+        raise ValueError(f'scale_rewards is {scale_rewards!r}, expected "group", "batch" or "none".')
+    valid = ~rewards.isnan()
+    deviation = deviations(rewards, valid)
+    if scale_rewards == "none":
+        return deviation
+    if scale_rewards == "group":
+        count, squares = valid.sum(1, keepdim=True), deviation.square().sum(1, keepdim=True)
+    else:
+        count, squares = valid.sum(), deviations(rewards, valid, (0, 1)).square().sum()
+    return deviation / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-4)
+
+
+class Modulation(NamedTuple):
+    """What a method makes of a batch: base advantages A (B, G); the weight, (B, G) or (B, G, T); and the scores and
+    weights of its factors by their columns in logs, (B,), (B, G) or (B, G, T)."""
+
+    base: Tensor
+    weight: Tensor
+    columns: dict[str, Tensor]
+
+    @property
+    def advantages(self) -> Tensor:
+        """A * weight, shaped like the weight."""
+        return expand(self.base, self.weight.ndim) * self.weight
+
+
+def expand(values: Tensor, ndim: int) -> Tensor:
+    """A view with dimensions of size 1 at the end."""
+    return values[(...,) + (None,) * (ndim - values.ndim)]
+
+
+def modulate(
+    row: Method,
+    rollouts: Rollouts,
+    base: Float[Tensor, "B G"] | None = None,
+    *,
+    alpha: float | None = None,
+    seed: int = 0,
+    equalize_mean: bool = False,
+    scale_rewards: str | None = None,
+    stages: Sequence[str] = ("advantage", "loss"),
+) -> Modulation:
+    """Apply a method to whole groups: the base advantages (computed unless given), and the product of its factors.
+
+    Weights that are not finite are returned as they are. Arguments as in :func:`weights`; ``stages`` chooses factors.
+    """
+    if base is None:
+        rewards = row.reward(rollouts) if row.reward else rollouts.rewards
+        scale: Any = BASES[row.base]["scale_rewards"] if scale_rewards is None else scale_rewards
+        base = base_advantages(rewards, scale)
+    if "advantage" in stages and rollouts.group_size > 1 and any(_all_wrong(f) != "none" for f in row.factors):
+        base = torch.where(entirely_wrong(rollouts) & judged(rollouts), -1, base)  # EGPO, Eq. 13
+    columns: dict[str, Tensor] = {}
+    weight = torch.ones_like(rollouts.rewards)
+    for factor in row.factors:
+        if factor.stage in stages:
+            columns |= factor.columns(rollouts, base, alpha=alpha, seed=seed)
+            own = columns[factor.weight].to(weight.dtype)
+            ndim = max(weight.ndim, own.ndim)
+            weight = expand(weight, ndim) * expand(own, ndim)
+    if row.permuted:
+        weight = weight[permutation(len(weight), seed).to(weight.device)]
+    if equalize_mean:
+        counted = rollouts.scorable if weight.ndim == 2 else rollouts.scorable.unsqueeze(-1) & rollouts.mask.bool()
+        weight = weight / weight[counted].mean() if counted.any() else weight
+    return Modulation(base, weight, columns)
+
+
+def _finite(method: str | Sequence[str], row: Method, modulation: Modulation, seed: int) -> Modulation:
+    broken = ~modulation.weight.isfinite()
+    if broken.any():
+        group = int(broken.flatten(1).any(1).nonzero()[0])
+        group = int(permutation(len(broken), seed)[group]) if row.permuted else group  # whose weight it was
+        reads = ", ".join(["rewards", *sorted(row.reads)])
+        raise ValueError(f"{method}: the weight of group {group} is not finite; look at its features, {reads}.")
+    return modulation
+
+
+def weights(
+    method: str | Sequence[str],
+    rollouts: Rollouts,
+    *,
+    alpha: float | None = None,
+    seed: int = 0,
+    equalize_mean: bool = False,
+    **options: Any,
+) -> Float[Tensor, "B G"] | Float[Tensor, "B G T"]:
+    """The factor that a method puts on each advantage; 1 for a base method and for one that acts on rewards.
+
+    Args:
+        method: a name in :data:`METHODS`, a product of names ("bot_only*egpo") or a list of them.
+        rollouts: rewards and the features in ``get_method(method).reads``.
+        alpha: alpha_base of the group factors (0.6 for GCPO's, 0.0417 for SEED-GRPO's, 0.2 for Q-Hawkeye's, which
+            alone is not divided by log G); None: each factor's own. Other factors have none and do not read it.
+        seed: of the permutation of ``gcpo_shuffled`` and of the tokens that ``clip_cov`` draws.
+        equalize_mean: divide by the mean over the batch, so that methods differ in where they push and not in how far.
+        options: constants of the method, such as ``form="linear"`` (see ``gcpo.methods``).
+
+    Returns:
+        (B, G), or (B, G, T) for a method that weighs tokens; within ``weight_range(method, alpha, G)`` unless
+        equalised.
+
+    Raises:
+        ValueError: unknown method or option; one group for ``gcpo_shuffled``; a weight that is not finite (the trainer
+            replaces such a weight by 1 and counts it).
+        MissingFeatureError: a feature that the method reads was not given.
+    """
+    row = get_method(method, **options)
+    if not row.factors:
+        return torch.ones_like(rollouts.rewards)
+    modulation = modulate(row, rollouts, alpha=alpha, seed=seed, equalize_mean=equalize_mean)
+    weight = _finite(method, row, modulation, seed).weight
+    return weight.clone() if rollouts.group_size > 1 else torch.ones_like(weight)
+
+
+def advantages(
+    method: str | Sequence[str],
+    rollouts: Rollouts,
+    *,
+    alpha: float | None = None,
+    seed: int = 0,
+    equalize_mean: bool = False,
+    scale_rewards: Literal["group", "batch", "none"] | None = None,
+    **options: Any,
+) -> Float[Tensor, "B G"] | Float[Tensor, "B G T"]:
+    """The modulated advantage A~ = A * weight (GCPO, section 3.4), as the trainer uses it.
+
+    A is computed from the rewards that the method's reward stage makes, and is -1 in the groups that EGPO's
+    negative-sample reinforcement takes up. ``scale_rewards`` as in TRL; None: the method's own. Everything else as in
+    :func:`weights`; no unit.
+    """
+    row = get_method(method, **options)
+    modulation = modulate(
+        row, rollouts, alpha=alpha, seed=seed, equalize_mean=equalize_mean, scale_rewards=scale_rewards
+    )
+    return _finite(method, row, modulation, seed).advantages

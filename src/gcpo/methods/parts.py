@@ -1,0 +1,93 @@
+"""What methods are made of: weights of groups, responses and tokens, and rules that change rewards.
+
+Every class here is a frozen set of constants with one function of the rollouts. A weight reads the task's own rewards
+and the base advantages A; responses without a reward take no part in any mean, and their weight is 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gcpo.masked import mean
+from gcpo.rollouts import Rollouts
+
+ROUNDING = 1e-6  # what is this little below a mean is at the mean
+
+
+# Which responses mean the same: those that entail one another (GCPO, App. E.3), equal texts (SEED-GRPO), equal
+# mathematical answers by Math-Verify, or as the task does it ("math" for mathematics, "nli" elsewhere).
+CLUSTERS = ("nli", "exact", "math", "task")
+
+
+def right(rollouts: Rollouts) -> Bool[Tensor, "B G"]:
+    """Where a response is right: its correctness is above 1/2, strictly (for F1, the papers' accuracy)."""
+    return rollouts.scorable & (rollouts.correctness > 0.5)
+
+
+def judged(rollouts: Rollouts) -> Bool[Tensor, "B G"]:
+    """Where it is known whether a response is right."""
+    return rollouts.scorable & ~rollouts.correctness.isnan()
+
+
+def entirely_wrong(rollouts: Rollouts) -> Bool[Tensor, "B 1"]:
+    """Groups with at least one response that is known to be wrong and none that is right (EGPO, section 3.2)."""
+    return judged(rollouts).any(1, keepdim=True) & ~right(rollouts).any(1, keepdim=True)
+
+
+def likelihoods(rollouts: Rollouts) -> tuple[Float[Tensor, "B G"], Bool[Tensor, "B G"]]:
+    """Length-normalised log-likelihood of each response, and which responses have a token at all."""
+    tokens = rollouts.mask.bool()
+    return mean(rollouts.logps, tokens).squeeze(-1), tokens.any(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """One weight of a method, w(rollouts, A).
+
+    ``measure`` and ``weight`` name its columns in logs. ``OPTIONS`` are the constants that a user may set.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
+    stage: ClassVar[Literal["advantage", "loss"]] = "advantage"
+    granularity: ClassVar[Literal["group", "response", "token"]]
+
+    measure: str
+    weight: str
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The features of the rollouts it reads, beside rewards."""
+        raise NotImplementedError
+
+    @property
+    def direction(self) -> str:
+        """What it makes smaller or larger, in a few words."""
+        raise NotImplementedError
+
+    def bounds(self, alpha: float | None, group_size: int) -> tuple[float, float]:
+        """The lowest and the highest weight for G of at least 2."""
+        raise NotImplementedError
+
+    def columns(
+        self, rollouts: Rollouts, base: Float[Tensor, "B G"], *, alpha: float | None, seed: int
+    ) -> dict[str, Tensor]:
+        """The weight and what it is made from, by column: (B,), (B, G) or (B, G, T) as ``granularity`` says."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardStage:
+    """A rule that changes rewards before they are normalised to advantages."""
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[frozenset[str]]
+    direction: ClassVar[str]
+    judges: ClassVar[bool] = False  # needs to know how right each response is
+
+    def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
+        """New rewards; NaN stays NaN."""
+        raise NotImplementedError

@@ -1,0 +1,226 @@
+"""Every method, one declarative row each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from gcpo import measures
+from gcpo.methods.group import GroupFactor
+from gcpo.methods.parts import Factor, RewardStage, likelihoods
+from gcpo.methods.response import EntropyFactor, RatioVariance
+from gcpo.methods.reward import AgreementBonus, ClusterShare, OverlongPenalty, ReferenceBonus
+from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty
+from gcpo.rollouts import Rollouts
+
+# What each base advantage sets in TRL's GRPOConfig, unless the user does.
+BASES: dict[str, dict[str, Any]] = {
+    "grpo": {"loss_type": "grpo", "scale_rewards": "group"},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "dapo": {"loss_type": "dapo", "scale_rewards": "group", "epsilon_high": 0.28},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A row of the table of methods, or the product of several.
+
+    Attributes:
+        paper: where the rule is from.
+        rule: the rule in one line.
+        acts: "base", "reward" (before advantages are normalised), "advantage" or "loss".
+        factors: weights whose product multiplies the advantages.
+        reward: the rule that changes rewards.
+        penalty: a term of the loss beside the advantages.
+        base: the base advantage, a key of :data:`BASES`.
+        trl: further settings of TRL's GRPOConfig that the method needs.
+        drops_equal: groups without reward variance leave the loss's token count.
+        permuted: a control that hands each group the weight of another group.
+    """
+
+    paper: str
+    rule: str
+    acts: Literal["base", "reward", "advantage", "loss"] = "advantage"
+    factors: tuple[Factor, ...] = ()
+    reward: RewardStage | None = None
+    penalty: CovariancePenalty | None = None
+    base: str = "grpo"
+    trl: Mapping[str, Any] = field(default_factory=dict)
+    drops_equal: bool = False
+    permuted: bool = False
+
+    @property
+    def parts(self) -> tuple[Factor | RewardStage | CovariancePenalty, ...]:
+        """Everything it is made of."""
+        return tuple(part for part in (self.reward, *self.factors, self.penalty) if part is not None)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The features of the rollouts it needs beside rewards."""
+        return frozenset().union(*(part.reads for part in self.parts))
+
+    @property
+    def granularity(self) -> Literal["group", "response", "token"]:
+        """The finest thing it tells apart; a base and a reward are the response's."""
+        finest = {factor.granularity for factor in self.factors} | ({"token"} if self.penalty else set())
+        return next((g for g in ("token", "response", "group") if g in finest), "response")
+
+    @property
+    def direction(self) -> str:
+        """What it makes smaller or larger."""
+        if self.permuted:
+            return "moves weights to other groups"
+        return "; ".join(dict.fromkeys(part.direction for part in self.parts))
+
+    @property
+    def judges(self) -> bool:
+        """Whether it needs to know which responses are right."""
+        return any(getattr(part, "judges", False) for part in self.parts)
+
+    def entails(self, mathematics: bool) -> bool:
+        """Whether it asks an entailment model; clusters "as the task does it" do so where it is not mathematics."""
+        kinds = {getattr(part, "clusters", None) for part in self.parts}
+        return "nli" in self.reads or "nli" in kinds or ("task" in kinds and not mathematics)
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether it acts on the ratios of each optimiser step."""
+        return self.penalty is not None or any(factor.stage == "loss" for factor in self.factors)
+
+
+def _semantic_entropy(rollouts: Rollouts, factor: GroupFactor) -> Float[Tensor, " B"]:
+    clusters = rollouts.clusters_as(factor.clusters)
+    if factor.estimator == "counts":
+        return measures.semantic_entropy(clusters, mask=rollouts.scorable)
+    logps, spoken = likelihoods(rollouts)
+    estimator: Any = factor.estimator
+    entropy = measures.semantic_entropy(clusters, logps, estimator=estimator, mask=rollouts.scorable & spoken)
+    return entropy.clamp(min=0)  # the Monte-Carlo form is not bounded below, and a weight needs a score of at least 0
+
+
+SE = GroupFactor(
+    measure="se",
+    weight="w_se",
+    score=lambda r, f: _semantic_entropy(r, f),
+    highest=math.log,
+    features=frozenset({"clusters"}),
+    clusters="nli",
+    estimator="counts",
+)
+
+
+SEED = dataclasses.replace(SE, clusters="exact", estimator="rao", form="reciprocal", alpha=0.0417)
+KLE = GroupFactor(
+    measure="kle",
+    weight="w_kle",
+    score=lambda r, f: measures.kernel_language_entropy(r.nli, mask=r.scorable),
+    highest=math.log,
+    features=frozenset({"nli"}),
+)
+
+
+CD = GroupFactor(
+    measure="u_geo",
+    weight="w_geo",
+    score=lambda r, f: measures.cosine_dispersion(r.embeddings, mask=r.scorable),
+    highest=lambda g: 1 - 1 / g,
+    features=frozenset({"embeddings"}),
+    form="square",
+)
+
+
+BOT = GroupFactor(
+    measure="u_geo",
+    weight="w_geo",
+    score=lambda r, f: measures.barycentric_transport(r.embeddings, r.clusters_as(f.clusters), mask=r.scorable),
+    highest=lambda g: 0.5,
+    features=frozenset({"embeddings", "clusters"}),
+    clusters="nli",
+    form="square",
+)
+
+
+RD = GroupFactor(
+    measure="rd",
+    weight="w_rd",
+    score=lambda r, f: measures.reward_dispersion(r.rewards, r.reward_range),
+    highest=lambda g: 1.0,
+    form="boost",
+)
+
+
+VARIANCE = GroupFactor(
+    measure="reward_variance",
+    weight="w_variance",
+    score=lambda r, f: measures.reward_variance(r.rewards, r.reward_range),
+    highest=lambda g: 1.0,
+    alpha=0.2,
+    per_log_g=False,
+)
+
+
+CALM, BOLD, BOTH = (0.8, 1.0), (1.0, 2.0), (0.8, 2.0)  # EGPO's bounds of a weight
+
+
+EGPO = EntropyFactor(correct=BOLD, wrong=CALM, all_wrong="weighted", epsilon=1e-5)
+
+
+def _egpo(rule: str, **changes: Any) -> Method:
+    return Method(paper="EGPO, Table 2", rule=rule, factors=(dataclasses.replace(EGPO, **changes),))
+
+
+# fmt: off
+METHODS: dict[str, Method] = {
+    # base advantages
+    "grpo": Method(paper="GRPO (DeepSeekMath)", rule="A = (r - mean r) / (std r + 1e-4)", acts="base"),
+    "dr_grpo": Method(paper="Dr. GRPO", rule="A = r - mean r; constant length normaliser", acts="base", base="dr_grpo"),
+    "dapo": Method(paper="DAPO", rule="clip 0.2/0.28, token mean, overlong penalty; equal groups masked, not replaced",
+                   acts="base", base="dapo", reward=OverlongPenalty(), drops_equal=True),
+    # a weight per group
+    "se": Method(paper="GCPO, Table 1", rule="clip(1 - alpha_G SE, 0, 1)", factors=(SE,)),
+    "seed_grpo": Method(paper="SEED-GRPO", rule="1 / (1 + alpha_G SE_rao), exact answers, on dr_grpo", factors=(SEED,),
+                        base="dr_grpo"),
+    "kle": Method(paper="GCPO, Table 1", rule="clip(1 - alpha_G VNE, 0, 1)", factors=(KLE,)),
+    "cd_only": Method(paper="GCPO, Eq. 8", rule="clip(1 - alpha_G CD^2, 0, 1)", factors=(CD,)),
+    "bot_only": Method(paper="GCPO, section 3.2", rule="clip(1 - alpha_G BoT^2, 0, 1)", factors=(BOT,)),
+    "rd_only": Method(paper="GCPO, Eq. 11", rule="1 + alpha_G RD", factors=(RD,)),
+    "gcpo_cd": Method(paper="GCPO, section 3.4", rule="omega_CD omega_RD", factors=(CD, RD)),
+    "gcpo_bot": Method(paper="GCPO, section 3.4", rule="omega_BoT omega_RD", factors=(BOT, RD)),
+    "gcpo_shuffled": Method(paper="our control", rule="gcpo_bot's weights, permuted across groups", factors=(BOT, RD),
+                            permuted=True),
+    "qhawkeye": Method(paper="GCPO, App. G", rule="1 - alpha Var(r) / (range/2)^2", factors=(VARIANCE,)),
+    # a rule for rewards
+    "empo": Method(paper="EMPO", rule="r = share of the response's cluster", acts="reward", reward=ClusterShare()),
+    "care": Method(paper="GRPO-CARE", rule="bonus for right answers that an EMA reference finds likely", acts="reward",
+                   reward=ReferenceBonus(), trl={"sync_ref_model": True, "ref_model_sync_steps": 10,
+                                                 "ref_model_mixup_alpha": 0.005}),
+    "care_agreement": Method(paper="GCPO, App. E.2", rule="bonus for right answers that agree with the group",
+                             acts="reward", reward=AgreementBonus()),
+    # a weight per response
+    "egspo": Method(paper="GCPO, App. G", rule="clip(H / mean H, 0.5, 1), Shannon", factors=(
+        EntropyFactor(signal="shannon", inverse=False, correct=(0.5, 1.0), wrong=(0.5, 1.0)),)),
+    "edge_grpo": Method(paper="EDGE-GRPO", rule="mean H / H, Shannon; no error correction", factors=(
+        EntropyFactor(signal="shannon"),)),
+    "egpo": Method(paper="EGPO", rule="mean H / H, NLL; right in [1, 2], wrong in [0.8, 1]; A = -1 if all wrong",
+                   factors=(EGPO,)),
+    "egpo_c1": _egpo("egpo with one clamp [0.8, 2] for all", correct=BOTH, wrong=BOTH),
+    "egpo_c2": _egpo("egpo, only wrong responses bounded by 1", correct=BOTH),
+    "egpo_c3": _egpo("egpo, only right responses bounded by 1", wrong=BOTH),
+    "egpo_c4": _egpo("egpo, weight 1 if all wrong", all_wrong="locked"),
+    "egpo_c5": _egpo("egpo, divided by the group's mean weight", renorm="after"),
+    "egpo_c6": _egpo("egpo, divided by the group's mean before the clamp", renorm="before"),
+    "r2vpo": Method(paper="GCPO, App. G", rule="1 / (1 + Var_t rho)", acts="loss", factors=(RatioVariance(),)),
+    # a weight per token
+    "cw_grpo": Method(paper="CW-GRPO", rule="exp(-c^2 / 2 sigma^2), mean 1 per group", factors=(CovarianceKernel(),)),
+    "clip_cov": Method(paper="Cui et al. 2025", rule="2e-4 of the tokens dropped, covariance in (1, 5)", acts="loss",
+                       factors=(CovarianceClip(),)),
+    "kl_cov": Method(paper="Cui et al. 2025", rule="KL penalty on the 2e-3 of tokens with the largest covariance",
+                     acts="loss", penalty=CovariancePenalty()),
+}
+# fmt: on

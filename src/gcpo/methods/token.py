@@ -1,0 +1,124 @@
+"""One weight, or one term of the loss, per token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gcpo.masked import deviations, mean
+from gcpo.methods.parts import Factor
+from gcpo.rollouts import Rollouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovarianceKernel(Factor):
+    """CW-GRPO: w = exp(-c^2 / (2 sigma^2)), normalised to mean 1 over the tokens of the group.
+
+    c_it = (log pi(o_it) - mean log pi)(A_i - mean A), with means and sigma = std{c} over the group (section 2.3); A's
+    mean is over responses. Detached. Where sigma = 0, as for equal rewards, w = 1.
+    """
+
+    granularity = "token"
+    weight: str = "w_cov"
+    measure: str = "cov"
+
+    reads = frozenset({"logps", "mask"})
+    direction = "damps tokens of extreme covariance"
+
+    def bounds(self, alpha: float | None, group_size: int) -> tuple[float, float]:
+        return 0.0, math.inf  # one token can have all the mass, which is the number of tokens in the group
+
+    def columns(
+        self, rollouts: Rollouts, base: Float[Tensor, "B G"], *, alpha: float | None, seed: int
+    ) -> dict[str, Tensor]:
+        kept = rollouts.mask.bool() & rollouts.scorable.unsqueeze(-1)
+        covariance = deviations(rollouts.logps, kept, (-2, -1)) * deviations(base, rollouts.scorable).unsqueeze(-1)
+        squares = covariance.square()
+        variance = mean(deviations(covariance, kept, (-2, -1)).square(), kept, (-2, -1))
+        # Covariances that are equal differ by the rounding of their type.
+        alike = variance <= (16 * torch.finfo(variance.dtype).eps) ** 2 * mean(squares, kept, (-2, -1))
+        exponent = torch.where(alike, 0, -squares / (2 * variance)).masked_fill(~kept, -torch.inf)
+        # Mean 1 is a softmax times the number of tokens, which cannot underflow as a ratio of kernels can.
+        weight = exponent.flatten(1).softmax(1).view_as(exponent) * kept.sum((-2, -1), keepdim=True)
+        return {self.measure: covariance, self.weight: torch.where(kept, weight, 1)}
+
+
+class TokenCovariance(NamedTuple):
+    """(log pi - mean)(A - mean) at each token, with both means over all kept tokens of the batch."""
+
+    values: Float[Tensor, "B G T"]
+    kept: Bool[Tensor, "B G T"]
+
+
+def token_covariance(rollouts: Rollouts, base: Float[Tensor, "B G"]) -> TokenCovariance:
+    """The covariance that Clip-Cov and KL-Cov select by (Cui et al. 2025), under the current policy."""
+    kept = rollouts.mask.bool() & rollouts.scorable.unsqueeze(-1)
+    logps = torch.where(kept, rollouts.logps + rollouts.ratios.log(), 0)
+    everywhere = (0, 1, 2)
+    spread = deviations(base.unsqueeze(-1).expand_as(logps), kept, everywhere)
+    return TokenCovariance(deviations(logps, kept, everywhere) * spread, kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovarianceClip(Factor):
+    """Clip-Cov: a random ``share`` of the batch's tokens (at least one) among those with a covariance inside ``band``
+    gets weight 0. Tokens that the loss's own ``clip`` of the ratio (below and above 1) already stops are left out.
+    """
+
+    OPTIONS = ("share", "band", "clip")
+    stage = "loss"
+    granularity = "token"
+    weight: str = "w_clip"
+    measure: str = "cov"
+    share: float = 2e-4
+    band: tuple[float, float] = (1.0, 5.0)
+    clip: tuple[float, float] = (0.2, 0.2)
+
+    reads = frozenset({"logps", "ratios", "mask"})
+    direction = "drops some tokens of high covariance"
+
+    def bounds(self, alpha: float | None, group_size: int) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    def columns(
+        self, rollouts: Rollouts, base: Float[Tensor, "B G"], *, alpha: float | None, seed: int
+    ) -> dict[str, Tensor]:
+        covariance, kept = token_covariance(rollouts, base)
+        sign = base.unsqueeze(-1)
+        below, above = rollouts.ratios < 1 - self.clip[0], rollouts.ratios > 1 + self.clip[1]
+        stopped = (below & (sign < 0)) | (above & (sign > 0))
+        low, high = self.band
+        candidates = (kept & ~stopped & (covariance > low) & (covariance < high)).flatten().nonzero().squeeze(1)
+        count = max(1, int(self.share * kept.sum().item()))
+        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
+        weight = torch.ones_like(covariance).flatten()
+        weight[candidates[order[:count].to(candidates.device)]] = 0
+        return {self.measure: covariance, self.weight: weight.view_as(covariance)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovariancePenalty:
+    """KL-Cov: the ``share`` of the batch's tokens (at least one) with the largest covariance pays
+    ``coefficient`` * |log pi - log pi_old| in the loss, whose gradient is 0 while the two are equal."""
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("share", "coefficient")
+    share: float = 2e-3
+    coefficient: float = 1.0
+
+    reads = frozenset({"logps", "ratios", "mask"})
+    direction = "holds tokens of high covariance"
+
+    def coefficients(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> Float[Tensor, "B G T"]:
+        """What each token pays per nat."""
+        covariance, kept = token_covariance(rollouts, base)
+        total = int(kept.sum())
+        count = min(total, max(1, int(self.share * total)))
+        ranked = covariance.masked_fill(~kept, -torch.inf).flatten()
+        paid = torch.zeros_like(ranked)
+        paid[ranked.topk(count).indices] = self.coefficient
+        return paid.view_as(covariance)

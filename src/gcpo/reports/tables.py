@@ -1,0 +1,135 @@
+"""Tables of results: ours from run records, the papers' from CSV files in the package, and the README's."""
+
+from __future__ import annotations
+
+import math
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from gcpo import paths, statistics
+from gcpo.methods import METHODS
+from gcpo.weights import weight_range
+
+INTERVAL = 95  # per cent, of every interval the project reports
+
+
+def reported(name: str) -> pd.DataFrame:
+    """The numbers of one table of a paper, e.g. ``reported("gcpo_table1")``; as printed there, in their units."""
+    return pd.read_csv(str(resources.files("gcpo") / "reported" / f"{name}.csv"))
+
+
+def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:
+    """'61.2 [60.1, 62.3]'."""
+    return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
+    """Means over questions in per cent with a 95 % bootstrap interval over questions, a row per decoding."""
+    metrics = [column for column in scores.columns if column not in ("query", "decoding")]
+    rows = {}
+    for decoding, part in scores.groupby("decoding"):
+        rows[decoding] = {
+            metric: with_interval(*statistics.stratified_bootstrap([100 * part[metric].to_numpy()]).mean)
+            for metric in metrics
+        }
+    return pd.DataFrame(rows).T.rename_axis(f"% [{INTERVAL} % interval]")
+
+
+def last_completions(folder: Path, prompts: int = 2, each: int = 3) -> pd.DataFrame:
+    """Completions of the last step: ``each`` of the first ``prompts`` prompts, with rewards, scores and weights."""
+    table = pd.read_parquet(max((folder / "completions").glob("*.parquet")))
+    table["prompt"] = [f"... {_words(messages)[-48:]}" for messages in table["prompt"]]
+    table["completion"] = [_words(messages) for messages in table["completion"]]
+    first = table.groupby("prompt", sort=False).head(each).head(prompts * each)
+    return first.drop(columns="step").round(3).reset_index(drop=True)
+
+
+def _words(messages: Any) -> str:
+    return messages if isinstance(messages, str) else messages[-1]["content"]
+
+
+def write_table(table: pd.DataFrame, folder: Path, name: str) -> None:
+    """Write a table as CSV, Markdown and LaTeX."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+    (folder / f"{name}.md").write_text(markdown(table))
+    body = [" & ".join(row) + r" \\" for row in _cells(table)]
+    head = " & ".join(map(str, table.columns)) + r" \\"
+    lines = [
+        rf"\begin{{tabular}}{{{'l' * table.shape[1]}}}",
+        r"\hline",
+        head,
+        r"\hline",
+        *body,
+        r"\hline",
+        r"\end{tabular}",
+    ]
+    (folder / f"{name}.tex").write_text(
+        "\n".join(line.replace("%", r"\%").replace("_", r"\_") for line in lines) + "\n"
+    )
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table in Markdown; missing values are empty."""
+    rows = [table.columns.map(str).tolist(), ["---"] * table.shape[1], *_cells(table)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _cells(table: pd.DataFrame) -> list[list[str]]:
+    rows = table.astype(object).to_numpy().tolist()
+    return [["" if value is None or value != value else str(value) for value in row] for row in rows]
+
+
+def methods_table(group_size: int = 16) -> pd.DataFrame:
+    """Every method as its row of ``METHODS`` describes it, with the range of its weight at this G and its own alpha."""
+    rows = []
+    for name, row in METHODS.items():
+        low, high = (f"{end:.3g}" if end < math.inf else "∞" for end in weight_range(name, None, group_size))
+        rows.append(
+            {
+                "method": f"`{name}`",
+                "paper": row.paper,
+                "rule": row.rule,
+                "acts on": row.acts,
+                "per": row.granularity,
+                "direction": row.direction,
+                f"weight at G = {group_size}": low if low == high else f"{low} to {high}",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def write_readme(profile: str) -> None:
+    """Rewrite the parts of the README between markers: the table of methods, and the results from the reference tables
+    of a profile."""
+    results = []
+    for name, caption in RESULTS.items():
+        path = paths.REFERENCE / profile / f"{name}.md"
+        if path.exists():
+            results.append(f"{caption}\n\n{path.read_text()}")
+    readme = paths.ROOT / "README.md"
+    text = readme.read_text()
+    text = _between(text, START, END, results)
+    readme.write_text(_between(text, METHODS_START, METHODS_END, [markdown(methods_table())]))
+
+
+def _between(text: str, start: str, end: str, parts: list[str]) -> str:
+    block = "\n".join([f"{start}\n", *parts, end])
+    return re.sub(f"{start}.*?{end}", lambda _: block, text, flags=re.S)
+
+
+START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
+METHODS_START, METHODS_END = START.replace("results", "methods"), END.replace("results", "methods")
+# The tables that the README shows, and what it says above them.
+RESULTS = {
+    "claims_figure1": "**Figure 1** (alignment of uncertainty with gradient variance), claim by claim:",
+    "claims_table1": "**Table 1** (training), claim by claim:",
+    "table1": "**Table 1 on tinyqa**, F1 of sampled answers in per cent, beside the paper's NarrativeQA:",
+    "zoo": "**All methods**, three seeds: sampled answers in per cent, difference from GRPO (95 % over questions):",
+    "claims_zoo": "**All methods**, claim by claim:",
+    "cost": "**Cost** of Table 1's runs:",
+}

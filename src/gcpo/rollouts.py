@@ -1,0 +1,162 @@
+"""What every method reads: the rewards and features of B groups of G sampled responses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Feature = Tensor | Callable[[], Tensor] | None
+
+
+# Trailing dimensions after (B, G): a size that differs between runs is written None.
+_TRAILING: dict[str, tuple[int | None, ...]] = {
+    "clusters": (),
+    "exact_clusters": (),
+    "math_clusters": (),
+    "task_clusters": (),
+    "embeddings": (None,),
+    "nli": (-1, 3),  # -1 stands for G
+    "logps": (None,),
+    "entropies": (None,),
+    "mask": (None,),
+    "answer_mask": (None,),
+    "ref_logps": (None,),
+    "ratios": (None,),
+    "answered": (),
+    "correctness": (),
+}
+
+
+class MissingFeatureError(AttributeError, ValueError):
+    """A method read a feature that the rollouts do not have."""
+
+
+class Rollouts:
+    """Rewards and features of B groups of G responses; a feature may be a callable, evaluated once when first read.
+
+    Args:
+        rewards: (B, G), NaN for a response that could not be scored.
+        clusters: (B, G) int, semantic cluster labels, arbitrary within a group.
+        exact_clusters, math_clusters, task_clusters: (B, G) int, other labels, of equal texts and so on (see
+            :data:`gcpo.methods.parts.CLUSTERS`); a method that asks for a kind that is not given reads ``clusters``.
+        embeddings: (B, G, d), one per response; measures normalise them.
+        nli: (B, G, G, 3), probabilities of entailment, neutral and contradiction; premise i, hypothesis j.
+        logps: (B, G, T), token log-probabilities under the policy that sampled.
+        entropies: (B, G, T), Shannon entropy of the sampling distribution at each token, nats.
+        mask: (B, G, T), 1 on completion tokens.
+        answer_mask: (B, G, T), 1 on the tokens of the answer.
+        ref_logps: (B, G, T), token log-probabilities under a reference policy.
+        ratios: (B, G, T), probability ratios of the current to the sampling policy.
+        answered: (B, G) bool, False where no answer could be extracted.
+        correctness: (B, G) in [0, 1], how right each response is; the reward's place in ``reward_range`` if not given.
+            Above 1/2 is right; NaN is neither right nor wrong.
+        reward_range: lowest and highest possible reward.
+        max_completion_length: the longest completion that can be sampled, in tokens; T of ``mask`` if not given.
+
+    Raises:
+        ValueError: a shape that does not fit ``rewards``, or an empty ``reward_range``.
+        MissingFeatureError: on reading a feature that was not given.
+    """
+
+    def __init__(
+        self,
+        rewards: Float[Tensor, "B G"],
+        *,
+        clusters: Feature = None,
+        exact_clusters: Feature = None,
+        math_clusters: Feature = None,
+        task_clusters: Feature = None,
+        embeddings: Feature = None,
+        nli: Feature = None,
+        logps: Feature = None,
+        entropies: Feature = None,
+        mask: Feature = None,
+        answer_mask: Feature = None,
+        ref_logps: Feature = None,
+        ratios: Feature = None,
+        answered: Feature = None,
+        correctness: Feature = None,
+        reward_range: tuple[float, float] = (0.0, 2.0),
+        max_completion_length: int | None = None,
+    ) -> None:
+        if rewards.ndim != 2:
+            raise ValueError(f"rewards must have shape (B, G), got {tuple(rewards.shape)}.")
+        low, high = reward_range
+        if not low < high:
+            raise ValueError(f"reward_range must be (low, high) with low < high, got {reward_range}.")
+        # Weights take the rewards' type, in which whole numbers would cut them off.
+        self.rewards = rewards if rewards.is_floating_point() else rewards.float()
+        self.reward_range = (float(low), float(high))
+        self.max_completion_length = max_completion_length
+        given = {
+            "clusters": clusters,
+            "exact_clusters": exact_clusters,
+            "math_clusters": math_clusters,
+            "task_clusters": task_clusters,
+            "embeddings": embeddings,
+            "nli": nli,
+            "logps": logps,
+            "entropies": entropies,
+            "mask": mask,
+            "answer_mask": answer_mask,
+            "ref_logps": ref_logps,
+            "ratios": ratios,
+            "answered": answered,
+            "correctness": correctness if correctness is not None else (self.rewards - low) / (high - low),
+        }
+        self._features: dict[str, Feature] = {name: value for name, value in given.items() if value is not None}
+        for name, value in self._features.items():
+            if isinstance(value, Tensor):
+                self._check(name, value)
+
+    @property
+    def group_size(self) -> int:
+        """G, the number of responses per prompt."""
+        return self.rewards.shape[1]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that can be read."""
+        return tuple(self._features)
+
+    @functools.cached_property
+    def scorable(self) -> Bool[Tensor, "B G"]:
+        """Where a reward exists; the others take no part in any group statistic."""
+        return ~self.rewards.isnan()
+
+    def clusters_as(self, kind: str | None) -> Int[Tensor, "B G"]:
+        """Cluster labels of a kind of ``gcpo.methods.parts.CLUSTERS``; ``clusters`` itself where it was not given."""
+        name = f"{kind}_clusters"
+        return getattr(self, name if name in self._features else "clusters")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in _TRAILING:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value = self._features.get(name)
+        if value is None:
+            raise MissingFeatureError(
+                f"These rollouts have no {name!r}; pass Rollouts(rewards, {name}=...) to use a method that reads it. "
+                f"They have: {', '.join(['rewards', *self._features])}."
+            )
+        if not isinstance(value, Tensor):
+            value = value()
+            self._check(name, value)
+            self._features[name] = value
+        return value
+
+    def _check(self, name: str, value: Tensor) -> None:
+        groups, size = self.rewards.shape
+        trailing = tuple(size if n == -1 else n for n in _TRAILING[name])
+        expected = (groups, size, *trailing)
+        fits = value.ndim == len(expected) and all(
+            want is None or got == want for got, want in zip(value.shape, expected, strict=True)
+        )
+        if not fits:
+            shown = ", ".join("*" if n is None else str(n) for n in expected)
+            raise ValueError(
+                f"{name} must have shape ({shown}) to fit rewards {(groups, size)}, got {tuple(value.shape)}."
+            )

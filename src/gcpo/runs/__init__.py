@@ -1,0 +1,1 @@
+"""Runs: their parameters, grids of them, what they do and what they leave behind."""

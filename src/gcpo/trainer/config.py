@@ -1,0 +1,142 @@
+"""GCPOConfig: TRL's GRPOConfig and the settings of a method."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from gcpo.methods import BASES, get_method
+from gcpo.methods.group import GroupFactor
+from gcpo.methods.response import RatioVariance
+from gcpo.methods.token import CovariancePenalty
+
+# TRL's own, for settings that are None here until the method has spoken.
+_TRL_DEFAULTS = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}
+
+
+@dataclass
+class GCPOConfig(GRPOConfig):
+    """TRL's GRPOConfig and the settings of the method.
+
+    ``loss_type``, ``scale_rewards``, ``epsilon_high`` and the schedule of the reference model default to None: the
+    method's own ("grpo" and "group" for most, the objective of GCPO's Eq. 1). TRL's default loss, "dapo", averages over
+    tokens; set it explicitly to have it.
+
+    Args:
+        method: a name in :data:`gcpo.methods.METHODS`, a product of names ("bot_only*egpo") or a list of them.
+        method_options: constants of the method, such as ``{"form": "linear"}`` (see ``gcpo.methods``).
+        alpha: alpha_base of group weights; the strength is alpha / log G (GCPO, section 3.4). None: the method's own
+            (0.6 for GCPO's). 0 gives the base method.
+        equalize_mean: divide the weights by their mean over the batch, for comparisons at nearly the same mean |A| (a
+            weight that depends on A itself leaves a rest, notebook 05).
+        reward_range: lowest and highest possible (weighted, summed) reward; normalises RD (GCPO, Eq. 11).
+        correctness_reward: name of the reward function that says right or wrong, for methods that ask (egpo, care);
+            needed where there are several.
+        correctness_range: lowest and highest value of that function; ``reward_range`` if None. Above the middle is
+            right.
+        embedding_model: a sentence-transformers path or Hub name; loaded only for methods that read embeddings.
+        entailment_model: a sequence classification path or Hub name; loaded only for methods that read clusters or NLI.
+        entailment_threshold: a response joins a cluster at this entailment probability or above (GCPO, App. E.3).
+        use_full_completion_for_clustering: embed and cluster the whole completion instead of the extracted answer,
+            as GCPO does for mathematics.
+
+    Raises:
+        ValueError: unknown method or option (with the nearest valid name), a setting outside its range, or TRL settings
+            that the method cannot work with.
+    """
+
+    method: str = field(default="gcpo_bot", metadata={"help": "A name in gcpo.methods.METHODS, or a product of them."})
+    method_options: dict[str, Any] | str | None = field(default=None, metadata={"help": "Constants of the method."})
+    alpha: float | None = field(default=None, metadata={"help": "alpha_base; strength is alpha / log G."})
+    equalize_mean: bool = field(default=False, metadata={"help": "Divide weights by their batch mean."})
+    reward_range: tuple[float, float] = field(default=(0.0, 2.0), metadata={"help": "Lowest and highest reward."})
+    correctness_reward: str | None = field(default=None, metadata={"help": "The reward function that says right."})
+    correctness_range: tuple[float, float] | None = field(default=None, metadata={"help": "Its lowest and highest."})
+    embedding_model: str = field(default="all-MiniLM-L6-v2", metadata={"help": "Path or Hub name."})
+    entailment_model: str = field(default="FacebookAI/roberta-large-mnli", metadata={"help": "Path or Hub name."})
+    entailment_threshold: float = field(default=0.35, metadata={"help": "Entailment probability to join a cluster."})
+    use_full_completion_for_clustering: bool = field(default=False, metadata={"help": "True for mathematics."})
+    loss_type: str | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "TRL's loss_type; None: the method's own."}
+    )
+    scale_rewards: str | bool | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "As in TRL; None: the method's own."}
+    )
+    ref_model_mixup_alpha: float | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "As in TRL; None: the method's own."}
+    )
+    ref_model_sync_steps: int | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "As in TRL; None: the method's own."}
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, str):
+            self.method = "*".join(self.method)
+        row = get_method(self.method, **self._options())
+        if self.alpha is not None and not 0 <= self.alpha < math.inf:
+            raise ValueError(f"alpha must be at least 0, got {self.alpha}.")
+        if self.alpha is not None and not any(isinstance(factor, GroupFactor) for factor in row.factors):
+            warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
+        for name in ("reward_range", "correctness_range"):
+            limits = getattr(self, name)
+            if limits is not None and not limits[0] < limits[1]:
+                raise ValueError(f"{name} must be (low, high) with low < high, got {limits}.")
+        if not 0 <= self.entailment_threshold <= 1:
+            raise ValueError(f"entailment_threshold is a probability, got {self.entailment_threshold}.")
+        for name, value in {**_TRL_DEFAULTS, **BASES[row.base], **row.trl}.items():
+            if getattr(self, name) is None or name == "sync_ref_model":  # of which False cannot be told from unset
+                setattr(self, name, value)
+        if self.num_generations is not None and self.num_generations < 2:
+            raise ValueError(
+                f"num_generations must be at least 2, got {self.num_generations}: an advantage compares the responses "
+                "to one prompt with one another."
+            )
+        super().__post_init__()
+        self._check_method()
+
+    def _options(self) -> dict[str, Any]:
+        if isinstance(self.method_options, str):
+            raise ValueError(f"method_options must be a mapping of names to values, got {self.method_options!r}.")
+        return dict(self.method_options or {})
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether every optimiser step uses completions of the very policy it changes, so that all ratios are 1."""
+        steps = (self.steps_per_generation or 1) * self.num_iterations  # of a generation; TRL has set the first factor
+        return self.gradient_accumulation_steps % steps == 0
+
+    def _check_method(self) -> None:
+        row = get_method(self.method, **self._options())
+        if row.permuted and self.generation_batch_size == self.num_generations:
+            raise ValueError(
+                f"{self.method} permutes weights across the groups of a generation batch, and this one holds "
+                f"{self.generation_batch_size} completions in groups of {self.num_generations}: one group. "
+                "Raise per_device_train_batch_size or steps_per_generation."
+            )
+        if "ref_logps" in row.reads and self.beta == 0:
+            raise ValueError(
+                f"{self.method} asks a reference model how likely answers are, and TRL keeps one only where it has a "
+                "KL term: set beta above 0 (1e-6 is next to none)."
+            )
+        if "token" in {factor.granularity for factor in row.factors} and self.importance_sampling_level != "token":
+            raise ValueError(
+                f"{self.method} weighs tokens, and importance_sampling_level={self.importance_sampling_level!r} has "
+                'one ratio per sequence, which would spread each weight: set importance_sampling_level="token".'
+            )
+        if row.reward is not None and self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"{self.method} changes the summed reward, and multi_objective_aggregation="
+                f'{self.multi_objective_aggregation!r} never sums rewards: set "sum_then_normalize".'
+            )
+        ratio = [part for part in row.parts if isinstance(part, (RatioVariance, CovariancePenalty))]
+        if ratio and self.on_policy:
+            warnings.warn(
+                f"{self.method}: with these settings every ratio pi / pi_old is 1, and "
+                f"{'it' if len(row.parts) == 1 else 'its part in the loss'} equals GRPO. Set num_iterations=2, or "
+                "steps_per_generation above gradient_accumulation_steps, to take more than one step per generation.",
+                stacklevel=4,  # where the settings are written: this is called by __post_init__, and that by __init__
+            )

@@ -1,0 +1,261 @@
+"""GCPOTrainer: TRL's GRPOTrainer with the advantages of every method in :data:`gcpo.methods.METHODS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+
+from gcpo.masked import deviations
+from gcpo.methods import Modulation, expand, get_method, modulate
+from gcpo.methods.token import CovarianceClip
+from gcpo.rewards import final_answer
+from gcpo.rollouts import Rollouts
+from gcpo.semantics import Embedder, Entailment
+from gcpo.trainer.collect import WholeGroups, loss_mask
+from gcpo.trainer.config import GCPOConfig
+
+REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method that moves it
+
+
+class GCPOTrainer(WholeGroups, GRPOTrainer):
+    """TRL's GRPOTrainer whose advantages are those of a method: A~ = A * omega (GCPO, section 3.4).
+
+    It overrides four methods, and nothing else of TRL's loss or generation is repeated here:
+
+    - `_calculate_rewards`, the only place that sees rewards and texts together, to keep them;
+    - `_generate_and_score_completions`, to compute advantages while groups are whole (TRL shuffles rows right after);
+      groups may lie in several processes;
+    - `_compute_loss`, for methods that act in the loss, to hand TRL a copy of the batch; and
+    - `_get_per_token_logps_and_entropies`, the first thing TRL's loss calls, to change that copy's advantages by the
+      ratios of this very step before TRL reads them.
+
+    A checkpoint also keeps a reference model that moves (`_save_checkpoint`, `_load_optimizer_and_scheduler`).
+    Evaluation batches are not modulated: nothing is learnt from them. The rewards that TRL logs are the task's own,
+    also for methods that train on others.
+
+    Beside TRL's metrics it logs every measure and weight: per step as ``gcpo/...``, per completion as columns of TRL's
+    completions table, whose advantages are the modulated ones.
+
+    Args:
+        model: as in TRL, with everything that `GRPOTrainer` accepts.
+        reward_funcs: as in TRL.
+        args: a :class:`GCPOConfig`.
+        answer_extractor: completion text -> answer, or None when there is none; answers are embedded and clustered.
+        embedder: used instead of loading ``args.embedding_model``.
+        entailment: used instead of loading ``args.entailment_model``.
+        trl_args, trl_kwargs: every other argument of `GRPOTrainer`, in its order or by name.
+
+    Raises:
+        TypeError: ``args`` is not a GCPOConfig.
+        ValueError: a method that asks which responses are right, and several reward functions of which none is named.
+        OSError: an embedding or entailment model that the method needs cannot be loaded.
+    """
+
+    args: GCPOConfig
+    num_generations: int
+    _logs: dict[str, Any]
+    model: Any
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GCPOConfig | None = None,
+        *trl_args: Any,
+        answer_extractor: Callable[[str], str | None] = final_answer,
+        embedder: Embedder | None = None,
+        entailment: Entailment | None = None,
+        **trl_kwargs: Any,
+    ) -> None:
+        args = args if args is not None else GCPOConfig("gcpo-output")
+        if not isinstance(args, GCPOConfig):
+            raise TypeError(f"args must be a gcpo.GCPOConfig, got {type(args).__name__}; it takes the same settings.")
+        self.method = get_method(args.method, **args._options())
+        if any(isinstance(factor, CovarianceClip) for factor in self.method.factors):
+            clip = args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
+            self.method = get_method(args.method, **{"clip": clip, **args._options()})
+        self.answer_extractor = answer_extractor
+        # Loaded before the policy: a wrong name should not cost the minutes a large policy takes.
+        if "embeddings" in self.method.reads and embedder is None:
+            embedder = Embedder(args.embedding_model, device=args.device)
+        if self.method.entails(args.use_full_completion_for_clustering) and entailment is None:
+            entailment = Entailment(args.entailment_model, device=args.device)
+        self.embedder, self.entailment = embedder, entailment
+        self._scored: tuple[Tensor, list[str]] | None = None
+        self._columns: list[str] = []
+        self._loss_inputs: dict[str, Any] | None = None
+        super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
+        self._correctness = self._correctness_column()
+
+    # --- at generation, on whole groups ---
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self.method.parts and self.model.training:
+            self._scored = rewards, gather_object([_text(completion) for completion in completions])
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        if self._scored is None:
+            for column in self._columns:  # rows of an evaluation have none; without a place, others' would be theirs
+                self._logs["extra"][column].extend([torch.nan] * len(inputs) * self.accelerator.num_processes)
+            return output
+        (per_function, texts), self._scored = self._scored, None
+        rollouts = self._rollouts(per_function, texts, output)
+        # TRL has just logged the advantages of all processes; they are put back as the ones trained on.
+        logged = self._logs["advantages"]
+        base = torch.tensor([logged.pop() for _ in range(rollouts.rewards.numel())][::-1])
+        modulation = self._finite(
+            modulate(
+                self.method,
+                rollouts,
+                None if self.method.reward else base.to(rollouts.rewards.device).view_as(rollouts.rewards),
+                alpha=self.args.alpha,
+                seed=self.args.seed + self.state.global_step,
+                equalize_mean=self.args.equalize_mean,
+                scale_rewards=self.scale_rewards,
+                stages=("advantage",),
+            )
+        )
+        columns = {**modulation.columns, "weight": modulation.weight}
+        if self.method.reward:
+            columns["method_reward"] = self.method.reward(rollouts)
+        columns["no_answer"] = 1 - rollouts.answered.float()
+        columns["abs_advantage"] = modulation.advantages.abs()
+        means = self._log_columns(columns, rollouts.mask if modulation.weight.ndim == 3 else None)
+        logged.extend((modulation.base.flatten() * means["weight"]).tolist())
+
+        local = self._local(len(inputs))
+        own = modulation.advantages.flatten(0, 1)[local].to(output["advantages"].dtype)
+        output["advantages"] = own[:, : output["completion_mask"].shape[1]] if own.ndim == 2 else own
+        if self.method.drops_equal:
+            self._drop(deviations(rollouts.rewards, rollouts.scorable).eq(0).all(1), output, local)
+        if self.method.in_loss:  # rows that TRL shuffles and splits with the others
+            output["base_advantages"] = modulation.base.flatten()[local]
+            output["task_rewards"] = rollouts.rewards.flatten()[local]
+        return output
+
+    def _finite(self, modulation: Modulation) -> Modulation:
+        """Weights that are not finite become 1, and are counted: a run of days should not end by one group."""
+        broken = ~modulation.weight.isfinite()
+        self._metrics["train"]["gcpo/replaced_weights"].append(broken.sum().item())
+        return modulation._replace(weight=torch.where(broken, 1.0, modulation.weight))
+
+    def _drop(self, groups: Tensor, output: dict[str, Any], local: slice) -> None:
+        """Takes whole groups out of the loss and out of its token count."""
+        kept = ~groups.repeat_interleave(self.num_generations)[local].unsqueeze(1)
+        output["completion_mask"] = output["completion_mask"] * kept
+        output["num_items_in_batch"] = self.accelerator.gather(loss_mask(output).sum()).sum()
+        self._metrics["train"]["gcpo/dropped_groups"].append(groups.float().mean().item())
+
+    def _log_columns(self, columns: dict[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
+        """Logs every column per step and per completion; returns the latter, means over tokens for token columns."""
+        shape = columns["no_answer"].shape
+        flat = {}
+        for name, values in columns.items():
+            if values.ndim == 3 and mask is not None:
+                tokens = mask.bool()
+                values = torch.where(tokens, values, 0).sum(-1) / tokens.sum(-1).clamp(min=1)
+                values = values.where(tokens.any(-1), columns[name][..., 0])
+            flat[name] = expand(values, 2).expand(shape).flatten()
+            self._metrics["train"][f"gcpo/{name}"].append(flat[name].nanmean().item())
+            self._logs["extra"][name].extend(flat[name].tolist())
+        self._columns = list(flat)
+        weight = columns["weight"] if mask is None else columns["weight"][mask.bool()]
+        if weight.numel():
+            self._metrics["train"]["gcpo/weight_min"].append(weight.min().item())
+            self._metrics["train"]["gcpo/weight_max"].append(weight.max().item())
+        return flat
+
+    # --- in the loss, on the rows of this optimiser step ---
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        if not (self.method.in_loss and self.model.training):
+            return super()._compute_loss(model, inputs)
+        self._loss_inputs = dict(inputs)  # a copy: TRL uses the batch again in later iterations
+        self._penalty = torch.zeros((), device=self.accelerator.device)
+        try:
+            return super()._compute_loss(model, self._loss_inputs) + self._penalty
+        finally:
+            self._loss_inputs = None
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
+        if self._loss_inputs is not None:
+            self._modulate_loss(found[0], self._loss_inputs)
+        return found
+
+    def _modulate_loss(self, logps: Tensor, inputs: dict[str, Any]) -> None:
+        """Applies what depends on pi / pi_old to the copy of the batch that TRL's loss is about to read.
+
+        The rows of all processes count as one batch, so that what a token is compared with does not depend on how many
+        processes there are.
+        """
+        old = inputs.get("old_per_token_logps", logps.detach())
+        mask = loss_mask(inputs)
+        ratios = (logps.detach() - old).float().clamp(-20, 20).exp()
+        everywhere = [self._gathered(rows.float()).unsqueeze(0) for rows in (old, ratios, mask)]
+        rewards, base = (self._gathered(inputs[key]).unsqueeze(0) for key in ("task_rewards", "base_advantages"))
+        rollouts = Rollouts(rewards, logps=everywhere[0], ratios=everywhere[1], mask=everywhere[2])
+        local = self._local(len(logps))
+        modulation = self._finite(
+            modulate(
+                self.method,
+                rollouts,
+                base,
+                seed=self.args.seed + self.state.global_step,  # TRL's own count of steps starts anew in a resumed run
+                equalize_mean=self.args.equalize_mean,
+                stages=("loss",),
+            )
+        )
+        if any(factor.stage == "loss" for factor in self.method.factors):
+            weight = modulation.weight[0, local]
+            weight = weight[:, : mask.shape[1]] if weight.ndim == 2 else weight
+            advantages = inputs["advantages"]
+            ndim = max(weight.ndim, advantages.ndim)
+            inputs["advantages"] = expand(advantages, ndim) * expand(weight, ndim).to(advantages.dtype)
+            for name, values in modulation.columns.items():
+                counted = values[rollouts.mask.bool()] if values.ndim == 3 else values
+                self._metrics["train"][f"gcpo/{name}"].append(counted.mean().item())
+            for name, value in (("min", modulation.weight.min()), ("max", modulation.weight.max())):
+                self._metrics["train"][f"gcpo/loss_weight_{name}"].append(value.item())
+        if self.method.penalty is not None:
+            paid = self.method.penalty.coefficients(rollouts, base)[0, local, : mask.shape[1]]
+            tokens = everywhere[2].sum().clamp(min=1) / self.accelerator.num_processes
+            penalty = (paid * (logps - old).abs()).sum() / tokens
+            self._penalty = penalty / self.current_gradient_accumulation_steps
+            self._metrics["train"]["gcpo/penalty"].append(self.accelerator.gather(penalty.detach()).mean().item())
+
+    # --- a reference model that moves is part of a checkpoint ---
+
+    def _moving_reference(self) -> Any:
+        return self.accelerator.unwrap_model(self.ref_model) if self.args.sync_ref_model else None
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if (reference := self._moving_reference()) is not None and self.args.should_save:
+            # Before TRL's own files, of which the trainer's state comes last: a checkpoint that has it has all.
+            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(reference.state_dict(), folder / REFERENCE)
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and (reference := self._moving_reference()) is not None:
+            reference.load_state_dict(torch.load(Path(checkpoint) / REFERENCE, map_location="cpu", weights_only=True))
+
+
+def _text(completion: Any) -> str:
+    """The text of a completion: itself, or the contents of its messages in a conversation."""
+    if isinstance(completion, str):
+        return completion
+    contents: Iterable[Any] = (message.get("content") or "" for message in completion)
+    return "".join(part if isinstance(part, str) else str(part) for part in contents)
