@@ -15,5 +15,6 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def one_of(name: str, value: object, valid: Iterable[object]) -> None:
+    """Refuse a value that is not among the valid ones; raises ``ValueError`` that lists those."""
     if value not in valid:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(str(v) for v in valid if v)}.")

@@ -16,7 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
+from gcpo.masked import deviations, mean
+
 ESTIMATORS = ("counts", "rao", "mc")
+REWARD_RANGE = (0.0, 2.0)  # 2 F1 or 2 accuracy (GCPO, Table 5)
 
 # Function of a Laplacian eigenvalue and t; the Matern kernel (2 nu / kappa^2 + eigenvalue)^-nu has nu = kappa = 1.
 KERNELS: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -196,9 +199,8 @@ def token_entropy(
     """
     _check_shape("mask", mask, entropies.shape)
     valid = mask.bool()
-    lengths = valid.sum(-1)
-    response_means = torch.where(valid, _real(entropies), 0).sum(-1) / lengths.clamp(min=1)
-    return response_means.sum(-1) / (lengths > 0).sum(-1).clamp(min=1)
+    response_means = mean(_real(entropies), valid).squeeze(-1)
+    return response_means.sum(-1) / valid.any(-1).sum(-1).clamp(min=1)
 
 
 def predictive_entropy(
@@ -227,7 +229,7 @@ def self_consistency(
 
 
 def reward_dispersion(
-    rewards: Real[Tensor, "*groups G"], reward_range: tuple[float, float] = (0.0, 2.0)
+    rewards: Real[Tensor, "*groups G"], reward_range: tuple[float, float] = REWARD_RANGE
 ) -> Float[Tensor, "*groups"]:
     """Reward dispersion RD(q), GCPO Eq. 11: sum_i |r_i - mean| over the largest value it can take in `reward_range`.
 
@@ -241,7 +243,7 @@ def reward_dispersion(
 
 
 def reward_variance(
-    rewards: Real[Tensor, "*groups G"], reward_range: tuple[float, float] = (0.0, 2.0)
+    rewards: Real[Tensor, "*groups G"], reward_range: tuple[float, float] = REWARD_RANGE
 ) -> Float[Tensor, "*groups"]:
     """Variance of the rewards over the largest one in `reward_range`: Var_pop / (range / 2)^2 (Q-Hawkeye's u).
 
@@ -260,9 +262,4 @@ def _reward_deviations(rewards: Tensor, reward_range: tuple[float, float]) -> tu
         raise ValueError(f"reward_range is {reward_range}, expected (low, high) with low < high")
     rewards = _real(rewards)
     valid = ~rewards.isnan()
-    count = valid.sum(-1).to(rewards.dtype)
-    # Counted from the lowest reward, equal rewards are exactly 0, where their rounded mean could differ from them.
-    lowest = rewards.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)
-    gain = (rewards - lowest).masked_fill(~valid, 0)
-    mean = gain.sum(-1, keepdim=True) / count.unsqueeze(-1).clamp(min=1)
-    return (gain - mean) * valid, count
+    return deviations(rewards, valid), valid.sum(-1).to(rewards.dtype)

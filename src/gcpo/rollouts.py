@@ -9,6 +9,9 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gcpo.errors import nearest
+from gcpo.measures import REWARD_RANGE
+
 Feature = Tensor | Callable[[], Tensor] | None
 
 
@@ -59,6 +62,7 @@ class Rollouts:
 
     Raises:
         ValueError: a shape that does not fit ``rewards``, or an empty ``reward_range``.
+        TypeError: a feature of another name.
         MissingFeatureError: on reading a feature that was not given.
     """
 
@@ -66,23 +70,12 @@ class Rollouts:
         self,
         rewards: Float[Tensor, "B G"],
         *,
-        clusters: Feature = None,
-        exact_clusters: Feature = None,
-        math_clusters: Feature = None,
-        task_clusters: Feature = None,
-        embeddings: Feature = None,
-        nli: Feature = None,
-        logps: Feature = None,
-        entropies: Feature = None,
-        mask: Feature = None,
-        answer_mask: Feature = None,
-        ref_logps: Feature = None,
-        ratios: Feature = None,
-        answered: Feature = None,
-        correctness: Feature = None,
-        reward_range: tuple[float, float] = (0.0, 2.0),
+        reward_range: tuple[float, float] = REWARD_RANGE,
         max_completion_length: int | None = None,
+        **features: Feature,
     ) -> None:
+        if unknown := sorted(set(features) - set(_TRAILING)):
+            raise TypeError(f"Rollouts have no feature {unknown[0]!r}.{nearest(unknown[0], _TRAILING)}")
         if rewards.ndim != 2:
             raise ValueError(f"rewards must have shape (B, G), got {tuple(rewards.shape)}.")
         low, high = reward_range
@@ -92,23 +85,9 @@ class Rollouts:
         self.rewards = rewards if rewards.is_floating_point() else rewards.float()
         self.reward_range = (float(low), float(high))
         self.max_completion_length = max_completion_length
-        given = {
-            "clusters": clusters,
-            "exact_clusters": exact_clusters,
-            "math_clusters": math_clusters,
-            "task_clusters": task_clusters,
-            "embeddings": embeddings,
-            "nli": nli,
-            "logps": logps,
-            "entropies": entropies,
-            "mask": mask,
-            "answer_mask": answer_mask,
-            "ref_logps": ref_logps,
-            "ratios": ratios,
-            "answered": answered,
-            "correctness": correctness if correctness is not None else (self.rewards - low) / (high - low),
-        }
-        self._features: dict[str, Feature] = {name: value for name, value in given.items() if value is not None}
+        place = (self.rewards - low) / (high - low)
+        given = {"correctness": place} | {name: value for name, value in features.items() if value is not None}
+        self._features: dict[str, Feature] = {name: given[name] for name in _TRAILING if name in given}
         for name, value in self._features.items():
             if isinstance(value, Tensor):
                 self._check(name, value)

@@ -36,7 +36,7 @@ def weight_range(method: str | Sequence[str], alpha: float | None, group_size: i
     """
     low = high = 1.0
     if group_size > 1:
-        for factor in get_method(method).factors:
-            lowest, highest = factor.bounds(alpha, group_size)
+        for factor in get_method(method, alpha=alpha).factors:
+            lowest, highest = factor.bounds(group_size)
             low, high = low * lowest, high * highest
     return low, high

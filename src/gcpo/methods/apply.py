@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,11 +17,13 @@ from gcpo.methods.table import BASES, METHODS, Method
 from gcpo.rollouts import Rollouts
 
 
-def get_method(name: str | Sequence[str], **options: Any) -> Method:
-    """The row of a method, or the product of several: ``"bot_only*egpo"``, or a list of names.
+def get_method(name: str | Sequence[str], *, alpha: float | None = None, seed: int = 0, **options: Any) -> Method:
+    """The row of a method, or the product of several (``"bot_only*egpo"``, or a list of names), with its constants.
 
     Args:
         name: names in :data:`METHODS`.
+        alpha: alpha_base of the group factors; None: each factor's own. A method without any does not read it.
+        seed: of what the method draws (see :meth:`Method.seeded`).
         options: constants of its parts, by their names in ``gcpo.methods``; each goes to every part that has it.
 
     Raises:
@@ -33,77 +35,78 @@ def get_method(name: str | Sequence[str], **options: Any) -> Method:
         if part not in METHODS:
             raise ValueError(f"Unknown method {part!r}.{nearest(str(part), METHODS)}")
     row = METHODS[names[0]] if len(names) == 1 else _product(names)
-    return _with_options("*".join(names), row, options) if options else row
+    return _bound("*".join(names), row, alpha, options).seeded(seed)
 
 
 def _product(names: list[str]) -> Method:
-    rows = [METHODS[name] for name in names]
     title = "*".join(names)
-
-    def only_one(what: str, having: list[str], why: str) -> None:
-        if len(having) > 1:
-            raise ValueError(f"{title}: {' and '.join(having)} {what}, {why}; keep one of them.")
-
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{title!r} is not a product of different methods.")
-    if controls := [name for name, row in zip(names, rows, strict=True) if row.permuted]:
-        raise ValueError(f"{title}: {controls[0]} is a control on its own; it permutes the weights of whole groups.")
-    changing = [name for name, row in zip(names, rows, strict=True) if row.reward is not None]
-    only_one("both change rewards", changing, "and the second would read what the first has made")
-    bases = {row.base: name for name, row in zip(names, rows, strict=True) if row.base != "grpo" or name == "grpo"}
-    only_one("have different base advantages", list(bases.values()), "of which an advantage has one")
-    judging = [n for n, row in zip(names, rows, strict=True) if any(_all_wrong(f) != "none" for f in row.factors)]
-    only_one("both set the advantage of an entirely wrong group", judging, "each in its own way")
+    rows = {name: METHODS[name] for name in names}
+    bases = {row.base: name for name, row in rows.items() if row.base != "grpo" or name == "grpo"}
+    permuted, changing, reinforcing = (
+        [name for name, row in rows.items() if has(row)]
+        for has in (lambda row: row.permuted, lambda row: row.reward is not None, lambda row: row.reinforces)
+    )
 
-    if judging and any(row.drops_equal for row in rows):
-        raise ValueError(f"{title}: dapo drops the groups without reward variance that {judging[0]} reinforces.")
+    def both(having: Iterable[str], what: str) -> str:
+        return f"{title}: {' and '.join(having)} {what}; keep one of them."
 
-    factors: dict[str, Factor] = {}
-    for name, row in zip(names, rows, strict=True):
+    refusals = {
+        f"{title}: {''.join(permuted[:1])} is a control on its own; it permutes the weights of whole groups.": permuted,
+        both(changing, "both change rewards, and the second would read what the first has made"): changing[1:],
+        both(bases.values(), "have different base advantages, of which an advantage has one"): len(bases) > 1,
+        both(reinforcing, "both set the advantage of an entirely wrong group, each in its own way"): reinforcing[1:],
+        f"{title}: dapo drops the groups without reward variance that {' and '.join(reinforcing)} reinforces.": (
+            reinforcing and any(row.drops_equal for row in rows.values())
+        ),
+    }
+    for message, refused in refusals.items():
+        if refused:
+            raise ValueError(message)
+
+    factors: list[Factor] = []
+    for name, row in rows.items():
         for factor in row.factors:
-            if factor in factors.values():
+            if factor in factors:
                 raise ValueError(f"{title}: {name} has the weight {factor.weight!r}, which another part has already.")
-            taken = {column for other in factors.values() for column in (other.measure, other.weight)}
+            taken = {column for other in factors for column in (other.measure, other.weight)}
             if taken & {factor.measure, factor.weight}:  # BoT and CD are both "w_geo", two covariances "cov"
-                factor = dataclasses.replace(
-                    factor, measure=f"{factor.measure}_{name}", weight=f"{factor.weight}_{name}"
-                )
-            factors[factor.weight] = factor
-    acts = [row.acts for row in rows]
+                own = {"measure": f"{factor.measure}_{name}", "weight": f"{factor.weight}_{name}"}
+                factor = dataclasses.replace(factor, **own)
+            factors.append(factor)
+    acts = [row.acts for row in rows.values()]
     return Method(
-        paper="; ".join(dict.fromkeys(row.paper for row in rows)),
-        rule=" * ".join(row.rule for row in rows),
+        paper="; ".join(dict.fromkeys(row.paper for row in rows.values())),
+        rule=" * ".join(row.rule for row in rows.values()),
         acts=next(kind for kind in ("loss", "advantage", "reward", "base") if kind in acts),
-        factors=tuple(factors.values()),
-        reward=next((row.reward for row in rows if row.reward is not None), None),
-        penalty=next((row.penalty for row in rows if row.penalty is not None), None),
+        factors=tuple(factors),
+        reward=next((row.reward for row in rows.values() if row.reward is not None), None),
+        penalty=next((row.penalty for row in rows.values() if row.penalty is not None), None),
         base=next(iter(bases), "grpo"),
-        trl={key: value for row in rows for key, value in row.trl.items()},
-        drops_equal=any(row.drops_equal for row in rows),
+        trl={key: value for row in rows.values() for key, value in row.trl.items()},
+        drops_equal=any(row.drops_equal for row in rows.values()),
     )
 
 
-def _all_wrong(factor: Factor) -> str:
-    return getattr(factor, "all_wrong", "none")
-
-
-def _with_options(title: str, row: Method, options: Mapping[str, Any]) -> Method:
-    valid = [option for part in row.parts for option in part.OPTIONS if getattr(part, option) is not None]
+def _bound(title: str, row: Method, alpha: float | None, options: Mapping[str, Any]) -> Method:
+    valid = dict.fromkeys(option for part in row.parts for option in part.OPTIONS)
     if unknown := set(options) - set(valid):
         name = min(unknown)
-        hint = nearest(name, dict.fromkeys(valid)) if valid else " It has none."
-        raise ValueError(f"{title} has no option {name!r}.{hint}")
+        raise ValueError(f"{title} has no option {name!r}.{nearest(name, valid) if valid else ' It has none.'}")
+    constants = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
-    def changed(part: Any) -> Any:
-        own = {key: value for key, value in options.items() if key in part.OPTIONS and getattr(part, key) is not None}
-        own = {key: tuple(value) if isinstance(value, list) else value for key, value in own.items()}
+    def bound(part: Any) -> Any:
+        own = {key: value for key, value in constants.items() if key in part.OPTIONS}
+        if part.has_alpha and alpha is not None:
+            own["alpha"] = alpha
         return dataclasses.replace(part, **own) if own else part
 
     return dataclasses.replace(
         row,
-        factors=tuple(changed(factor) for factor in row.factors),
-        reward=changed(row.reward) if row.reward else None,
-        penalty=changed(row.penalty) if row.penalty else None,
+        factors=tuple(bound(factor) for factor in row.factors),
+        reward=row.reward and bound(row.reward),
+        penalty=row.penalty and bound(row.penalty),
     )
 
 
@@ -168,13 +171,12 @@ def modulate(
     rollouts: Rollouts,
     base: Float[Tensor, "B G"] | None = None,
     *,
-    alpha: float | None = None,
-    seed: int = 0,
     equalize_mean: bool = False,
     scale_rewards: str | None = None,
     stages: Sequence[str] = ("advantage", "loss"),
 ) -> Modulation:
-    """Apply a method to whole groups: the base advantages (computed unless given), and the product of its factors.
+    """Apply a resolved method to whole groups: the base advantages (computed unless given) and the product of its
+    factors.
 
     Weights that are not finite are returned as they are. Arguments as in :func:`weights`; ``stages`` chooses factors.
     """
@@ -182,29 +184,29 @@ def modulate(
         rewards = row.reward(rollouts) if row.reward else rollouts.rewards
         scale: Any = BASES[row.base]["scale_rewards"] if scale_rewards is None else scale_rewards
         base = base_advantages(rewards, scale)
-    if "advantage" in stages and rollouts.group_size > 1 and any(_all_wrong(f) != "none" for f in row.factors):
+    if "advantage" in stages and rollouts.group_size > 1 and row.reinforces:
         base = torch.where(entirely_wrong(rollouts) & judged(rollouts), -1, base)  # EGPO, Eq. 13
     columns: dict[str, Tensor] = {}
     weight = torch.ones_like(rollouts.rewards)
     for factor in row.factors:
         if factor.stage in stages:
-            columns |= factor.columns(rollouts, base, alpha=alpha, seed=seed)
+            columns |= factor.columns(rollouts, base)
             own = columns[factor.weight].to(weight.dtype)
             ndim = max(weight.ndim, own.ndim)
             weight = expand(weight, ndim) * expand(own, ndim)
     if row.permuted:
-        weight = weight[permutation(len(weight), seed).to(weight.device)]
+        weight = weight[permutation(len(weight), row.seed).to(weight.device)]
     if equalize_mean:
         counted = rollouts.scorable if weight.ndim == 2 else rollouts.scorable.unsqueeze(-1) & rollouts.mask.bool()
         weight = weight / weight[counted].mean() if counted.any() else weight
     return Modulation(base, weight, columns)
 
 
-def _finite(method: str | Sequence[str], row: Method, modulation: Modulation, seed: int) -> Modulation:
+def _finite(method: str | Sequence[str], row: Method, modulation: Modulation) -> Modulation:
     broken = ~modulation.weight.isfinite()
     if broken.any():
         group = int(broken.flatten(1).any(1).nonzero()[0])
-        group = int(permutation(len(broken), seed)[group]) if row.permuted else group  # whose weight it was
+        group = int(permutation(len(broken), row.seed)[group]) if row.permuted else group  # whose weight it was
         reads = ", ".join(["rewards", *sorted(row.reads)])
         raise ValueError(f"{method}: the weight of group {group} is not finite; look at its features, {reads}.")
     return modulation
@@ -239,11 +241,10 @@ def weights(
             replaces such a weight by 1 and counts it).
         MissingFeatureError: a feature that the method reads was not given.
     """
-    row = get_method(method, **options)
+    row = get_method(method, alpha=alpha, seed=seed, **options)
     if not row.factors:
         return torch.ones_like(rollouts.rewards)
-    modulation = modulate(row, rollouts, alpha=alpha, seed=seed, equalize_mean=equalize_mean)
-    weight = _finite(method, row, modulation, seed).weight
+    weight = _finite(method, row, modulate(row, rollouts, equalize_mean=equalize_mean)).weight
     return weight.clone() if rollouts.group_size > 1 else torch.ones_like(weight)
 
 
@@ -263,8 +264,6 @@ def advantages(
     negative-sample reinforcement takes up. ``scale_rewards`` as in TRL; None: the method's own. Everything else as in
     :func:`weights`; no unit.
     """
-    row = get_method(method, **options)
-    modulation = modulate(
-        row, rollouts, alpha=alpha, seed=seed, equalize_mean=equalize_mean, scale_rewards=scale_rewards
-    )
-    return _finite(method, row, modulation, seed).advantages
+    row = get_method(method, alpha=alpha, seed=seed, **options)
+    modulation = modulate(row, rollouts, equalize_mean=equalize_mean, scale_rewards=scale_rewards)
+    return _finite(method, row, modulation).advantages

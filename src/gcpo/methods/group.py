@@ -1,77 +1,184 @@
-"""One weight per group."""
+"""One weight per group: a score of its disagreement, through a form, at a strength."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gcpo import measures
 from gcpo.errors import one_of
-from gcpo.measures import ESTIMATORS
 from gcpo.methods.forms import FORMS, alpha_g
-from gcpo.methods.parts import CLUSTERS, Factor
+from gcpo.methods.parts import Factor, likelihoods
 from gcpo.rollouts import Rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFactor(Factor):
-    """Score x form x strength: ``FORMS[form](score(rollouts), strength)``, one weight per group.
+    """``FORMS[form](score(rollouts), strength)``, one weight per group; a subclass says which score.
 
     The strength is alpha / log G (GCPO, section 3.4; SEED-GRPO, Eq. 6), or alpha itself where ``per_log_g`` is off.
     """
 
-    OPTIONS = ("form", "estimator", "clusters")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("form",)
+    has_alpha = True
     granularity = "group"
+    subject: ClassVar[str] = "answers"  # what differs in a group with a high score
 
-    score: Callable[[Rollouts, GroupFactor], Float[Tensor, " B"]]
-    highest: Callable[[int], float]  # the largest score at group size G
-    features: frozenset[str] = frozenset()
     form: str = "linear"
     alpha: float = 0.6
     per_log_g: bool = True
-    estimator: str | None = None  # of semantic entropy; no other score has one
-    clusters: str | None = None  # a key of CLUSTERS, for a score that reads them
 
     def __post_init__(self) -> None:
         one_of("form", self.form, FORMS)
-        one_of("estimator", self.estimator, (None, *ESTIMATORS))
-        one_of("clusters", self.clusters, (None, *CLUSTERS))
+        super().__post_init__()
 
-    @property
-    def reads(self) -> frozenset[str]:
-        likelihood = {"logps", "mask"} if self.estimator in ("rao", "mc") else set()
-        return self.features | likelihood
+    def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
+        """The disagreement of each group, at least 0."""
+        raise NotImplementedError
+
+    def highest(self, group_size: int) -> float:
+        """The largest score of a group of this size."""
+        raise NotImplementedError
 
     @property
     def direction(self) -> str:
         low, high = (FORMS[self.form](torch.tensor(end), 0.1) for end in (0.0, 1.0))
         return f"{'boosts' if high > low else 'damps'} groups whose {self.subject} differ"
 
-    @property
-    def subject(self) -> str:
-        """What differs in a group with a high score."""
-        return "answers" if self.features else "rewards"
-
-    def strength(self, alpha: float | None, group_size: int) -> float:
+    def strength(self, group_size: int) -> float:
         """alpha_G of GCPO, or alpha where it is not divided by log G."""
-        alpha = self.alpha if alpha is None else alpha
-        return alpha_g(alpha, group_size) if self.per_log_g else alpha
+        return alpha_g(self.alpha, group_size) if self.per_log_g else self.alpha
 
-    def bounds(self, alpha: float | None, group_size: int) -> tuple[float, float]:
+    def bounds(self, group_size: int) -> tuple[float, float]:
         # Every form is monotone in its score, so that the score's two ends span the range.
-        highest = math.inf if self.estimator == "mc" else self.highest(group_size)
-        strength = self.strength(alpha, group_size)
-        ends = torch.tensor([0.0, highest if strength else 0.0], dtype=torch.float64)
+        strength = self.strength(group_size)
+        ends = torch.tensor([0.0, self.highest(group_size) if strength else 0.0], dtype=torch.float64)
         reached = FORMS[self.form](ends, strength).tolist()
         return min(reached), max(reached)
 
-    def columns(
-        self, rollouts: Rollouts, base: Float[Tensor, "B G"], *, alpha: float | None, seed: int
-    ) -> dict[str, Tensor]:
-        score = self.score(rollouts, self)
-        weight = FORMS[self.form](score, self.strength(alpha, rollouts.group_size))
+    def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
+        score = self.score(rollouts)
+        weight = FORMS[self.form](score, self.strength(rollouts.group_size))
         return {self.measure: score, self.weight: weight}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemanticEntropy(GroupFactor):
+    """SE(q) of the group's clusters (GCPO, section 2.1; SEED-GRPO, Eq. 5)."""
+
+    OPTIONS = ("form", "estimator", "clusters")
+    measure: str = "se"
+    weight: str = "w_se"
+    estimator: Literal["counts", "rao", "mc"] = "counts"
+    clusters: str | None = "nli"
+
+    def __post_init__(self) -> None:
+        one_of("form", self.form, FORMS)
+        one_of("estimator", self.estimator, measures.ESTIMATORS)
+        super().__post_init__()
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset({"clusters"} if self.estimator == "counts" else {"clusters", "logps", "mask"})
+
+    def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
+        clusters = rollouts.clusters_as(self.clusters)
+        if self.estimator == "counts":
+            return measures.semantic_entropy(clusters, mask=rollouts.scorable)
+        logps, spoken = likelihoods(rollouts)
+        kept = rollouts.scorable & spoken
+        # The Monte-Carlo form is not bounded below, and a weight needs a score of at least 0.
+        return measures.semantic_entropy(clusters, logps, estimator=self.estimator, mask=kept).clamp(min=0)
+
+    def highest(self, group_size: int) -> float:
+        return math.inf if self.estimator == "mc" else math.log(group_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelEntropy(GroupFactor):
+    """KLE(q), the von Neumann entropy of the entailment graph (GCPO, Table 1)."""
+
+    measure: str = "kle"
+    weight: str = "w_kle"
+    reads = frozenset({"nli"})
+
+    def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
+        return measures.kernel_language_entropy(rollouts.nli, mask=rollouts.scorable)
+
+    def highest(self, group_size: int) -> float:
+        return math.log(group_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineDispersion(GroupFactor):
+    """CD(q), GCPO Eq. 7, with the weight of Eq. 8."""
+
+    measure: str = "u_geo"
+    weight: str = "w_geo"
+    form: str = "square"
+    reads = frozenset({"embeddings"})
+
+    def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
+        return measures.cosine_dispersion(rollouts.embeddings, mask=rollouts.scorable)
+
+    def highest(self, group_size: int) -> float:
+        return 1 - 1 / group_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarycentricTransport(GroupFactor):
+    """BoT(q), GCPO Eq. 9-10, with the weight of Eq. 8."""
+
+    OPTIONS = ("form", "clusters")
+    measure: str = "u_geo"
+    weight: str = "w_geo"
+    form: str = "square"
+    clusters: str | None = "nli"
+    reads = frozenset({"embeddings", "clusters"})
+
+    def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
+        clusters = rollouts.clusters_as(self.clusters)
+        return measures.barycentric_transport(rollouts.embeddings, clusters, mask=rollouts.scorable)
+
+    def highest(self, group_size: int) -> float:
+        return 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardDispersion(GroupFactor):
+    """RD(q), GCPO Eq. 11."""
+
+    subject = "rewards"
+    measure: str = "rd"
+    weight: str = "w_rd"
+    form: str = "boost"
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+    def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
+        return measures.reward_dispersion(rollouts.rewards, rollouts.reward_range)
+
+    def highest(self, group_size: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardVariance(GroupFactor):
+    """Q-Hawkeye's u, the variance of the rewards over the largest possible (GCPO, App. G)."""
+
+    subject = "rewards"
+    measure: str = "reward_variance"
+    weight: str = "w_variance"
+    alpha: float = 0.2
+    per_log_g: bool = False
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+    def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
+        return measures.reward_variance(rollouts.rewards, rollouts.reward_range)
+
+    def highest(self, group_size: int) -> float:
+        return 1.0

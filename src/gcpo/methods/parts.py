@@ -7,17 +7,16 @@ and the base advantages A; responses without a reward take no part in any mean, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gcpo.errors import one_of
 from gcpo.masked import mean
 from gcpo.rollouts import Rollouts
 
 ROUNDING = 1e-6  # what is this little below a mean is at the mean
-
-
 # Which responses mean the same: those that entail one another (GCPO, App. E.3), equal texts (SEED-GRPO), equal
 # mathematical answers by Math-Verify, or as the task does it ("math" for mathematics, "nli" elsewhere).
 CLUSTERS = ("nli", "exact", "math", "task")
@@ -45,18 +44,20 @@ def likelihoods(rollouts: Rollouts) -> tuple[Float[Tensor, "B G"], Bool[Tensor, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Factor:
-    """One weight of a method, w(rollouts, A).
+class Part:
+    """A frozen set of constants with one function of the rollouts, and what the rest must know of it.
 
-    ``measure`` and ``weight`` name its columns in logs. ``OPTIONS`` are the constants that a user may set.
+    ``OPTIONS`` are the constants that a user may set; ``reads`` the features of the rollouts it needs beside rewards.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
-    stage: ClassVar[Literal["advantage", "loss"]] = "advantage"
-    granularity: ClassVar[Literal["group", "response", "token"]]
+    has_alpha: ClassVar[bool] = False  # a strength that is called alpha
+    needs_steps: ClassVar[bool] = False  # does nothing while pi = pi_old
 
-    measure: str
-    weight: str
+    clusters: str | None = None  # a key of CLUSTERS, for a part that reads clusters
+
+    def __post_init__(self) -> None:
+        one_of("clusters", self.clusters, (None, *CLUSTERS))
 
     @property
     def reads(self) -> frozenset[str]:
@@ -68,25 +69,43 @@ class Factor:
         """What it makes smaller or larger, in a few words."""
         raise NotImplementedError
 
-    def bounds(self, alpha: float | None, group_size: int) -> tuple[float, float]:
+    @property
+    def judges(self) -> bool:
+        """Whether it needs to know which responses are right."""
+        return False
+
+    @property
+    def reinforces(self) -> bool:
+        """Whether it sets the advantage of groups that are entirely wrong (EGPO, Eq. 13)."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor(Part):
+    """One weight of a method, w(rollouts, A). ``measure`` and ``weight`` name its columns in logs."""
+
+    stage: ClassVar[Literal["advantage", "loss"]] = "advantage"
+    granularity: ClassVar[Literal["group", "response", "token"]]
+
+    measure: str
+    weight: str
+
+    def bounds(self, group_size: int) -> tuple[float, float]:
         """The lowest and the highest weight for G of at least 2."""
         raise NotImplementedError
 
-    def columns(
-        self, rollouts: Rollouts, base: Float[Tensor, "B G"], *, alpha: float | None, seed: int
-    ) -> dict[str, Tensor]:
+    def seeded(self, seed: int) -> Self:
+        """Itself, or with another seed where it draws random numbers."""
+        return self
+
+    def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
         """The weight and what it is made from, by column: (B,), (B, G) or (B, G, T) as ``granularity`` says."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardStage:
+class RewardStage(Part):
     """A rule that changes rewards before they are normalised to advantages."""
-
-    OPTIONS: ClassVar[tuple[str, ...]] = ()
-    reads: ClassVar[frozenset[str]]
-    direction: ClassVar[str]
-    judges: ClassVar[bool] = False  # needs to know how right each response is
 
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
         """New rewards; NaN stays NaN."""

@@ -52,6 +52,7 @@ class EntropyFactor(Factor):
         one_of("renorm", self.renorm, ("none", "before", "after"))
         one_of("all_wrong", self.all_wrong, ("none", "weighted", "locked"))
         one_of("scope", self.scope, ("joint", "thinking", "answer"))
+        super().__post_init__()
         for name in ("correct", "wrong"):
             low, high = getattr(self, name)
             if not 0 <= low <= high:
@@ -59,8 +60,11 @@ class EntropyFactor(Factor):
 
     @property
     def judges(self) -> bool:
-        """Whether it needs to know which responses are right."""
-        return self.correct != self.wrong or self.all_wrong != "none"
+        return self.correct != self.wrong or self.reinforces
+
+    @property
+    def reinforces(self) -> bool:
+        return self.all_wrong != "none"
 
     @property
     def reads(self) -> frozenset[str]:
@@ -71,7 +75,7 @@ class EntropyFactor(Factor):
     def direction(self) -> str:
         return f"{'boosts' if self.inverse else 'damps'} confident responses"
 
-    def bounds(self, alpha: float | None, group_size: int) -> tuple[float, float]:
+    def bounds(self, group_size: int) -> tuple[float, float]:
         low, high = min(self.correct[0], self.wrong[0]), max(self.correct[1], self.wrong[1])
         if self.renorm == "after":
             others = group_size - 1
@@ -89,9 +93,7 @@ class EntropyFactor(Factor):
         part = tokens & (answer if self.scope == "answer" else ~answer)
         return torch.where(part.any(-1, keepdim=True), part, tokens)
 
-    def columns(
-        self, rollouts: Rollouts, base: Float[Tensor, "B G"], *, alpha: float | None, seed: int
-    ) -> dict[str, Tensor]:
+    def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
         values = rollouts.entropies if self.signal == "shannon" else -rollouts.logps
         tokens = self._tokens(rollouts)
         entropy = mean(values, tokens).squeeze(-1).clamp(min=0)
@@ -119,6 +121,7 @@ class RatioVariance(Factor):
     """
 
     OPTIONS = ("lambda_",)
+    needs_steps = True
     stage = "loss"
     granularity = "response"
     weight: str = "w_ratio"
@@ -128,12 +131,10 @@ class RatioVariance(Factor):
     reads = frozenset({"ratios", "mask"})
     direction = "damps responses whose ratios vary"
 
-    def bounds(self, alpha: float | None, group_size: int) -> tuple[float, float]:
+    def bounds(self, group_size: int) -> tuple[float, float]:
         return 0.0, 1.0
 
-    def columns(
-        self, rollouts: Rollouts, base: Float[Tensor, "B G"], *, alpha: float | None, seed: int
-    ) -> dict[str, Tensor]:
+    def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
         kept = rollouts.mask.bool()
         variance = mean(deviations(rollouts.ratios, kept).square(), kept).squeeze(-1)
         weight = 1 / (1 + self.lambda_ * variance)

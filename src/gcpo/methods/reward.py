@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gcpo.errors import one_of
 from gcpo.masked import deviations, mean
-from gcpo.methods.parts import CLUSTERS, ROUNDING, RewardStage, judged, right
+from gcpo.methods.parts import ROUNDING, RewardStage, judged, right
 from gcpo.rollouts import Rollouts
 
 
@@ -20,10 +19,7 @@ class ClusterShare(RewardStage):
     gets 0, and so do all where no two agree (its entropy threshold)."""
 
     OPTIONS = ("clusters",)
-    clusters: str = "task"
-
-    def __post_init__(self) -> None:
-        one_of("clusters", self.clusters, CLUSTERS)
+    clusters: str | None = "task"
 
     reads = frozenset({"clusters", "answered"})
     direction = "rewards the majority"
@@ -105,6 +101,7 @@ class OverlongPenalty(RewardStage):
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share}, expected a share of the allowed length, above 0 and at most 1.")
+        super().__post_init__()
 
     reads = frozenset({"mask"})
     direction = "penalises long responses"

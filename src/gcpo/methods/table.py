@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from jaxtyping import Float
-from torch import Tensor
-
-from gcpo import measures
-from gcpo.methods.group import GroupFactor
-from gcpo.methods.parts import Factor, RewardStage, likelihoods
+from gcpo.methods.group import (
+    BarycentricTransport,
+    CosineDispersion,
+    KernelEntropy,
+    RewardDispersion,
+    RewardVariance,
+    SemanticEntropy,
+)
+from gcpo.methods.parts import Factor, Part, RewardStage
 from gcpo.methods.response import EntropyFactor, RatioVariance
 from gcpo.methods.reward import AgreementBonus, ClusterShare, OverlongPenalty, ReferenceBonus
 from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty
-from gcpo.rollouts import Rollouts
 
 # What each base advantage sets in TRL's GRPOConfig, unless the user does.
 BASES: dict[str, dict[str, Any]] = {
@@ -42,6 +42,7 @@ class Method:
         trl: further settings of TRL's GRPOConfig that the method needs.
         drops_equal: groups without reward variance leave the loss's token count.
         permuted: a control that hands each group the weight of another group.
+        seed: of the permutation.
     """
 
     paper: str
@@ -54,9 +55,10 @@ class Method:
     trl: Mapping[str, Any] = field(default_factory=dict)
     drops_equal: bool = False
     permuted: bool = False
+    seed: int = 0
 
     @property
-    def parts(self) -> tuple[Factor | RewardStage | CovariancePenalty, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """Everything it is made of."""
         return tuple(part for part in (self.reward, *self.factors, self.penalty) if part is not None)
 
@@ -81,11 +83,16 @@ class Method:
     @property
     def judges(self) -> bool:
         """Whether it needs to know which responses are right."""
-        return any(getattr(part, "judges", False) for part in self.parts)
+        return any(part.judges for part in self.parts)
+
+    @property
+    def reinforces(self) -> bool:
+        """Whether it sets the advantage of groups that are entirely wrong (EGPO, Eq. 13)."""
+        return any(part.reinforces for part in self.parts)
 
     def entails(self, mathematics: bool) -> bool:
         """Whether it asks an entailment model; clusters "as the task does it" do so where it is not mathematics."""
-        kinds = {getattr(part, "clusters", None) for part in self.parts}
+        kinds = {part.clusters for part in self.parts}
         return "nli" in self.reads or "nli" in kinds or ("task" in kinds and not mathematics)
 
     @property
@@ -93,86 +100,23 @@ class Method:
         """Whether it acts on the ratios of each optimiser step."""
         return self.penalty is not None or any(factor.stage == "loss" for factor in self.factors)
 
-
-def _semantic_entropy(rollouts: Rollouts, factor: GroupFactor) -> Float[Tensor, " B"]:
-    clusters = rollouts.clusters_as(factor.clusters)
-    if factor.estimator == "counts":
-        return measures.semantic_entropy(clusters, mask=rollouts.scorable)
-    logps, spoken = likelihoods(rollouts)
-    estimator: Any = factor.estimator
-    entropy = measures.semantic_entropy(clusters, logps, estimator=estimator, mask=rollouts.scorable & spoken)
-    return entropy.clamp(min=0)  # the Monte-Carlo form is not bounded below, and a weight needs a score of at least 0
+    def seeded(self, seed: int) -> Method:
+        """The same method with another seed of what it draws: tokens (``clip_cov``), or whose weight each group gets
+        (``gcpo_shuffled``)."""
+        return replace(self, seed=seed, factors=tuple(factor.seeded(seed) for factor in self.factors))
 
 
-SE = GroupFactor(
-    measure="se",
-    weight="w_se",
-    score=lambda r, f: _semantic_entropy(r, f),
-    highest=math.log,
-    features=frozenset({"clusters"}),
-    clusters="nli",
-    estimator="counts",
-)
-
-
-SEED = dataclasses.replace(SE, clusters="exact", estimator="rao", form="reciprocal", alpha=0.0417)
-KLE = GroupFactor(
-    measure="kle",
-    weight="w_kle",
-    score=lambda r, f: measures.kernel_language_entropy(r.nli, mask=r.scorable),
-    highest=math.log,
-    features=frozenset({"nli"}),
-)
-
-
-CD = GroupFactor(
-    measure="u_geo",
-    weight="w_geo",
-    score=lambda r, f: measures.cosine_dispersion(r.embeddings, mask=r.scorable),
-    highest=lambda g: 1 - 1 / g,
-    features=frozenset({"embeddings"}),
-    form="square",
-)
-
-
-BOT = GroupFactor(
-    measure="u_geo",
-    weight="w_geo",
-    score=lambda r, f: measures.barycentric_transport(r.embeddings, r.clusters_as(f.clusters), mask=r.scorable),
-    highest=lambda g: 0.5,
-    features=frozenset({"embeddings", "clusters"}),
-    clusters="nli",
-    form="square",
-)
-
-
-RD = GroupFactor(
-    measure="rd",
-    weight="w_rd",
-    score=lambda r, f: measures.reward_dispersion(r.rewards, r.reward_range),
-    highest=lambda g: 1.0,
-    form="boost",
-)
-
-
-VARIANCE = GroupFactor(
-    measure="reward_variance",
-    weight="w_variance",
-    score=lambda r, f: measures.reward_variance(r.rewards, r.reward_range),
-    highest=lambda g: 1.0,
-    alpha=0.2,
-    per_log_g=False,
-)
-
+SE = SemanticEntropy()
+SEED = SemanticEntropy(clusters="exact", estimator="rao", form="reciprocal", alpha=0.0417)
+KLE, CD, BOT = KernelEntropy(), CosineDispersion(), BarycentricTransport()
+RD, VARIANCE = RewardDispersion(), RewardVariance()
 
 CALM, BOLD, BOTH = (0.8, 1.0), (1.0, 2.0), (0.8, 2.0)  # EGPO's bounds of a weight
-
-
 EGPO = EntropyFactor(correct=BOLD, wrong=CALM, all_wrong="weighted", epsilon=1e-5)
 
 
 def _egpo(rule: str, **changes: Any) -> Method:
-    return Method(paper="EGPO, Table 2", rule=rule, factors=(dataclasses.replace(EGPO, **changes),))
+    return Method(paper="EGPO, Table 2", rule=rule, factors=(replace(EGPO, **changes),))
 
 
 # fmt: off

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gcpo.masked import deviations, mean
-from gcpo.methods.parts import Factor
+from gcpo.methods.parts import Factor, Part
 from gcpo.rollouts import Rollouts
 
 
@@ -30,12 +30,10 @@ class CovarianceKernel(Factor):
     reads = frozenset({"logps", "mask"})
     direction = "damps tokens of extreme covariance"
 
-    def bounds(self, alpha: float | None, group_size: int) -> tuple[float, float]:
+    def bounds(self, group_size: int) -> tuple[float, float]:
         return 0.0, math.inf  # one token can have all the mass, which is the number of tokens in the group
 
-    def columns(
-        self, rollouts: Rollouts, base: Float[Tensor, "B G"], *, alpha: float | None, seed: int
-    ) -> dict[str, Tensor]:
+    def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
         kept = rollouts.mask.bool() & rollouts.scorable.unsqueeze(-1)
         covariance = deviations(rollouts.logps, kept, (-2, -1)) * deviations(base, rollouts.scorable).unsqueeze(-1)
         squares = covariance.square()
@@ -78,16 +76,18 @@ class CovarianceClip(Factor):
     share: float = 2e-4
     band: tuple[float, float] = (1.0, 5.0)
     clip: tuple[float, float] = (0.2, 0.2)
+    seed: int = 0  # of the draw
 
     reads = frozenset({"logps", "ratios", "mask"})
     direction = "drops some tokens of high covariance"
 
-    def bounds(self, alpha: float | None, group_size: int) -> tuple[float, float]:
+    def bounds(self, group_size: int) -> tuple[float, float]:
         return 0.0, 1.0
 
-    def columns(
-        self, rollouts: Rollouts, base: Float[Tensor, "B G"], *, alpha: float | None, seed: int
-    ) -> dict[str, Tensor]:
+    def seeded(self, seed: int) -> Self:
+        return replace(self, seed=seed)
+
+    def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
         covariance, kept = token_covariance(rollouts, base)
         sign = base.unsqueeze(-1)
         below, above = rollouts.ratios < 1 - self.clip[0], rollouts.ratios > 1 + self.clip[1]
@@ -95,18 +95,19 @@ class CovarianceClip(Factor):
         low, high = self.band
         candidates = (kept & ~stopped & (covariance > low) & (covariance < high)).flatten().nonzero().squeeze(1)
         count = max(1, int(self.share * kept.sum().item()))
-        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(self.seed))
         weight = torch.ones_like(covariance).flatten()
         weight[candidates[order[:count].to(candidates.device)]] = 0
         return {self.measure: covariance, self.weight: weight.view_as(covariance)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CovariancePenalty:
+class CovariancePenalty(Part):
     """KL-Cov: the ``share`` of the batch's tokens (at least one) with the largest covariance pays
     ``coefficient`` * |log pi - log pi_old| in the loss, whose gradient is 0 while the two are equal."""
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("share", "coefficient")
+    OPTIONS = ("share", "coefficient")
+    needs_steps = True
     share: float = 2e-3
     coefficient: float = 1.0
 

@@ -10,7 +10,7 @@ from gcpo.semantics.clusters import (
     group_nli,
     math_clusters,
 )
-from gcpo.semantics.features import NO_ANSWER, answer_mask, from_texts
+from gcpo.semantics.features import NO_ANSWER, TextFeatures, answer_mask, from_texts
 from gcpo.semantics.models import Embedder, Entailment, explain_loading
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "THRESHOLD",
     "Embedder",
     "Entailment",
+    "TextFeatures",
     "answer_mask",
     "bidirectional_clusters",
     "cluster_nli",

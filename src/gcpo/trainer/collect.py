@@ -3,54 +3,68 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
+from jaxtyping import Float
 from torch import Tensor
-from trl import GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
 
 from gcpo.errors import nearest
+from gcpo.methods import Method
 from gcpo.rollouts import Rollouts
-from gcpo.semantics import answer_mask, from_texts
+from gcpo.semantics import Embedder, Entailment, TextFeatures, answer_mask
+from gcpo.trainer.config import GCPOConfig
 
-_PASS_ARGUMENTS = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters.keys()
+Batch = dict[str, Any]  # what TRL hands from generation to the loss
+PolicyPass = Callable[[Batch], tuple[Tensor, Tensor | None]]
 
 
-def loss_mask(inputs: dict[str, Any]) -> Tensor:
+def loss_mask(inputs: Batch) -> Tensor:
     """The tokens that TRL's loss counts."""
     return inputs["completion_mask"] * inputs["tool_mask"] if "tool_mask" in inputs else inputs["completion_mask"]
 
 
-class WholeGroups:
-    """The part of :class:`gcpo.GCPOTrainer` that reads: it makes :class:`gcpo.rollouts.Rollouts` of all groups of a
-    generation batch, equal in every process, from rewards, texts and TRL's output."""
+@dataclass
+class Collector:
+    """Makes :class:`gcpo.rollouts.Rollouts` of all groups of a generation batch, equal in every process.
 
-    # Of the trainer.
-    accelerator: Any
-    answer_extractor: Callable[[str], str | None]
-    args: Any
-    embedder: Any
-    entailment: Any
-    max_completion_length: Any
-    method: Any
-    model: Any
-    num_generations: int
-    reward_func_names: list[str]
+    Args:
+        method: what will read them.
+        args: ranges of rewards, which reward says right, and how texts are embedded and clustered.
+        accelerator: of the processes that share the batch.
+        group_size: G, responses per prompt.
+        max_completion_length: the longest completion that can be sampled, in tokens.
+        reward_names, reward_weights: of the reward functions, in TRL's order.
+        extract: completion text -> answer, or None when there is none.
+        embedder, entailment: the models, or None where the method reads none.
+        policy_pass: batch -> log-probabilities and entropies (or None) of its rows under the policy that sampled them.
+        decode: token ids -> text, without special tokens.
+
+    Raises:
+        ValueError: ``args.correctness_reward`` is no reward function, or none is named where several could be meant.
+    """
+
+    method: Method
+    args: GCPOConfig
+    accelerator: Accelerator
+    group_size: int
+    max_completion_length: int | None
+    reward_names: list[str]
     reward_weights: Tensor
-    _correctness: int
-    _get_per_token_logps_and_entropies: Callable[..., Any]
-    _tokenizer: Any
+    extract: Callable[[str], str | None]
+    embedder: Embedder | None
+    entailment: Entailment | None
+    policy_pass: PolicyPass
+    decode: Callable[[Sequence[int]], str]
+    warned: set[str] = field(default_factory=set)
 
-    _warned_range = False
-    _warned_middle = False
-
-    def _correctness_column(self) -> int:
-        names, wanted = self.reward_func_names, self.args.correctness_reward
+    def __post_init__(self) -> None:
+        names, wanted = self.reward_names, self.args.correctness_reward
         if wanted is not None and wanted not in names:
             raise ValueError(f"correctness_reward: no reward function {wanted!r}.{nearest(wanted, names)}")
         if wanted is None and self.method.judges and len(names) > 1:
@@ -58,117 +72,130 @@ class WholeGroups:
                 f"{self.args.method} asks which responses are right, and a sum of {len(names)} rewards does not say: "
                 f"set correctness_reward to one of {', '.join(names)}, and correctness_range to what it can reach."
             )
-        return names.index(wanted) if wanted is not None else 0
 
-    def _local(self, rows: int) -> slice:
+    def local(self, rows: int) -> slice:
+        """The place of this process's rows among those of all processes."""
         return slice(rows * self.accelerator.process_index, rows * (self.accelerator.process_index + 1))
 
-    def _gathered(self, rows: Tensor) -> Tensor:
+    def gathered(self, rows: Tensor) -> Tensor:
         """The rows of all processes, padded to one length."""
         padded = self.accelerator.pad_across_processes(rows, dim=1) if rows.ndim > 1 else rows
         return self.accelerator.gather(padded)
 
-    def _rollouts(self, per_function: Tensor, texts: list[str], output: dict[str, Any]) -> Rollouts:
-        """The groups of all processes; a feature that costs a model's pass is computed when first read."""
-        size, device = self.num_generations, self.accelerator.device
-        rewards = (per_function * self.reward_weights.to(device)).nansum(dim=1)
-        rewards = rewards.masked_fill(per_function.isnan().all(dim=1), torch.nan).view(-1, size)
-        low, high = self.args.correctness_range or self.args.reward_range
-        column = rewards.flatten() if self.args.correctness_reward is None else per_function[:, self._correctness]
-        self._check_range(rewards, column)
+    def rollouts(self, per_function: Float[Tensor, "N F"], texts: Sequence[str], output: Batch) -> Rollouts:
+        """The groups of all processes; a feature that costs a model's pass is computed when first read.
 
+        ``per_function`` and ``texts`` are the rewards and completions of all processes, ``output`` is what TRL made of
+        this one's.
+        """
+        weights = self.reward_weights.to(per_function.device)
+        rewards = (per_function * weights).nansum(dim=1).masked_fill(per_function.isnan().all(dim=1), torch.nan)
+        low, high = self.args.correctness_range or self.args.reward_range
+        named = self.args.correctness_reward
+        correctness = rewards if named is None else per_function[:, self.reward_names.index(named)]
+        self._check_range(rewards, correctness)
+
+        size = self.group_size
+        groups = [texts[start : start + size] for start in range(0, len(texts), size)]
         # Processes share the groups, so that none embeds or classifies what another one has done; one for which no
         # group is left takes the first again, so that every process has features of the same shape.
-        mine = list(range(self.accelerator.process_index, len(rewards), self.accelerator.num_processes)) or [0]
-        part = from_texts(
-            rewards[mine].cpu(),
-            [texts[size * group : size * (group + 1)] for group in mine],
-            extract=self.answer_extractor,
+        mine = list(range(self.accelerator.process_index, len(groups), self.accelerator.num_processes)) or [0]
+        meanings = TextFeatures(
+            [groups[group] for group in mine],
+            extract=self.extract,
             full_completion=self.args.use_full_completion_for_clustering,
             embedder=self.embedder,
             entailment=self.entailment,
             threshold=self.args.entailment_threshold,
-            reward_range=self.args.reward_range,
         )
-
-        def shared(name: str) -> Callable[[], Tensor]:
-            def of_all() -> Tensor:
-                groups = dict(gather_object(list(zip(mine, getattr(part, name).cpu(), strict=True))))
-                return torch.stack([groups[group] for group in sorted(groups)]).to(device)
-
-            return of_all
-
-        def whole(rows: Callable[[], Tensor]) -> Callable[[], Tensor]:
-            return lambda: self._gathered(rows().float()).view(*rewards.shape, -1)
-
-        policy = functools.cache(lambda: self._policy_pass(output))
+        tokens = _TokenFeatures(self, output)
         return Rollouts(
-            rewards,
-            **{name: shared(name) for name in part.features if name != "correctness"},
-            logps=whole(lambda: policy()[0]),
-            entropies=whole(lambda: policy()[1]),
-            mask=whole(lambda: loss_mask(output)),
-            answer_mask=whole(lambda: self._answer_mask(output)),
-            ref_logps=whole(lambda: output["ref_per_token_logps"]),
-            correctness=((column - low) / (high - low)).view_as(rewards),
+            rewards.view(-1, size),
+            correctness=((correctness - low) / (high - low)).view(-1, size),
             reward_range=self.args.reward_range,
             max_completion_length=self.max_completion_length,
+            **{name: functools.partial(self._shared, meanings, mine, name) for name in meanings.readable},
+            **{name: functools.partial(self._whole, tokens, name) for name in tokens.NAMES},
         )
 
-    def _policy_pass(self, output: dict[str, Any]) -> tuple[Tensor, Any]:
-        """Log-probabilities (and entropies, if the method reads them) under the policy that sampled: it has not moved
-        yet. Those that TRL has computed are used."""
-        entropy = "entropies" in self.method.reads
-        if "old_per_token_logps" in output and not entropy:
-            return output["old_per_token_logps"], None
-        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-        attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        images = {key: output[key] for key in output.keys() & _PASS_ARGUMENTS}
-        checkpointing: Any = self.args.gradient_checkpointing_kwargs
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, checkpointing):
-            logps, entropies, _ = self._get_per_token_logps_and_entropies(
-                self.model,
-                ids,
-                attention,
-                output["completion_ids"].shape[1],
-                batch_size=self.args.per_device_train_batch_size,
-                compute_entropy=entropy,
-                **images,
-            )
-        return logps, entropies
+    def _shared(self, meanings: TextFeatures, mine: list[int], name: str) -> Tensor:
+        """A feature of all groups, each from the process that has computed it."""
+        everywhere = dict(gather_object(list(zip(mine, getattr(meanings, name).cpu(), strict=True))))
+        return torch.stack([everywhere[group] for group in sorted(everywhere)]).to(self.accelerator.device)
 
-    def _answer_mask(self, output: dict[str, Any]) -> Tensor:
-        mask = output["completion_mask"]
-        ids = [row[: int(length)].tolist() for row, length in zip(output["completion_ids"], mask.sum(1), strict=True)]
-        decode = functools.partial(self._tokenizer.decode, skip_special_tokens=True)
-        # GRPO-CARE asks for the answer itself; an entropy's scope, for all that follows the reasoning.
-        found = answer_mask(ids, decode, self.answer_extractor if self.method.reward else None).to(mask.device)
-        return torch.nn.functional.pad(found, (0, mask.shape[1] - found.shape[1]))
+    def _whole(self, tokens: _TokenFeatures, name: str) -> Tensor:
+        """A token feature of all processes' rows, in groups."""
+        rows = self.gathered(getattr(tokens, name).float())
+        return rows.view(-1, self.group_size, rows.shape[1])
 
-    def _check_range(self, rewards: Tensor, column: Tensor) -> None:
+    def _check_range(self, rewards: Tensor, correctness: Tensor) -> None:
         low, high = self.args.correctness_range or self.args.reward_range
-        outside = column[(column < low) | (column > high)]
+        outside = correctness[(correctness < low) | (correctness > high)]
         if self.method.judges and len(outside):
+            asked = self.args.correctness_reward or self.reward_names[0]
             raise ValueError(
-                f"{self.args.method} asks which responses are right, and {self.reward_func_names[self._correctness]!r} "
+                f"{self.args.method} asks which responses are right, and {asked!r} "
                 f"gave {outside[0].item():.4g}, outside {(low, high)}: that is no correctness signal. Name the reward "
                 "function that is one with correctness_reward, or set correctness_range to what it can reach."
             )
-        if self.method.judges and not self._warned_middle and column.nan_to_num(low).max() == (low + high) / 2:
-            self._warned_middle = True
-            warnings.warn(
+        if self.method.judges and correctness.nan_to_num(low).max() == (low + high) / 2:
+            self._warn_once(
+                "middle",
                 f"{self.args.method} calls a response right above the middle of {(low, high)}, and the best of this "
                 f"batch are exactly at {(low + high) / 2:.4g}: if that is a full reward, set reward_range (or "
                 "correctness_range) to what rewards can reach; now every response counts as wrong.",
-                stacklevel=2,
             )
         low, high = self.args.reward_range
         outside = rewards[(rewards < low) | (rewards > high)]
-        if len(outside) and not self._warned_range:
-            self._warned_range = True
-            warnings.warn(
+        if len(outside):
+            self._warn_once(
+                "range",
                 f"A reward of {outside[0].item():.4g} lies outside reward_range {(low, high)}. Rewards are used as "
                 "they are; only measures of them are clipped to [0, 1]. Set GCPOConfig(reward_range=...) to what "
                 "rewards can reach.",
-                stacklevel=2,
             )
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self.warned:
+            self.warned.add(kind)
+            warnings.warn(message, stacklevel=3)
+
+
+@dataclass
+class _TokenFeatures:
+    """Token features of one process's rows, each computed when first read."""
+
+    NAMES = ("logps", "entropies", "mask", "answer_mask", "ref_logps")
+
+    collector: Collector
+    output: Batch
+
+    @functools.cached_property
+    def policy(self) -> tuple[Tensor, Tensor | None]:
+        return self.collector.policy_pass(self.output)
+
+    @property
+    def logps(self) -> Tensor:
+        return self.policy[0]
+
+    @property
+    def entropies(self) -> Tensor | None:
+        return self.policy[1]
+
+    @property
+    def mask(self) -> Tensor:
+        return loss_mask(self.output)
+
+    @property
+    def ref_logps(self) -> Tensor:
+        return self.output["ref_per_token_logps"]
+
+    @property
+    def answer_mask(self) -> Tensor:
+        mask = self.output["completion_mask"]
+        rows = zip(self.output["completion_ids"], mask.sum(1), strict=True)
+        ids = [row[: int(length)].tolist() for row, length in rows]
+        # GRPO-CARE asks for the answer itself; an entropy's scope, for all that follows the reasoning.
+        extract = self.collector.extract if self.collector.method.reward else None
+        found = answer_mask(ids, self.collector.decode, extract).to(mask.device)
+        return torch.nn.functional.pad(found, (0, mask.shape[1] - found.shape[1]))

@@ -9,10 +9,8 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from gcpo.methods import BASES, get_method
-from gcpo.methods.group import GroupFactor
-from gcpo.methods.response import RatioVariance
-from gcpo.methods.token import CovariancePenalty
+from gcpo.measures import REWARD_RANGE
+from gcpo.methods import BASES, Method, get_method
 
 # TRL's own, for settings that are None here until the method has spoken.
 _TRL_DEFAULTS = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}
@@ -53,7 +51,7 @@ class GCPOConfig(GRPOConfig):
     method_options: dict[str, Any] | str | None = field(default=None, metadata={"help": "Constants of the method."})
     alpha: float | None = field(default=None, metadata={"help": "alpha_base; strength is alpha / log G."})
     equalize_mean: bool = field(default=False, metadata={"help": "Divide weights by their batch mean."})
-    reward_range: tuple[float, float] = field(default=(0.0, 2.0), metadata={"help": "Lowest and highest reward."})
+    reward_range: tuple[float, float] = field(default=REWARD_RANGE, metadata={"help": "Lowest and highest reward."})
     correctness_reward: str | None = field(default=None, metadata={"help": "The reward function that says right."})
     correctness_range: tuple[float, float] | None = field(default=None, metadata={"help": "Its lowest and highest."})
     embedding_model: str = field(default="all-MiniLM-L6-v2", metadata={"help": "Path or Hub name."})
@@ -76,10 +74,10 @@ class GCPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if not isinstance(self.method, str):
             self.method = "*".join(self.method)
-        row = get_method(self.method, **self._options())
+        row = self.resolved_method()
         if self.alpha is not None and not 0 <= self.alpha < math.inf:
             raise ValueError(f"alpha must be at least 0, got {self.alpha}.")
-        if self.alpha is not None and not any(isinstance(factor, GroupFactor) for factor in row.factors):
+        if self.alpha is not None and not any(part.has_alpha for part in row.parts):
             warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
         for name in ("reward_range", "correctness_range"):
             limits = getattr(self, name)
@@ -98,10 +96,16 @@ class GCPOConfig(GRPOConfig):
         super().__post_init__()
         self._check_method()
 
-    def _options(self) -> dict[str, Any]:
+    def resolved_method(self) -> Method:
+        """The method with its constants, its alpha and, for a method that asks, the loss's own clip of the ratio."""
         if isinstance(self.method_options, str):
             raise ValueError(f"method_options must be a mapping of names to values, got {self.method_options!r}.")
-        return dict(self.method_options or {})
+        options = dict(self.method_options or {})
+        row = get_method(self.method, alpha=self.alpha, seed=self.seed, **options)
+        if any("clip" in part.OPTIONS for part in row.parts):
+            clip = self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high
+            row = get_method(self.method, alpha=self.alpha, seed=self.seed, **{"clip": clip, **options})
+        return row
 
     @property
     def on_policy(self) -> bool:
@@ -110,7 +114,7 @@ class GCPOConfig(GRPOConfig):
         return self.gradient_accumulation_steps % steps == 0
 
     def _check_method(self) -> None:
-        row = get_method(self.method, **self._options())
+        row = self.resolved_method()
         if row.permuted and self.generation_batch_size == self.num_generations:
             raise ValueError(
                 f"{self.method} permutes weights across the groups of a generation batch, and this one holds "
@@ -132,8 +136,7 @@ class GCPOConfig(GRPOConfig):
                 f"{self.method} changes the summed reward, and multi_objective_aggregation="
                 f'{self.multi_objective_aggregation!r} never sums rewards: set "sum_then_normalize".'
             )
-        ratio = [part for part in row.parts if isinstance(part, (RatioVariance, CovariancePenalty))]
-        if ratio and self.on_policy:
+        if self.on_policy and any(part.needs_steps for part in row.parts):
             warnings.warn(
                 f"{self.method}: with these settings every ratio pi / pi_old is 1, and "
                 f"{'it' if len(row.parts) == 1 else 'its part in the loss'} equals GRPO. Set num_iterations=2, or "

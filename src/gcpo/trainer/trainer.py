@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +13,21 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
 
-from gcpo.masked import deviations
-from gcpo.methods import Modulation, expand, get_method, modulate
-from gcpo.methods.token import CovarianceClip
+from gcpo.masked import deviations, mean
+from gcpo.methods import Modulation, expand, modulate
 from gcpo.rewards import final_answer
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment
-from gcpo.trainer.collect import WholeGroups, loss_mask
+from gcpo.trainer.collect import Collector, loss_mask
 from gcpo.trainer.config import GCPOConfig
 
+_PASS_ARGUMENTS = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters.keys()
 REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method that moves it
 
 
-class GCPOTrainer(WholeGroups, GRPOTrainer):
+class GCPOTrainer(GRPOTrainer):
     """TRL's GRPOTrainer whose advantages are those of a method: A~ = A * omega (GCPO, section 3.4).
 
     It overrides four methods, and nothing else of TRL's loss or generation is repeated here:
@@ -77,22 +80,30 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
         args = args if args is not None else GCPOConfig("gcpo-output")
         if not isinstance(args, GCPOConfig):
             raise TypeError(f"args must be a gcpo.GCPOConfig, got {type(args).__name__}; it takes the same settings.")
-        self.method = get_method(args.method, **args._options())
-        if any(isinstance(factor, CovarianceClip) for factor in self.method.factors):
-            clip = args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
-            self.method = get_method(args.method, **{"clip": clip, **args._options()})
-        self.answer_extractor = answer_extractor
+        self.method = args.resolved_method()
         # Loaded before the policy: a wrong name should not cost the minutes a large policy takes.
         if "embeddings" in self.method.reads and embedder is None:
             embedder = Embedder(args.embedding_model, device=args.device)
         if self.method.entails(args.use_full_completion_for_clustering) and entailment is None:
             entailment = Entailment(args.entailment_model, device=args.device)
-        self.embedder, self.entailment = embedder, entailment
         self._scored: tuple[Tensor, list[str]] | None = None
         self._columns: list[str] = []
         self._loss_inputs: dict[str, Any] | None = None
         super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
-        self._correctness = self._correctness_column()
+        self.collector = Collector(
+            method=self.method,
+            args=args,
+            accelerator=self.accelerator,
+            group_size=self.num_generations,
+            max_completion_length=self.max_completion_length,
+            reward_names=self.reward_func_names,
+            reward_weights=self.reward_weights,
+            extract=answer_extractor,
+            embedder=embedder,
+            entailment=entailment,
+            policy_pass=self._policy_pass,
+            decode=partial(self._tokenizer.decode, skip_special_tokens=True),
+        )
 
     # --- at generation, on whole groups ---
 
@@ -109,31 +120,22 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
                 self._logs["extra"][column].extend([torch.nan] * len(inputs) * self.accelerator.num_processes)
             return output
         (per_function, texts), self._scored = self._scored, None
-        rollouts = self._rollouts(per_function, texts, output)
-        # TRL has just logged the advantages of all processes; they are put back as the ones trained on.
-        logged = self._logs["advantages"]
-        base = torch.tensor([logged.pop() for _ in range(rollouts.rewards.numel())][::-1])
-        modulation = self._finite(
-            modulate(
-                self.method,
-                rollouts,
-                None if self.method.reward else base.to(rollouts.rewards.device).view_as(rollouts.rewards),
-                alpha=self.args.alpha,
-                seed=self.args.seed + self.state.global_step,
-                equalize_mean=self.args.equalize_mean,
-                scale_rewards=self.scale_rewards,
-                stages=("advantage",),
-            )
-        )
+        rollouts = self.collector.rollouts(per_function, texts, output)
+        base = self.collector.gathered(output["advantages"]).view_as(rollouts.rewards)
+        modulation = self._modulate(rollouts, None if self.method.reward else base, stage="advantage")
         columns = {**modulation.columns, "weight": modulation.weight}
         if self.method.reward:
             columns["method_reward"] = self.method.reward(rollouts)
         columns["no_answer"] = 1 - rollouts.answered.float()
         columns["abs_advantage"] = modulation.advantages.abs()
         means = self._log_columns(columns, rollouts.mask if modulation.weight.ndim == 3 else None)
+        # TRL has just logged its own advantages, of all processes: the ones trained on take their place.
+        logged = self._logs["advantages"]
+        for _ in range(rollouts.rewards.numel()):
+            logged.pop()
         logged.extend((modulation.base.flatten() * means["weight"]).tolist())
 
-        local = self._local(len(inputs))
+        local = self.collector.local(len(inputs))
         own = modulation.advantages.flatten(0, 1)[local].to(output["advantages"].dtype)
         output["advantages"] = own[:, : output["completion_mask"].shape[1]] if own.ndim == 2 else own
         if self.method.drops_equal:
@@ -143,8 +145,17 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
             output["task_rewards"] = rollouts.rewards.flatten()[local]
         return output
 
-    def _finite(self, modulation: Modulation) -> Modulation:
-        """Weights that are not finite become 1, and are counted: a run of days should not end by one group."""
+    def _modulate(self, rollouts: Rollouts, base: Tensor | None, stage: str) -> Modulation:
+        """The method's weights of this step. Those that are not finite become 1, and are counted: a run of days should
+        not end by one group."""
+        modulation = modulate(
+            self.method.seeded(self.args.seed + self.state.global_step),  # TRL's own count starts anew in a resumed run
+            rollouts,
+            base,
+            equalize_mean=self.args.equalize_mean,
+            scale_rewards=self.scale_rewards,
+            stages=(stage,),
+        )
         broken = ~modulation.weight.isfinite()
         self._metrics["train"]["gcpo/replaced_weights"].append(broken.sum().item())
         return modulation._replace(weight=torch.where(broken, 1.0, modulation.weight))
@@ -163,8 +174,7 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
         for name, values in columns.items():
             if values.ndim == 3 and mask is not None:
                 tokens = mask.bool()
-                values = torch.where(tokens, values, 0).sum(-1) / tokens.sum(-1).clamp(min=1)
-                values = values.where(tokens.any(-1), columns[name][..., 0])
+                values = mean(values, tokens).squeeze(-1).where(tokens.any(-1), values[..., 0])
             flat[name] = expand(values, 2).expand(shape).flatten()
             self._metrics["train"][f"gcpo/{name}"].append(flat[name].nanmean().item())
             self._logs["extra"][name].extend(flat[name].tolist())
@@ -174,6 +184,28 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
             self._metrics["train"]["gcpo/weight_min"].append(weight.min().item())
             self._metrics["train"]["gcpo/weight_max"].append(weight.max().item())
         return flat
+
+    def _policy_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities (and entropies, if the method reads them) under the policy that sampled: it has not moved
+        yet. Those that TRL has computed are used."""
+        entropy = "entropies" in self.method.reads
+        if "old_per_token_logps" in output and not entropy:
+            return output["old_per_token_logps"], None
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        images = {key: output[key] for key in output.keys() & _PASS_ARGUMENTS}
+        checkpointing: Any = self.args.gradient_checkpointing_kwargs
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, checkpointing):
+            logps, entropies, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                ids,
+                attention,
+                output["completion_ids"].shape[1],
+                batch_size=self.args.per_device_train_batch_size,
+                compute_entropy=entropy,
+                **images,
+            )
+        return logps, entropies
 
     # --- in the loss, on the rows of this optimiser step ---
 
@@ -202,20 +234,11 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
         old = inputs.get("old_per_token_logps", logps.detach())
         mask = loss_mask(inputs)
         ratios = (logps.detach() - old).float().clamp(-20, 20).exp()
-        everywhere = [self._gathered(rows.float()).unsqueeze(0) for rows in (old, ratios, mask)]
-        rewards, base = (self._gathered(inputs[key]).unsqueeze(0) for key in ("task_rewards", "base_advantages"))
-        rollouts = Rollouts(rewards, logps=everywhere[0], ratios=everywhere[1], mask=everywhere[2])
-        local = self._local(len(logps))
-        modulation = self._finite(
-            modulate(
-                self.method,
-                rollouts,
-                base,
-                seed=self.args.seed + self.state.global_step,  # TRL's own count of steps starts anew in a resumed run
-                equalize_mean=self.args.equalize_mean,
-                stages=("loss",),
-            )
-        )
+        rows = (inputs["task_rewards"], inputs["base_advantages"], old.float(), ratios, mask.float())
+        rewards, base, *tokens = (self.collector.gathered(part).unsqueeze(0) for part in rows)
+        rollouts = Rollouts(rewards, logps=tokens[0], ratios=tokens[1], mask=tokens[2])
+        local = self.collector.local(len(logps))
+        modulation = self._modulate(rollouts, base, stage="loss")
         if any(factor.stage == "loss" for factor in self.method.factors):
             weight = modulation.weight[0, local]
             weight = weight[:, : mask.shape[1]] if weight.ndim == 2 else weight
@@ -229,8 +252,8 @@ class GCPOTrainer(WholeGroups, GRPOTrainer):
                 self._metrics["train"][f"gcpo/loss_weight_{name}"].append(value.item())
         if self.method.penalty is not None:
             paid = self.method.penalty.coefficients(rollouts, base)[0, local, : mask.shape[1]]
-            tokens = everywhere[2].sum().clamp(min=1) / self.accelerator.num_processes
-            penalty = (paid * (logps - old).abs()).sum() / tokens
+            count = rollouts.mask.sum().clamp(min=1) / self.accelerator.num_processes
+            penalty = (paid * (logps - old).abs()).sum() / count
             self._penalty = penalty / self.current_gradient_accumulation_steps
             self._metrics["train"]["gcpo/penalty"].append(self.accelerator.gather(penalty.detach()).mean().item())
 
