@@ -11,7 +11,9 @@ import yaml
 
 from gcpo import paths
 from gcpo.runs.grids import expand, grids
+from gcpo.runs.manifest import RecordError
 from gcpo.runs.params import ParameterError, load_profile, profiles, validate
+from gcpo.runs.plan import Plan
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="make these runs the reference: records, tables, figures, committed notebooks and the README's results",
     )
+    reported.add_argument("--any-code", action="store_true", help="compare runs of different code of this package")
     reported.add_argument("--grid", help="a grid for all of them, instead of each report's own")
     command("world", "make the embedded policy and entailment model")
     return parser
@@ -51,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _COMMANDS[options.command](options)
-    except (ParameterError, FileNotFoundError) as error:
+    except (ParameterError, RecordError, FileNotFoundError) as error:
         print(f"gcpo: {error}", file=sys.stderr)
         return 2
 
@@ -64,8 +67,9 @@ def _run(options: argparse.Namespace) -> int:
     from gcpo.runs.runner import run
 
     params = validate({**load_profile(options.profile), **_given(options.p)}, f"{options.profile} with -p")
-    _make_world([params])
-    done = run(options.kind, params)
+    plan = Plan(options.kind, params)
+    _make_world([plan])
+    done = run(plan)
     print(f"{done.folder}: {done.manifest['status']} {done.manifest.get('exit') or done.manifest.get('results', '')}")
     return 0 if done.finished else 1
 
@@ -73,45 +77,43 @@ def _run(options: argparse.Namespace) -> int:
 def _grid(options: argparse.Namespace) -> int:
     from gcpo.runs.runner import run_grid
 
-    found = [pair for name in options.name for pair in expand(name, options.profile, _given(options.p))]
-    _make_world([params for _, params in found])
-    failed = run_grid(found, options.jobs)
+    plans = [plan for name in options.name for plan in expand(name, options.profile, _given(options.p))]
+    _make_world(plans)
+    failed = run_grid(plans, options.jobs)
     for done in failed:
         print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _make_world(found: list[Any]) -> None:
+def _make_world(plans: list[Plan]) -> None:
     """Make the embedded models once, before runs in parallel would wait for them."""
-    from gcpo.world import TINY, bootstrap
+    from gcpo.world import bootstrap
 
-    if any(TINY in (params.policy, params.entailment) for params in found):
+    if any(plan.embedded for plan in plans):
         bootstrap()
 
 
 def _check(options: argparse.Namespace) -> int:
-    from gcpo.runs import manifest
+    from gcpo.runs.manifest import load
 
     for name in profiles():
         validate(load_profile(name), f"params/{name}.yaml")
     print(f"profiles: {', '.join(profiles())}: good")
     for name in options.name or grids():
-        found = expand(name, options.profile)
-        status = [manifest.load(manifest.folder(*pair)).manifest.get("status", "not run") for pair in found]
+        plans = expand(name, options.profile)
+        status = [load(plan.folder).manifest.get("status", "not run") for plan in plans]
         counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
-        print(f"grid {name} with {options.profile}: {len(found)} runs ({counts})")
+        print(f"grid {name} with {options.profile}: {len(plans)} runs ({counts})")
     return 0
 
 
 def _report(options: argparse.Namespace) -> int:
     from gcpo.reports.site import publish, report
-    from gcpo.reports.tables import write_readme
 
     if options.publish:
         print(f"published {publish(options.profile)} runs to {paths.REFERENCE / options.profile}")
-        write_readme(options.profile)
     else:
-        print(*report(options.profile, options.grid), sep="\n")
+        print(*report(options.profile, options.grid, options.any_code), sep="\n")
     return 0
 
 

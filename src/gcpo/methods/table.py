@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from gcpo.methods.group import (
     BarycentricTransport,
     CosineDispersion,
+    GroupFactor,
     KernelEntropy,
     RewardDispersion,
     RewardVariance,
@@ -99,6 +101,18 @@ class Method:
     def in_loss(self) -> bool:
         """Whether it acts on the ratios of each optimiser step."""
         return self.penalty is not None or any(factor.stage == "loss" for factor in self.factors)
+
+    def constants(self) -> dict[str, Any]:
+        """Everything that decides what it does, in values that JSON can hold."""
+        parts = [{"part": type(part).__name__, **asdict(part)} for part in self.parts]
+        named = {key: getattr(self, key) for key in ("alpha", "base", "trl", "drops_equal", "permuted", "seed")}
+        return json.loads(json.dumps({"parts": parts, **named}), parse_constant=str)  # infinity is a word there
+
+    @property
+    def alpha(self) -> float | None:
+        """alpha_base of its group factors; None without any, and where they differ."""
+        found = {factor.alpha for factor in self.factors if isinstance(factor, GroupFactor)}
+        return found.pop() if len(found) == 1 else None
 
     def seeded(self, seed: int) -> Method:
         """The same method with another seed of what it draws: tokens (``clip_cov``), or whose weight each group gets

@@ -96,13 +96,14 @@ def _finish(axes: Axes, x: str, y: str, hue: str | None) -> Axes:
     return axes
 
 
-def training_curves(metrics: pd.DataFrame) -> Figure:
+def training_curves(metrics: pd.DataFrame, reward_range: tuple[float, float]) -> Figure:
     """Reward per step, and below it the mean weight with its range over groups where the method has weights."""
     weighted = "gcpo/weight" in metrics
     figure, axes = plt.subplots(1 + weighted, 1, sharex=True, squeeze=False, figsize=(6.4, 2.6 + 1.8 * weighted))
     top = axes[0, 0]
     top.plot(metrics["step"], metrics["reward"], color=PALETTE[0])
-    top.set(ylabel="mean reward, 0 to 2", ylim=(0, 2))
+    low, high = reward_range
+    top.set(ylabel=f"mean reward, {low:g} to {high:g}", ylim=(low, high))
     if weighted:
         below = axes[1, 0]
         below.fill_between(

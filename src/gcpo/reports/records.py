@@ -1,88 +1,120 @@
-"""Run records, the reading side: finished runs as a tidy table."""
+"""Run records, the reading side: finished runs as a tidy table, from run folders or from the committed reference.
+
+A reference holds the runs of a profile in few files: ``runs.jsonl``, a manifest per line, and ``eval.parquet``,
+``metrics.parquet`` and ``queries.parquet``, the tables of all runs with the run's id as a column.
+"""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from gcpo import paths
-from gcpo.runs.grids import expand
-from gcpo.runs.manifest import Run, load, run_id
+from gcpo.runs.grids import expand, varied
+from gcpo.runs.manifest import RecordError, Run, check_schema, load
 from gcpo.runs.params import Params
+from gcpo.runs.plan import label
 
-# What a reference keeps of a run: small, and enough for every table and figure.
-PUBLISHED = ("manifest.json", "metrics.csv", "eval.csv", "queries.csv")
-
-
-def label(kind: str, params: Mapping[str, Any]) -> str:
-    """What tables call a run: its method with what is set beside it, "no training", or its kind."""
-    if kind != "train":
-        return kind
-    if not params["max_steps"]:
-        return "no training"
-    settings = {**params.get("method_options", {}), **params["grpo"]}
-    return " ".join([params["method"], *(f"{key}={value}" for key, value in settings.items())])
+TABLES = ("eval", "metrics", "queries")  # what runs leave behind beside their manifests
+OLDEST = 0  # schema of a reference that can still be read: 0 was converted from records without one
 
 
 def runs(profile: str, reference: bool = False, wanted: set[str] | None = None) -> tuple[list[Run], bool]:
     """All runs of a profile, and whether they are those of the committed reference.
 
     The reference is read when asked for, and where no finished run (with an id in ``wanted``, if given) is on disk.
+
+    Raises:
+        RecordError: a record of another version.
     """
-    for root, committed in ((paths.OUTPUTS, False), (paths.REFERENCE, True)):
-        if committed or not reference:
-            found = [load(path.parent) for path in sorted((root / profile / "runs").glob("*/manifest.json"))]
-            if any(run.finished and (wanted is None or run.folder.name in wanted) for run in found):
-                return found, committed
-    return [], reference
+    if not reference:
+        found = [load(path.parent) for path in sorted((paths.OUTPUTS / profile / "runs").glob("*/manifest.json"))]
+        if any(run.finished and (wanted is None or run.folder.name in wanted) for run in found):
+            return found, False
+    found = _committed(paths.REFERENCE / profile)
+    return found, reference or bool(found)
 
 
-def find(profile: str, grid: str | None = None, reference: bool = False) -> pd.DataFrame:
+def _committed(folder: Path) -> list[Run]:
+    path = folder / "runs.jsonl"
+    if not path.exists():
+        return []
+    manifests = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, manifest in enumerate(manifests, start=1):
+        check_schema(manifest, f"{path}, line {number},", oldest=OLDEST)
+    return [Run(folder, manifest) for manifest in manifests]
+
+
+def find(profile: str, grid: str | None = None, reference: bool = False, any_code: bool = False) -> pd.DataFrame:
     """Finished runs of a profile, one line each, or those of a grid; ``reference`` as in :func:`runs`.
 
-    Columns: id, kind, label (as in :func:`label`), every parameter, every figure of the manifest's ``results``,
-    seconds, peak_memory_gb, commit, dirty, folder (a Path) and reference (bool). Empty where nothing has run.
+    Columns: id, kind, label (the method, with what varies among these runs), every parameter and every setting of
+    TRL's config, as resolved (alpha is the alpha that ran), reward_range, every figure of the manifest's ``results``,
+    seconds, peak_memory_gb, code, commit, dirty, schema, folder (a Path) and reference (bool). Empty where nothing has
+    run.
+
+    Raises:
+        RecordError: a record of another version; or, with a grid and unless ``any_code``, runs of different code of
+            this package, which are not to be compared.
     """
-    wanted = _wanted(grid, profile) if grid is not None else None
-    found, committed = runs(profile, reference, wanted)
+    labels = {plan.id: plan.label for plan in expand(grid, profile)} if grid is not None else None
+    found, committed = runs(profile, reference, set(labels) if labels is not None else None)
+    manifests = [(run.folder, run.manifest) for run in found if run.finished]
+    if labels is None:
+        axes = tuple(varied((manifest["kind"], manifest["params"]) for _, manifest in manifests))
+        labels = {m["id"]: label(m["kind"], m["params"], axes) for _, m in manifests}
+    elif not any_code:
+        _one_code(profile, [manifest for _, manifest in manifests if manifest["id"] in labels])
     lines = [
         {
-            **run.manifest["params"],
-            "label": label(run.manifest["kind"], run.manifest["params"]),
-            **run.manifest.get("results", {}),
-            **{key: run.manifest.get(key) for key in ("id", "kind", "seconds", "peak_memory_gb", "commit", "dirty")},
-            "folder": run.folder,
+            **manifest["params"],
+            **(manifest["resolved"]["trainer"] or {}),
+            "alpha": (manifest["resolved"]["method"] or {}).get("alpha"),
+            "reward_range": manifest["resolved"]["task"]["reward_range"],
+            "label": labels[manifest["id"]],
+            **manifest.get("results", {}),
+            **{key: manifest.get(key) for key in ("id", "kind", "seconds", "peak_memory_gb")},
+            **{key: manifest.get(key) for key in ("code", "commit", "dirty", "schema")},
+            "folder": folder,
             "reference": committed,
         }
-        for run in found
-        if run.finished and (wanted is None or run.folder.name in wanted)
+        for folder, manifest in manifests
+        if manifest["id"] in labels
     ]
-    return pd.DataFrame(
-        lines, columns=None if lines else [*Params.model_fields, "id", "kind", "label", "folder", "reference"]
-    )
+    nothing = [*Params.model_fields, "id", "kind", "label", "folder", "reference"]
+    return pd.DataFrame(lines, columns=None if lines else nothing)
 
 
-def _wanted(grid: str, profile: str) -> set[str]:
-    return {run_id(kind, params) for kind, params in expand(grid, profile)}
+def _one_code(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
+    counts = Counter((m.get("code"), (m.get("commit") or "no commit")[:7]) for m in manifests)
+    if len({code for code, _ in counts}) > 1:
+        made = ", ".join(f"{count} at {commit} (code {code})" for (code, commit), count in counts.items())
+        raise RecordError(
+            f"These runs of profile {profile!r} were made by different code of this package: {made}. Run them again "
+            "with one, or ask for any_code=True to compare them all the same."
+        )
 
 
 def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
-    """What a grid asks for and what there is: runs by status, per task and method (or kind), and what to know of them.
+    """What a grid asks for and what there is: runs by status, per task and label, and what to know of them.
 
     ``source`` says "this machine" or "reference"; ``dirty`` counts runs made with uncommitted changes.
     """
-    found, committed = runs(profile, reference, _wanted(grid, profile))
-    by_id = {run.folder.name: run.manifest for run in found}
+    plans = expand(grid, profile)
+    found, committed = runs(profile, reference, {plan.id for plan in plans})
+    by_id = {run.manifest.get("id"): run.manifest for run in found}
     rows = []
-    for kind, params in expand(grid, profile):
-        manifest = by_id.get(run_id(kind, params), {})
+    for plan in plans:
+        manifest = by_id.get(plan.id, {})
         rows.append(
             {
-                "task": params.task,
-                "run": label(kind, params.model_dump()),
+                "task": plan.params.task,
+                "run": plan.label,
                 "wanted": 1,
                 "finished": manifest.get("status") == "finished",
                 "failed": manifest.get("status") == "failed",
@@ -97,25 +129,59 @@ def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
 
 
 def gather(table: pd.DataFrame, name: str, keys: list[str]) -> pd.DataFrame:
-    """One of the runs' CSV files, of all runs of a table from :func:`find`, with the run's ``keys`` as columns."""
+    """One of :data:`TABLES` of all runs of a table from :func:`find`, with the run's ``keys`` as columns.
+
+    Raises:
+        FileNotFoundError: a run has no such table.
+    """
+    committed: dict[Path, dict[str, pd.DataFrame]] = {}
     parts = []
     for _, run in table.iterrows():
-        part = pd.read_csv(run["folder"] / name)
+        folder = run["folder"]
+        if run["reference"]:
+            if folder not in committed:
+                whole = pd.read_parquet(folder / f"{name}.parquet")
+                committed[folder] = {str(id_): part.drop(columns="run") for id_, part in whole.groupby("run")}
+            part = committed[folder].get(run["id"])
+            part = None if part is None else part.dropna(axis="columns", how="all")  # columns that other runs have
+        else:
+            path = folder / f"{name}.csv"
+            part = pd.read_csv(path) if path.exists() else None
+        if part is None:
+            raise FileNotFoundError(f"run {run['id']} has no table {name!r}")
         parts.append(part.assign(**{key: run[key] for key in keys}))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def publish(profile: str) -> int:
-    """Copy the small files of every finished run to the reference; returns how many runs."""
+    """Make the finished runs of this machine the reference of a profile; returns how many runs.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
     found, committed = runs(profile)
-    if committed or not found:
-        raise FileNotFoundError(f"No finished runs of profile {profile!r} in {paths.OUTPUTS}; run a grid first.")
-    target = paths.REFERENCE / profile / "runs"
-    shutil.rmtree(target, ignore_errors=True)
     finished = [run for run in found if run.finished]
-    for run in finished:
-        (target / run.folder.name).mkdir(parents=True)
-        for name in PUBLISHED:
-            if (run.folder / name).exists():
-                shutil.copy(run.folder / name, target / run.folder.name / name)
+    if committed or not finished:
+        raise FileNotFoundError(f"No finished runs of profile {profile!r} in {paths.OUTPUTS}; run a grid first.")
+    write_reference(paths.REFERENCE / profile, finished)
     return len(finished)
+
+
+def write_reference(folder: Path, finished: list[Run]) -> None:
+    """Write runs in the form of a reference, each file in one step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in TABLES:
+        parts = [
+            pd.read_csv(path).assign(run=run.manifest["id"])
+            for run in finished
+            if (path := run.folder / f"{name}.csv").exists()
+        ]
+        path = folder / f"{name}.parquet"
+        if parts:
+            pd.concat(parts, ignore_index=True).to_parquet(path.with_suffix(".draft"), index=False)
+            path.with_suffix(".draft").replace(path)
+        else:
+            path.unlink(missing_ok=True)
+    lines = "".join(json.dumps(run.manifest, sort_keys=True) + "\n" for run in finished)
+    (folder / "runs.draft").write_text(lines)
+    (folder / "runs.draft").replace(folder / "runs.jsonl")

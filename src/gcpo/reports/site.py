@@ -8,6 +8,7 @@ import nbformat
 
 from gcpo import paths
 from gcpo.reports import records
+from gcpo.reports.tables import write_readme
 from gcpo.runs.runner import execute
 
 
@@ -16,14 +17,14 @@ def reports() -> list[str]:
     return sorted(path.stem for path in paths.NOTEBOOKS.glob("[2-9][0-9]_*.ipynb"))
 
 
-def report(profile: str, grid: str | None = None) -> list[Path]:
+def report(profile: str, grid: str | None = None, any_code: bool = False) -> list[Path]:
     """Execute every report notebook on this machine's runs of a profile, or on the reference where there are none; each
-    notebook has the grid of its table unless ``grid`` names another.
+    notebook has the grid of its table unless ``grid`` names another. ``any_code`` compares runs of different code.
 
     Tables and figures go to ``outputs/<profile>/reports``, beside the executed copies, which are returned.
     """
     folder = paths.OUTPUTS / profile / "reports"
-    chosen = {"grid": grid} if grid else {}
+    chosen = {"any_code": any_code, **({"grid": grid} if grid else {})}
     made = [folder / f"{name}.ipynb" for name in reports()]
     for output in made:
         execute(output.stem, output, {"profile": profile, "reference": False, "write_to": str(folder), **chosen})
@@ -31,17 +32,21 @@ def report(profile: str, grid: str | None = None) -> list[Path]:
 
 
 def publish(profile: str) -> int:
-    """Make this machine's runs of a profile the reference, with its tables and figures, and execute the committed
-    report notebooks again; returns how many runs."""
+    """Make this machine's runs of a profile the reference, and rebuild what is made from it; returns how many runs."""
     count = records.publish(profile)
+    rebuild(profile)
+    return count
+
+
+def rebuild(profile: str) -> None:
+    """Make the reference's tables, figures and committed report notebooks, and the README's results, again."""
+    folder = paths.REFERENCE / profile
     for name in reports():
-        path = paths.NOTEBOOKS / f"{name}.ipynb"
-        folder = paths.REFERENCE / profile
         execute(name, folder / "draft.ipynb", {"profile": profile, "reference": True, "write_to": str(folder)})
         (folder / "draft.ipynb").unlink()
-        execute(name, path, {})
-        clean(path)
-    return count
+        execute(name, paths.NOTEBOOKS / f"{name}.ipynb", {})
+        clean(paths.NOTEBOOKS / f"{name}.ipynb")
+    write_readme(profile)
 
 
 def clean(path: Path) -> None:

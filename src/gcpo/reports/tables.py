@@ -53,35 +53,14 @@ def _words(messages: Any) -> str:
 
 
 def write_table(table: pd.DataFrame, folder: Path, name: str) -> None:
-    """Write a table as CSV, Markdown and LaTeX."""
+    """Write a table as CSV (6 significant digits); Markdown and LaTeX are pandas' own, made from it when wanted."""
     folder.mkdir(parents=True, exist_ok=True)
     table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-    (folder / f"{name}.md").write_text(markdown(table))
-    body = [" & ".join(row) + r" \\" for row in _cells(table)]
-    head = " & ".join(map(str, table.columns)) + r" \\"
-    lines = [
-        rf"\begin{{tabular}}{{{'l' * table.shape[1]}}}",
-        r"\hline",
-        head,
-        r"\hline",
-        *body,
-        r"\hline",
-        r"\end{tabular}",
-    ]
-    (folder / f"{name}.tex").write_text(
-        "\n".join(line.replace("%", r"\%").replace("_", r"\_") for line in lines) + "\n"
-    )
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table in Markdown; missing values are empty."""
-    rows = [table.columns.map(str).tolist(), ["---"] * table.shape[1], *_cells(table)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def _cells(table: pd.DataFrame) -> list[list[str]]:
-    rows = table.astype(object).to_numpy().tolist()
-    return [["" if value is None or value != value else str(value) for value in row] for row in rows]
+    """A table in Markdown, its cells as they are."""
+    return table.astype(str).to_markdown(index=False, disable_numparse=True) + "\n"
 
 
 def methods_table(group_size: int = 16) -> pd.DataFrame:
@@ -108,9 +87,9 @@ def write_readme(profile: str) -> None:
     of a profile."""
     results = []
     for name, caption in RESULTS.items():
-        path = paths.REFERENCE / profile / f"{name}.md"
+        path = paths.REFERENCE / profile / f"{name}.csv"
         if path.exists():
-            results.append(f"{caption}\n\n{path.read_text()}")
+            results.append(f"{caption}\n\n{markdown(pd.read_csv(path, dtype=str, keep_default_na=False))}")
     readme = paths.ROOT / "README.md"
     text = readme.read_text()
     text = _between(text, START, END, results)

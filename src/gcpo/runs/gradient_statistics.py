@@ -14,30 +14,31 @@ from torch import Tensor
 from gcpo import measures, world
 from gcpo.gradients import gradient_variance
 from gcpo.methods import base_advantages
-from gcpo.runs import manifest
+from gcpo.runs.manifest import Run, load, record
 from gcpo.runs.params import Params
+from gcpo.runs.plan import Plan
 from gcpo.runs.train import models, quiet
 from gcpo.semantics import Embedder, Entailment, from_texts
-from gcpo.tasks import get_task
 from gcpo.tasks.evaluation import generate, load_policy, texts
 
 CHUNK = 10  # queries between two writes: what a kill can lose
 
 
-def gradient_statistics(params: Params) -> manifest.Run:
+def gradient_statistics(params: Params) -> Run:
     """Sample G answers to each held-out query and write ``queries.csv``; a finished run is returned as it is.
 
     Columns, one line per query: V (Eq. 20, over ``gradient_parameters``), mean_squared_norm (of the group's mean
-    gradient), the measures of :data:`MEASURES`, success_rate (mean of the task's first metric), zero_variance (of
-    rewards), mean_tokens, answered. Chunks of queries are seeded by themselves, so that a run that was killed goes on
-    to the same result.
+    gradient), the measures of :data:`gcpo.reports.alignment.MEASURES`, success_rate (mean of the task's first metric),
+    zero_variance (of rewards), mean_tokens, answered. Chunks of queries are seeded by themselves, so that a run that
+    was killed goes on to the same result.
     """
-    run = manifest.load(manifest.folder("gradients", params))
+    plan = Plan("gradients", params)
+    run = load(plan.folder)
     if run.finished:
         return run
-    with manifest.record("gradients", params) as run:
+    with record(plan) as run:
         quiet()
-        split = get_task(params.task).load(params.eval_split, limit=params.eval_limit, revision=params.data_revision)
+        split = plan.task.load(params.eval_split, limit=params.eval_limit, revision=params.data_revision)
         run.manifest["data"] = {"eval": split.source}
         model, tokens = load_policy(
             world.resolve(params.policy, "policy"), revision=params.policy_revision, dtype=params.dtype
@@ -52,7 +53,7 @@ def gradient_statistics(params: Params) -> manifest.Run:
             path = parts / f"{first:06d}.csv"
             if not path.exists():
                 transformers.set_seed(params.seed * 1_000_003 + first)
-                lines = _chunk(params, model, tokens, embedder, entailment, split.rows[first : first + CHUNK])
+                lines = _chunk(plan, model, tokens, embedder, entailment, split.rows[first : first + CHUNK])
                 _write(path, lines)
                 run.progress(min(first + CHUNK, len(split.rows)), len(split.rows), "queries")
         queries = pd.concat([pd.read_csv(path) for path in sorted(parts.glob("*.csv"))], ignore_index=True)
@@ -73,9 +74,9 @@ def _write(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def _chunk(
-    params: Params, model: Any, tokens: Any, embedder: Embedder, entailment: Entailment, rows: Any
+    plan: Plan, model: Any, tokens: Any, embedder: Embedder, entailment: Entailment, rows: Any
 ) -> list[dict[str, Any]]:
-    task, size = get_task(params.task), params.group_size
+    params, task, size = plan.params, plan.task, plan.params.group_size
     ids, attention, completion = generate(
         model,
         tokens,
@@ -90,7 +91,7 @@ def _chunk(
     scores = [
         [task.score(answer, row.references) for answer in group] for group, row in zip(answers, rows, strict=True)
     ]
-    rewards = torch.tensor([[2.0 * s[task.reward_metric] for s in group] for group in scores])
+    rewards = torch.tensor([[task.reward_of(score) for score in group] for group in scores])
     advantages = base_advantages(rewards)
     logps, entropies, mask = _token_statistics(model, ids, attention, completion, params.temperature)
     lengths = mask.sum(-1)
@@ -102,7 +103,7 @@ def _chunk(
         embedder=embedder,
         entailment=entailment,
         threshold=params.entailment_threshold,
-        reward_range=params.reward_range,
+        reward_range=task.reward_range,
     )
     per_response = ((logps * mask).sum(-1) / lengths.clamp(min=1)).view(len(rows), size)
     columns = {
@@ -115,7 +116,7 @@ def _chunk(
         "kle": measures.kernel_language_entropy(rollouts.nli),
         "predictive_entropy": measures.predictive_entropy(per_response),
         "self_consistency": measures.self_consistency(rollouts.clusters),
-        "rd": measures.reward_dispersion(rewards, params.reward_range),
+        "rd": measures.reward_dispersion(rewards, task.reward_range),
     }
     lines = []
     for i, row in enumerate(rows):

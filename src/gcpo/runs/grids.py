@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from gcpo import paths
 from gcpo.errors import nearest
-from gcpo.runs.manifest import KINDS
 from gcpo.runs.params import ParameterError, Params, load_profile, validate
+from gcpo.runs.plan import KINDS, Plan
 
 
 def grids() -> list[str]:
@@ -18,11 +20,12 @@ def grids() -> list[str]:
     return sorted(path.stem for path in (paths.PARAMS / "grids").glob("*.yaml"))
 
 
-def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> list[tuple[str, Params]]:
-    """Every run of a grid as (kind, parameters), checked: the profile's values, the grid's, then ``overrides``.
+def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> list[Plan]:
+    """Every run of a grid, checked: the profile's values, the grid's, then ``overrides``.
 
     A grid is a list of blocks; a block names a ``kind`` ("train" or "gradients") and gives lists of values for any
-    parameters, and every combination is a run.
+    parameters, and every combination is a run. A plan's ``varied`` are the parameters that its block lists and that
+    differ within the grid, beside task, method and seed.
 
     Raises:
         ParameterError: no such grid, a block without a kind, or a bad parameter.
@@ -31,7 +34,7 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
     if not path.is_file():
         raise ParameterError(f"Unknown grid {grid!r}.{nearest(grid, grids())}")
     base = load_profile(profile)
-    found: dict[tuple[str, str], tuple[str, Params]] = {}
+    listed: dict[str, tuple[Plan, set[str]]] = {}
     for block in yaml.safe_load(path.read_text()) or []:
         kind, axes = block.get("kind"), {key: value for key, value in block.items() if key != "kind"}
         if kind not in KINDS:
@@ -40,6 +43,20 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
             raise ParameterError(f"{path}: {bad[0]} must be a list of values.")
         for values in itertools.product(*axes.values()):
             chosen = {**base, **dict(zip(axes, values, strict=True)), **(overrides or {})}
-            params = validate(chosen, f"run of {path.name} with {profile}.yaml")
-            found[kind, params.digest()] = (kind, params)
-    return list(found.values())
+            plan = Plan(kind, validate(chosen, f"run of {path.name} with {profile}.yaml"))
+            listed[plan.id] = plan, set(axes)
+    differing = varied((plan.kind, plan.params.model_dump()) for plan, _ in listed.values())
+    return [replace(plan, varied=tuple(key for key in differing if key in axes)) for plan, axes in listed.values()]
+
+
+def varied(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """The parameters in which runs of one kind and task differ, beside method, seed and profile; runs without training
+    are like no other and do not count."""
+    seen: dict[tuple[str, str, str], set[str]] = {}
+    for kind, params in runs:
+        if kind == "train" and not params["max_steps"]:
+            continue
+        for key in params.keys() - {"task", "method", "seed", "profile"}:
+            seen.setdefault((key, kind, params["task"]), set()).add(repr(params[key]))
+    differing = {key for (key, _, _), values in seen.items() if len(values) > 1}
+    return [key for key in Params.model_fields if key in differing]

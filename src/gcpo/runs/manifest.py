@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -21,9 +23,8 @@ import pandas as pd
 import torch
 
 from gcpo import paths
-from gcpo.runs.params import Params
+from gcpo.runs.plan import SCHEMA, Plan
 
-KINDS = {"train": "10_train", "gradients": "11_gradient_statistics"}  # kind of run -> its notebook
 PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl".split()
 
 
@@ -56,40 +57,51 @@ class Run:
         draft.replace(self.folder / name)
 
 
-def run_id(kind: str, params: Params) -> str:
-    """task-method-seed-hash for training, task-gradients-seed-hash for gradient statistics; "a+b" for a product."""
-    name = params.method.replace("*", "+") if kind == "train" else kind
-    return f"{params.task}-{name}-{params.seed}-{params.digest()}"
-
-
-def folder(kind: str, params: Params) -> Path:
-    """The folder of a run."""
-    return paths.OUTPUTS / params.profile / "runs" / run_id(kind, params)
+class RecordError(ValueError):
+    """A record that this version cannot read, or must not put beside others; the message says what to do."""
 
 
 def load(path: Path) -> Run:
-    """A run from its folder; an unreadable or missing manifest gives an empty one."""
+    """A run from its folder; an unreadable or missing manifest gives an empty one.
+
+    Raises:
+        RecordError: it was written by an older or a newer version.
+    """
     try:
-        return Run(path, json.loads((path / "manifest.json").read_text()))
+        run = Run(path, json.loads((path / "manifest.json").read_text()))
     except (OSError, json.JSONDecodeError):
         return Run(path)
+    check_schema(run.manifest, str(path))
+    return run
+
+
+def check_schema(manifest: dict[str, Any], where: str, oldest: int = SCHEMA) -> None:
+    """Refuse what was written by another version; raises :class:`RecordError` that says which."""
+    schema = manifest.get("schema")
+    if schema is None or schema < oldest:
+        raise RecordError(
+            f"{where} was made by an older version of gcpo, and its name does not say what ran: move it away and run "
+            "it again."
+        )
+    if schema > SCHEMA:
+        raise RecordError(
+            f"{where} was made by a newer version of gcpo (schema {schema}; this one reads up to {SCHEMA}): update it."
+        )
 
 
 @contextlib.contextmanager
-def record(kind: str, params: Params) -> Iterator[Run]:
+def record(plan: Plan) -> Iterator[Run]:
     """Open a run: its manifest says running now, and finished or failed (and why) at the end.
 
     Seconds add up over attempts; one that was killed could not write its own.
     """
-    run = load(folder(kind, params))
+    run = load(plan.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
     before = run.manifest.get("seconds", 0.0)
     start = time.monotonic()
     run.manifest = {
-        "id": run.folder.name,
-        "kind": kind,
+        **describe(plan),
         "status": "running",
-        "params": params.model_dump(),
         "started": run.manifest.get("started") or _now(),
         "attempts": run.manifest.get("attempts", 0) + 1,
         "seconds": before,
@@ -113,6 +125,12 @@ def record(kind: str, params: Params) -> Iterator[Run]:
         run.write()
 
 
+def describe(plan: Plan) -> dict[str, Any]:
+    """What a manifest says of its plan: the parameters as given, and every value as resolved."""
+    given = plan.params.model_dump(mode="json")
+    return {"schema": SCHEMA, "id": plan.id, "kind": plan.kind, "params": given, "resolved": plan.values}
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -123,13 +141,14 @@ def _peak_memory() -> float:
 
 
 def environment() -> dict[str, Any]:
-    """Commit, package versions and hardware, as a manifest keeps them."""
+    """Code, package versions and hardware, as a manifest keeps them."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
+        "code": code_hash(Path(__file__).parents[1]),
         "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "packages": versions,
@@ -140,6 +159,17 @@ def environment() -> dict[str, Any]:
             "gpus": gpus,
         },
     }
+
+
+@functools.cache
+def code_hash(package: Path) -> str:
+    """A hash of the package's files that can take part in a run: all but the reports, which only read."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package).as_posix()
+        if not name.startswith("reports/"):
+            digest.update(f"{name}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _git(*arguments: str) -> str | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -65,7 +63,6 @@ class Params(BaseModel):
 
     alpha: Number | None = Field(None, description="alpha_base; the method's own if null (GCPO App. E.3: 0.6)")
     equalize_mean: bool = Field(False, description="divide weights by their mean over the batch")
-    reward_range: tuple[float, float] = Field((0.0, 2.0), description="normalises RD (GCPO Table 5)")
     group_size: Positive = Field(4, description="G, responses per prompt")
     prompts_per_step: Positive = Field(2, description="prompts per optimiser step")
     max_steps: Count = Field(4, description="optimiser steps; 0 evaluates the starting policy")
@@ -138,19 +135,9 @@ class Params(BaseModel):
             raise ValueError("group_size: G = 1 leaves nothing to compare; training needs at least 2")
         if self.temperature == 0:
             raise ValueError("temperature: 0 samples the same answer G times; use a value above 0")
-        if not self.reward_range[0] < self.reward_range[1]:
-            raise ValueError(f"reward_range: must be [low, high] with low < high, got {list(self.reward_range)}")
         if get_method(self.method, **self.method_options).permuted and self.prompts_per_step < 2:
             raise ValueError(f"prompts_per_step: {self.method} permutes weights across groups and needs at least 2")
         return self
-
-    def digest(self) -> str:
-        """Six hexadecimal digits of a hash of the profile's values, without its name.
-
-        Values equal to their defaults are left out, so that a parameter added later renames no earlier run.
-        """
-        text = json.dumps(self.model_dump(exclude={"profile"}, exclude_defaults=True), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 # Fields of GRPOConfig that parameters of ours decide.
@@ -167,6 +154,8 @@ _OWN = {
     "output_dir": "profile",
 }
 
+_REMOVED = {"reward_range": "the task owns it (Task.reward_range): remove it here"}
+
 
 def validate(values: Mapping[str, Any], source: str = "parameters") -> Params:
     """Check values and fill in defaults.
@@ -182,7 +171,7 @@ def validate(values: Mapping[str, Any], source: str = "parameters") -> Params:
             key = ".".join(map(str, detail["loc"]))
             message = detail["msg"].removeprefix("Value error, ")
             if detail["type"] == "extra_forbidden":
-                message = f"unknown parameter.{nearest(key, Params.model_fields)}"
+                message = _REMOVED.get(key) or f"unknown parameter.{nearest(key, Params.model_fields)}"
             elif key and "input" in detail and not isinstance(detail["input"], Mapping):
                 message += f" (got {detail['input']!r})"
             problems.append(f"  {key + ': ' if key else ''}{message}")

@@ -19,8 +19,9 @@ from jupyter_client.manager import AsyncKernelManager
 from tqdm import tqdm
 
 from gcpo import paths
-from gcpo.runs import manifest
-from gcpo.runs.params import ParameterError, Params
+from gcpo.runs.manifest import Run, describe, load
+from gcpo.runs.params import ParameterError
+from gcpo.runs.plan import KINDS, Plan
 
 
 class IPCKernelManager(AsyncKernelManager):
@@ -57,41 +58,41 @@ def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: in
     )
 
 
-def run(kind: str, params: Params, threads: int | None = None) -> manifest.Run:
+def run(plan: Plan, threads: int | None = None) -> Run:
     """One run in a kernel of its own; its folder gets params.yaml and notebook.ipynb. A finished run is returned as is.
 
     A failure is in the returned run's manifest, not raised.
     """
-    folder = manifest.folder(kind, params)
-    if not manifest.load(folder).finished:
+    folder = plan.folder
+    if not load(folder).finished:
         folder.mkdir(parents=True, exist_ok=True)
-        values = params.model_dump(mode="json")
+        values = plan.params.model_dump(mode="json")
         (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
         try:
-            execute(manifest.KINDS[kind], folder / "notebook.ipynb", values, threads)
+            execute(KINDS[plan.kind], folder / "notebook.ipynb", values, threads)
         except Exception as error:
-            done = manifest.load(folder)
+            done = load(folder)
             if done.manifest.get("status") != "failed":  # it died before or outside the run's own record
                 reason = f"{type(error).__name__}: {error}".strip()
-                done.manifest |= {"id": folder.name, "kind": kind, "status": "failed", "params": values, "exit": reason}
+                done.manifest |= {**describe(plan), "status": "failed", "exit": reason}
                 done.write()
-    return manifest.load(folder)
+    return load(folder)
 
 
-def run_grid(found: Sequence[tuple[str, Params]], jobs: int) -> list[manifest.Run]:
+def run_grid(plans: Sequence[Plan], jobs: int) -> list[Run]:
     """All runs, ``jobs`` at a time with the cores shared out; a failed run does not stop the others.
 
     Returns the runs that did not finish.
     """
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    start, failed, total = time.monotonic(), [], len(found)
+    start, failed, total = time.monotonic(), [], len(plans)
     with (
         ProcessPoolExecutor(max_workers=jobs) as pool,
         tqdm(total=total, unit="run", disable=not sys.stderr.isatty()) as bar,
     ):
-        folders = {pool.submit(run, kind, params, threads): manifest.folder(kind, params) for kind, params in found}
+        folders = {pool.submit(run, plan, threads): plan.folder for plan in plans}
         waiting = set(folders)
-        before = sum(manifest.load(folder).finished for folder in folders.values())  # cost no time, and tell none
+        before = sum(load(folder).finished for folder in folders.values())  # cost no time, and tell none
         while waiting:
             ended, waiting = wait(waiting, timeout=2, return_when=FIRST_COMPLETED)
             count = total - len(waiting)
@@ -100,7 +101,7 @@ def run_grid(found: Sequence[tuple[str, Params]], jobs: int) -> list[manifest.Ru
                 try:
                     done = future.result()
                 except Exception:
-                    done = manifest.Run(folder, {"id": folder.name, "exit": traceback.format_exc(limit=1)})
+                    done = Run(folder, {"id": folder.name, "exit": traceback.format_exc(limit=1)})
                 if not done.finished:
                     failed.append(done)
                 bar.update()
@@ -120,7 +121,7 @@ def _progress(folder: Path) -> str:
     return f"{folder.name} starting"
 
 
-def _outcome(done: manifest.Run) -> str:
+def _outcome(done: Run) -> str:
     if not done.finished:
         return f"FAILED ({done.manifest.get('exit')})"
     results = done.manifest.get("results", {})

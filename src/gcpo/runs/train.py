@@ -14,10 +14,9 @@ import transformers
 from datasets import Dataset
 
 from gcpo import world
-from gcpo.methods import get_method
-from gcpo.runs import manifest
+from gcpo.runs.manifest import Run, load, record
 from gcpo.runs.params import Params
-from gcpo.tasks import get_task
+from gcpo.runs.plan import Plan
 from gcpo.tasks.base import Row, Task
 from gcpo.tasks.evaluation import evaluate, load_policy
 from gcpo.trainer import GCPOConfig, GCPOTrainer
@@ -25,8 +24,11 @@ from gcpo.trainer import GCPOConfig, GCPOTrainer
 # Of TRL's log, what depends on the clock and not on the run.
 _TIMES = ("step_time", "runtime", "per_second", "total_flos", "epoch", "num_tokens")
 
+# Of TRL's config, where things are and who may write there.
+_PLACES = ("output_dir", "run_name", "hub_token")
 
-def train(params: Params) -> manifest.Run:
+
+def train(params: Params) -> Run:
     """Train and evaluate one run, or return it if it is finished; an interrupted run goes on from its checkpoint.
 
     Writes to the run's folder: ``metrics.csv`` (one line per step), ``eval.csv`` (one line per held-out question and
@@ -36,12 +38,13 @@ def train(params: Params) -> manifest.Run:
     Raises:
         OSError: a model cannot be loaded; the manifest says so.
     """
-    run = manifest.load(manifest.folder("train", params))
+    plan = Plan("train", params)
+    run = load(plan.folder)
     if run.finished:
         return run
-    with manifest.record("train", params) as run:
+    with record(plan) as run:
         quiet()
-        task = get_task(params.task)
+        task = plan.task
         train_rows = task.load(
             params.train_split, limit=params.train_limit, seed=params.seed, revision=params.data_revision
         )
@@ -55,7 +58,9 @@ def train(params: Params) -> manifest.Run:
         run.manifest["models"] = models(params, model)
         run.write()
         if params.max_steps:
-            trainer = build_trainer(params, task, model, tokens, train_rows.rows, run.folder)
+            trainer = build_trainer(plan, model, tokens, train_rows.rows, run.folder)
+            run.manifest["trl"] = {key: value for key, value in trainer.args.to_dict().items() if key not in _PLACES}
+            run.write()
             trainer.add_callback(_Progress(run))
             trainer.train(resume_from_checkpoint=_last_checkpoint(run.folder))
             run.table("metrics.csv", step_metrics(trainer.state.log_history))
@@ -80,21 +85,19 @@ def train(params: Params) -> manifest.Run:
 
 
 def models(params: Params, policy: Any) -> dict[str, Any]:
-    """The models of a run for its manifest, with what pins them: a Hub commit, or the embedded world's hash."""
-    embedded = world.TINY in (params.policy, params.entailment)
+    """The models of a run for its manifest, with what pins those of the Hub."""
     return {
         "policy": params.policy,
         "policy_revision": getattr(policy.config, "_commit_hash", None),
         "embedder": params.embedder,
         "entailment": params.entailment,
-        "world": world.key(world.Settings()) if embedded else None,
     }
 
 
 class _Progress(transformers.TrainerCallback):
     """Writes step and reward where the batch runner shows them."""
 
-    def __init__(self, run: manifest.Run) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
@@ -102,25 +105,16 @@ class _Progress(transformers.TrainerCallback):
             self.run.progress(state.global_step, state.max_steps, f"reward {logs['reward']:.2f}")
 
 
-def build_trainer(
-    params: Params, task: Task, model: Any, tokens: Any, rows: Sequence[Row], folder: Path
-) -> GCPOTrainer:
-    """The GCPOTrainer of a run: everything TRL's defaults would decide otherwise is set here or in the parameters."""
-    settings: dict[str, Any] = {
-        "per_device_train_batch_size": params.group_size * params.prompts_per_step,
-        "gradient_accumulation_steps": 1,
-        "lr_scheduler_type": "constant",
-        "logging_steps": 1,
-        "logging_first_step": True,
+def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], folder: Path) -> GCPOTrainer:
+    """The GCPOTrainer of a run; what decides its result is in ``plan.trainer``, the rest says what is written."""
+    params, task = plan.params, plan.task
+    written: dict[str, Any] = {
         "save_total_limit": 2,
         "report_to": "none",
         "disable_tqdm": True,
         "log_completions": True,
         "num_completions_to_print": 0,
         "dataloader_pin_memory": False,
-        "bf16": params.dtype == "bfloat16",
-        "gradient_checkpointing": False,  # TRL turns it on, which recomputes every forward pass
-        **params.grpo,
     }
     args = GCPOConfig(
         output_dir=str(folder),
@@ -128,20 +122,17 @@ def build_trainer(
         method_options=params.method_options,
         alpha=params.alpha,
         equalize_mean=params.equalize_mean,
-        reward_range=params.reward_range,
+        reward_range=task.reward_range,
         embedding_model=params.embedder,
-        entailment_model=_entailment_name(params, task),
+        # The bootstrap is not needed, and not made, for a method that never reads it.
+        entailment_model=(
+            world.resolve(params.entailment, "entailment")
+            if plan.method.entails(task.full_completion)
+            else params.entailment
+        ),
         entailment_threshold=params.entailment_threshold,
         use_full_completion_for_clustering=task.full_completion,
-        seed=params.seed,
-        max_steps=params.max_steps,
-        num_generations=params.group_size,
-        learning_rate=params.learning_rate,
-        beta=params.beta,
-        temperature=params.temperature,
-        max_completion_length=params.max_completion_length,
-        save_steps=params.save_steps,
-        **settings,
+        **{**written, **plan.trainer},
     )
     dataset = Dataset.from_list(
         [{"prompt": [{"role": "user", "content": row.prompt}], "references": list(row.references)} for row in rows]
@@ -159,14 +150,8 @@ def build_trainer(
     return trainer
 
 
-def _entailment_name(params: Params, task: Task) -> str:
-    # The bootstrap is not needed, and not made, for a method that never reads it.
-    asked = get_method(params.method, **params.method_options).entails(task.full_completion)
-    return world.resolve(params.entailment, "entailment") if asked else params.entailment
-
-
 def task_reward(task: Task) -> Callable[..., list[float]]:
-    """TRL's reward function of a task: 2 x metric, in [0, 2] (GCPO, Table 5)."""
+    """TRL's reward function of a task."""
 
     def reward(completions: list[Any], references: list[list[str]], **_: Any) -> list[float]:
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]

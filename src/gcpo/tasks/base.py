@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gcpo.measures import REWARD_RANGE
 from gcpo.rewards import bleu1, boxed_answer, math_correct, token_f1
 from gcpo.rewards import final_answer as qa_answer
 
@@ -67,7 +68,8 @@ class Task:
     ``metrics`` are the keys of ``score`` in the order of the papers' tables. ``load(split, *, limit, seed=0,
     revision=None, skip_malformed=False)`` gives a ``Split``; ``extract`` the answer of a completion, ``None`` if it has
     none; ``score(answer, references)`` every metric, each in [0, 1]. With ``full_completion`` (mathematics, GCPO
-    App. E.3) it is the whole completion that is embedded and clustered, else the extracted answer.
+    App. E.3) it is the whole completion that is embedded and clustered, else the extracted answer. The reward goes from
+    one end of ``reward_range`` to the other as ``reward_metric`` goes from 0 to 1; nothing else says what it can reach.
     """
 
     name: str
@@ -77,14 +79,21 @@ class Task:
     score: Callable[[str | None, Sequence[str]], dict[str, float]]
     reward_metric: str
     full_completion: bool = False
+    reward_range: tuple[float, float] = REWARD_RANGE
 
     def __post_init__(self) -> None:
         if self.reward_metric not in self.metrics:
             raise ValueError(f"task {self.name!r}: reward_metric {self.reward_metric!r} is not among {self.metrics}")
 
     def reward(self, completion: str, references: Sequence[str]) -> float:
-        """The training reward, 2 x ``reward_metric`` in [0, 2] (GCPO Table 5)."""
-        return 2.0 * self.score(self.extract(completion), references)[self.reward_metric]
+        """The training reward of a completion."""
+        return self.reward_of(self.score(self.extract(completion), references))
+
+    def reward_of(self, scores: Mapping[str, float]) -> float:
+        """The training reward for scores: ``reward_metric`` stretched to ``reward_range``, 2 x F1 or 2 x accuracy in
+        GCPO (Table 5)."""
+        low, high = self.reward_range
+        return low + (high - low) * scores[self.reward_metric]
 
 
 def qa_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:

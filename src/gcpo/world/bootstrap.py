@@ -50,8 +50,10 @@ def resolve(name: str, kind: str) -> str:
     return str(getattr(bootstrap(), kind)) if name == TINY else name
 
 
-def key(settings: Settings) -> str:
+@functools.cache
+def key(settings: Settings | None = None) -> str:
     """The hash that names a world: of its settings and of a sample of what the generators draw."""
+    settings = settings or Settings()
     rng = random.Random(0)
     drawn = [conversations(rng, settings, clean) for clean in (True, False) for _ in range(4)]
     pairs = [entailment_pair(rng) for _ in range(100)]

@@ -1,0 +1,159 @@
+"""What a run is: its parameters with every value resolved, and the id that names them all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gcpo import paths, world
+from gcpo.methods import Method, get_method
+from gcpo.runs.params import Params
+from gcpo.tasks import get_task
+from gcpo.tasks.base import Task
+
+SCHEMA = 1  # of records; raised when a record no longer means what it did
+KINDS = {"train": "10_train", "gradients": "11_gradient_statistics"}  # kind of run -> its notebook
+
+# Settings of TRL's config that decide a result and are no parameters of ours: pinned, so that another default in TRL
+# changes no run unseen. All but the first five are TRL's own defaults; `grpo` in parameter files overrides any of them.
+TRAINER: dict[str, Any] = {
+    "lr_scheduler_type": "constant",
+    "gradient_accumulation_steps": 1,
+    "gradient_checkpointing": False,  # TRL turns it on, which recomputes every forward pass
+    "logging_steps": 1,
+    "logging_first_step": True,
+    "optim": "adamw_torch_fused",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "warmup_steps": 0,
+    "label_smoothing_factor": 0.0,
+    "num_iterations": 1,
+    "epsilon": 0.2,
+    "delta": None,
+    "importance_sampling_level": "token",
+    "multi_objective_aggregation": "sum_then_normalize",
+    "mask_truncated_completions": False,
+    "off_policy_mask_threshold": None,
+    "top_entropy_quantile": 1.0,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "use_bias_correction_kl": True,
+    "disable_dropout": False,
+    "cast_lm_head_to_fp32": False,
+    "shuffle_dataset": True,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": None,
+    "repetition_penalty": 1.0,
+}
+
+# What only training reads: of no meaning to gradient statistics.
+TRAINING = frozenset(
+    "method equalize_mean lora_rank prompts_per_step max_steps learning_rate beta save_steps train_split train_limit "
+    "eval_samples".split()
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before it is made: its kind and parameters, and what follows from them.
+
+    Attributes:
+        kind: a key of :data:`KINDS`.
+        params: the parameters.
+        varied: the parameters that its grid varies beside task, method and seed; they are part of its label.
+    """
+
+    kind: str
+    params: Params
+    varied: tuple[str, ...] = ()
+
+    @cached_property
+    def task(self) -> Task:
+        """The task."""
+        return get_task(self.params.task)
+
+    @cached_property
+    def method(self) -> Method:
+        """The method with its constants, alpha and seed bound."""
+        params = self.params
+        return get_method(params.method, alpha=params.alpha, seed=params.seed, **params.method_options)
+
+    @property
+    def trainer(self) -> dict[str, Any]:
+        """The settings of TRL's config that decide the run."""
+        params = self.params
+        return {
+            **TRAINER,
+            "seed": params.seed,
+            "max_steps": params.max_steps,
+            "num_generations": params.group_size,
+            "per_device_train_batch_size": params.group_size * params.prompts_per_step,
+            "learning_rate": params.learning_rate,
+            "beta": params.beta,
+            "temperature": params.temperature,
+            "max_completion_length": params.max_completion_length,
+            "save_steps": params.save_steps,
+            "bf16": params.dtype == "bfloat16",
+            **params.grpo,
+        }
+
+    @property
+    def embedded(self) -> bool:
+        """Whether it needs the embedded world's models."""
+        return world.TINY in (self.params.policy, self.params.entailment)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Every value that decides the result, resolved: what the id is a hash of."""
+        named = {"profile", "alpha", "method_options", "grpo"}  # a folder's name, and what is resolved below
+        task, training = self.task, self.kind == "train"
+        return {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "params": self.params.model_dump(mode="json", exclude=named if training else named | TRAINING),
+            "method": self.method.constants() if training else None,
+            "trainer": self.trainer if training else None,
+            "task": {
+                "reward_range": list(task.reward_range),
+                "reward_metric": task.reward_metric,
+                "full_completion": task.full_completion,
+            },
+            "world": world.key() if self.embedded else None,
+        }
+
+    @cached_property
+    def id(self) -> str:
+        """task-method-seed-hash for training, task-gradients-seed-hash for gradient statistics; "a+b" for a product."""
+        name = self.params.method.replace("*", "+") if self.kind == "train" else self.kind
+        digest = hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()[:8]
+        return f"{self.params.task}-{name}-{self.params.seed}-{digest}"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is recorded."""
+        return paths.OUTPUTS / self.params.profile / "runs" / self.id
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return label(self.kind, self.params.model_dump(), self.varied)
+
+
+def label(kind: str, params: dict[str, Any], varied: tuple[str, ...] = ()) -> str:
+    """What tables call a run: its kind, "no training", or its method with what its grid varies."""
+    if kind == "train" and not params["max_steps"]:
+        name, shown = "no training", [key for key in varied if key != "max_steps"]
+    else:
+        name, shown = params["method"] if kind == "train" else kind, list(varied)
+    settings: dict[str, Any] = {}
+    for key in shown:
+        settings |= params[key] if isinstance(params[key], dict) else {key: params[key]}
+    return " ".join([name, *(f"{key}={value}" for key, value in settings.items())])
