@@ -1,8 +1,10 @@
-"""Run records and grids: atomic manifests, runs found again, the committed reference, and ids that tell runs apart."""
+"""Run records and grids: atomic manifests, runs found again, and the committed reference."""
 
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import types
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from gcpo import paths, records
 from gcpo.runs import manifest
 from gcpo.runs.grids import expand
 from gcpo.runs.params import ParameterError, Params, validate
+from gcpo.runs.plan import SCHEMA, Plan
 
 TINY = {"profile": "p", "task": "tinyqa"}
 ENVIRONMENT = manifest.environment
@@ -25,7 +28,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Outputs, reference, profiles and grids of the test's own; what a manifest says of the machine is left out."""
     for name in ("OUTPUTS", "REFERENCE", "PARAMS"):
         monkeypatch.setattr(paths, name, tmp_path / name.lower())
-    monkeypatch.setattr(manifest, "environment", lambda: {"commit": "c0ffee", "dirty": False})
+    monkeypatch.setattr(manifest, "environment", lambda: {"code": "c0de", "commit": "c0ffee", "dirty": False})
     (tmp_path / "params" / "grids").mkdir(parents=True)
     write_profile("p", {})
     return tmp_path
@@ -39,14 +42,18 @@ def write_grid(name: str, blocks: Any) -> None:
     (paths.PARAMS / "grids" / f"{name}.yaml").write_text(yaml.safe_dump(blocks))
 
 
+def planned(kind: str = "train", **values: Any) -> Plan:
+    return Plan(kind, validate({**TINY, **values}))
+
+
 def finished(kind: str = "train", results: dict[str, float] | None = None, **values: Any) -> manifest.Run:
-    with manifest.record(kind, validate({**TINY, **values})) as run:
+    with manifest.record(planned(kind, **values)) as run:
         run.manifest["results"] = results or {"greedy_f1": 0.5}
     return run
 
 
 def failed(**values: Any) -> manifest.Run:
-    with pytest.raises(RuntimeError), manifest.record("train", validate({**TINY, **values})) as run:
+    with pytest.raises(RuntimeError), manifest.record(planned(**values)) as run:
         raise RuntimeError("out of luck")
     return run
 
@@ -55,90 +62,12 @@ def on_disk(run: manifest.Run) -> dict[str, Any]:
     return json.loads((run.folder / "manifest.json").read_text())
 
 
-# --- ids ------------------------------------------------------------------------------------------------------------
-
-# Another value of every parameter.
-OTHER: dict[str, Any] = {
-    "task": "tinymath",
-    "method": "grpo",
-    "method_options": {"form": "linear"},
-    "seed": 1,
-    "policy": "scratch",
-    "policy_revision": "main",
-    "lora_rank": 4,
-    "dtype": "bfloat16",
-    "embedder": "other",
-    "entailment": "other",
-    "entailment_threshold": 0.5,
-    "alpha": 0.5,
-    "equalize_mean": True,
-    "reward_range": [0, 1],
-    "group_size": 8,
-    "prompts_per_step": 3,
-    "max_steps": 5,
-    "learning_rate": 1e-4,
-    "beta": 0.1,
-    "temperature": 1.0,
-    "max_completion_length": 17,
-    "save_steps": 3,
-    "grpo": {"epsilon": 0.1},
-    "train_split": "validation",
-    "train_limit": 100,
-    "eval_split": "validation",
-    "eval_limit": 17,
-    "eval_samples": 3,
-    "data_revision": "main",
-    "gradient_parameters": ["lm_head"],
-}
-
-
-def test_another_value_is_tried_for_every_parameter() -> None:
-    assert set(OTHER) == set(Params.model_fields) - {"profile"}
-
-
-@pytest.mark.parametrize("kind", manifest.KINDS)
-def test_any_other_parameter_is_another_run(kind: str) -> None:
-    ids = [manifest.run_id(kind, validate(values)) for values in [{}, *({key: value} for key, value in OTHER.items())]]
-    assert len(set(ids)) == 1 + len(OTHER)
-
-
-def test_the_name_of_the_profile_is_no_other_run_but_another_folder() -> None:
-    first, second = validate({"profile": "a"}), validate({"profile": "b"})
-    assert manifest.run_id("train", first) == manifest.run_id("train", second)
-    assert manifest.folder("train", first) == paths.OUTPUTS / "a" / "runs" / manifest.run_id("train", first)
-    assert manifest.folder("train", second).parent == paths.OUTPUTS / "b" / "runs"
-
-
-def test_an_id_reads_task_method_seed_hash() -> None:
-    params = validate({"task": "tinymath", "method": "se", "seed": 7})
-    assert manifest.run_id("train", params) == f"tinymath-se-7-{params.digest()}"
-    assert manifest.run_id("gradients", params) == f"tinymath-gradients-7-{params.digest()}"
-
-
 # --- manifests ------------------------------------------------------------------------------------------------------
 
 
-def test_a_product_of_methods_has_a_folder_that_any_file_system_takes() -> None:
-    assert manifest.run_id("train", validate({"method": "bot_only*egpo"})).startswith("tinyqa-bot_only+egpo-0-")
-
-
-@pytest.mark.parametrize(
-    ("kind", "values", "expected"),
-    [
-        ("train", {"method": "se"}, "se"),
-        ("train", {"method": "se", "max_steps": 0}, "no training"),
-        ("train", {"method": "r2vpo", "grpo": {"num_iterations": 2}}, "r2vpo num_iterations=2"),
-        ("train", {"method": "se", "method_options": {"form": "focal"}}, "se form=focal"),
-        ("gradients", {"method": "se"}, "gradients"),
-    ],
-)
-def test_a_run_is_called_by_what_sets_it_apart(kind: str, values: dict[str, Any], expected: str) -> None:
-    assert records.label(kind, validate(values).model_dump()) == expected
-
-
 def test_a_manifest_says_running_while_it_runs_and_finished_after() -> None:
-    params = validate(TINY)
-    with manifest.record("train", params) as run:
+    plan = planned()
+    with manifest.record(plan) as run:
         during = on_disk(run)
         assert during["status"] == "running"
         assert "ended" not in during
@@ -146,9 +75,10 @@ def test_a_manifest_says_running_while_it_runs_and_finished_after() -> None:
         run.manifest["results"] = {"greedy_f1": 0.25}
     after = on_disk(run)
     assert (after["status"], after["exit"], after["attempts"]) == ("finished", None, 1)
-    assert after["id"] == run.folder.name == manifest.run_id("train", params)
+    assert after["id"] == run.folder.name == plan.id
     assert after["kind"] == "train"
-    assert validate(after["params"]) == params
+    assert validate(after["params"]) == plan.params
+    assert after["schema"] == SCHEMA and after["resolved"] == plan.values
     assert after["results"] == {"greedy_f1": 0.25}
     assert after["commit"] == "c0ffee"
     assert after["peak_memory_gb"] > 0.01
@@ -158,7 +88,7 @@ def test_a_manifest_says_running_while_it_runs_and_finished_after() -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory left"), KeyboardInterrupt(), SystemExit(3)])
 def test_a_failure_is_recorded_with_its_reason_and_goes_on_to_the_caller(error: BaseException) -> None:
-    with pytest.raises(type(error)) as raised, manifest.record("train", validate(TINY)) as run:
+    with pytest.raises(type(error)) as raised, manifest.record(planned()) as run:
         raise error
     assert raised.value is error
     after = on_disk(run)
@@ -232,7 +162,7 @@ def test_a_folder_without_a_readable_manifest_is_not_finished(tmp_path: Path, co
 
 def test_the_environment_names_versions_and_hardware() -> None:
     found = ENVIRONMENT()
-    assert set(found) == {"commit", "dirty", "packages", "hardware"}
+    assert set(found) == {"code", "commit", "dirty", "packages", "hardware"}
     assert {"python", "torch", "transformers", "trl"} <= set(found["packages"])
     assert found["hardware"]["cores"] >= 1
     assert found["hardware"]["processor"]
@@ -245,7 +175,7 @@ def test_the_environment_names_versions_and_hardware() -> None:
 def test_find_gives_finished_runs_only() -> None:
     done = finished(seed=0, results={"greedy_f1": 0.25, "sampled_f1": 0.125})
     failed(seed=1)
-    with manifest.record("train", validate({**TINY, "seed": 2})):
+    with manifest.record(planned(seed=2)):
         found = records.find("p")
     assert found["id"].tolist() == [done.folder.name]
     (row,) = found.to_dict("records")
@@ -297,7 +227,7 @@ def test_the_reference_stands_in_where_no_finished_run_is_on_disk() -> None:
     found = records.find("p")
     assert found["reference"].tolist() == [True]
     assert found["greedy_f1"].tolist() == [0.75]
-    assert found["folder"].tolist() == [paths.REFERENCE / "p" / "runs" / done.folder.name]
+    assert found["folder"].tolist() == [paths.REFERENCE / "p"]
     finished(seed=2)  # and a finished one replaces it
     assert records.find("p")[["seed", "reference"]].values.tolist() == [[2, False]]
 
@@ -318,7 +248,7 @@ def test_coverage_counts_what_a_grid_asks_for_and_what_there_is(monkeypatch: pyt
     finished(method="grpo", seed=0)
     failed(method="grpo", seed=1)
     finished(method="grpo", seed=7)  # not asked for
-    monkeypatch.setattr(manifest, "environment", lambda: {"commit": "beef" * 10, "dirty": True})
+    monkeypatch.setattr(manifest, "environment", lambda: {"code": "c0de", "commit": "beef" * 10, "dirty": True})
     finished(method="grpo", seed=2)
     finished(max_steps=0)
 
@@ -338,37 +268,160 @@ def test_coverage_counts_what_a_grid_asks_for_and_what_there_is(monkeypatch: pyt
     assert published["finished"].tolist() == [2, 0, 1, 0]
 
 
+def with_tables() -> None:
+    """Two runs of one task and one of another, whose tables have other columns, and one run without training."""
+    for seed, task in ((0, "tinyqa"), (1, "tinyqa"), (0, "tinymath")):
+        score = "f1" if task == "tinyqa" else "accuracy"
+        run = finished(task=task, seed=seed)
+        run.table("eval.csv", pd.DataFrame({"query": ["a", "b"], score: [seed / 2, 1.0], "decoding": "greedy"}))
+        run.table("metrics.csv", pd.DataFrame({"step": [1, 2], "reward": [0.5, None]}))
+    finished(max_steps=0).table("eval.csv", pd.DataFrame({"query": ["a"], "f1": [0.25]}))
+    finished("gradients").table("queries.csv", pd.DataFrame({"V": [1.5], "zero_variance": [False]}))
+
+
 def test_gather_joins_the_tables_of_runs_with_their_keys() -> None:
-    for seed in (0, 1):
-        run = finished(seed=seed)
-        run.table("eval.csv", pd.DataFrame({"query": ["a", "b"], "f1": [seed / 2, 1.0]}))
-    found = records.gather(records.find("p"), "eval.csv", ["method", "seed"])
+    with_tables()
+    trained = records.find("p").query("kind == 'train' and max_steps > 0 and task == 'tinyqa'")
+    found = records.gather(trained, "eval", ["label", "seed"])
     expected = {
         "query": ["a", "b"] * 2,
         "f1": [0.0, 1.0, 0.5, 1.0],
-        "method": ["gcpo_bot"] * 4,
+        "decoding": ["greedy"] * 4,
+        "label": ["gcpo_bot"] * 4,
         "seed": [0, 0, 1, 1],
     }
     pd.testing.assert_frame_equal(found, pd.DataFrame(expected), check_dtype=False)
-    assert records.gather(pd.DataFrame(), "eval.csv", ["seed"]).empty
+    assert records.gather(pd.DataFrame(), "eval", ["seed"]).empty
 
 
-def test_publish_copies_the_small_files_of_finished_runs_in_place_of_older_ones() -> None:
-    stale = paths.REFERENCE / "p" / "runs" / "stale"
-    other = paths.REFERENCE / "q" / "runs" / "kept"
-    for folder in (stale, other):
-        folder.mkdir(parents=True)
-    run = finished()
-    for name in ("eval.csv", "metrics.csv", "notebook.ipynb", "params.yaml"):
-        (run.folder / name).write_text(name)
-    (run.folder / "policy").mkdir()
+def test_the_reference_gives_the_tables_of_the_run_folders() -> None:
+    with_tables()
+    own = records.find("p")
+    assert records.publish("p") == 5
+    committed = records.find("p", reference=True)
+    same = [column for column in own if column not in ("folder", "reference")]
+    pd.testing.assert_frame_equal(committed[same], own[same])
+    for name, kind in (("eval", "train"), ("metrics", "train"), ("queries", "gradients")):
+        parts = [table[(table["kind"] == kind) & (table["max_steps"] > 0)] for table in (own, committed)]
+        ours, theirs = (records.gather(part, name, ["id", "task", "seed"]) for part in parts)
+        assert len(ours) and ours["task"].nunique() == (2 if kind == "train" else 1)
+        pd.testing.assert_frame_equal(ours, theirs[ours.columns])
+    assert "f1" not in records.gather(committed.query("task == 'tinymath'"), "eval", ["seed"])
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_a_table_that_a_run_does_not_have_is_an_error_that_names_the_run(reference: bool) -> None:
+    with_tables()
+    records.publish("p")
+    found = records.find("p", reference=reference).query("max_steps == 0")
+    (name,) = found["id"]
+    with pytest.raises(FileNotFoundError, match=f"run {name} has no table 'metrics'"):
+        records.gather(found, "metrics", ["seed"])
+
+
+def test_publish_writes_finished_runs_in_place_of_older_ones_and_leaves_other_profiles() -> None:
+    other = paths.REFERENCE / "q" / "runs.jsonl"
+    other.parent.mkdir(parents=True)
+    other.write_text("")
+    with_tables()
+    records.publish("p")
+    shutil.rmtree(paths.OUTPUTS / "p")
+    run = finished(seed=5)
     failed(seed=1)
     assert records.publish("p") == 1
-    (copy,) = (paths.REFERENCE / "p" / "runs").iterdir()
-    assert copy.name == run.folder.name
-    assert sorted(path.name for path in copy.iterdir()) == ["eval.csv", "manifest.json", "metrics.csv"]
-    assert (copy / "eval.csv").read_text() == "eval.csv"
+    (line,) = (paths.REFERENCE / "p" / "runs.jsonl").read_text().splitlines()
+    assert json.loads(line) == on_disk(run)
+    assert [path.name for path in (paths.REFERENCE / "p").iterdir()] == ["runs.jsonl"]  # no table of runs that are gone
     assert other.exists()
+
+
+# --- what must not stand beside one another ---------------------------------------------------------------------------
+
+
+def test_what_a_grid_varies_is_a_column_and_part_of_the_label() -> None:
+    blocks = [
+        {"kind": "train", "method": ["gcpo_bot", "grpo"], "alpha": [0.1, 0.6], "group_size": [4, 8]},
+        {"kind": "train", "method": ["gcpo_bot"], "learning_rate": [1e-3, 2e-3], "seed": [0, 1]},
+        {"kind": "train", "method": ["grpo"], "grpo": [{"num_iterations": 2}], "entailment_threshold": [0.35]},
+        {"kind": "train", "max_steps": [0]},
+    ]
+    write_grid("g", blocks)
+    plans = expand("g", "p")
+    assert [plan.label for plan in plans if plan.params.method == "gcpo_bot" and plan.params.group_size == 8] == [
+        "gcpo_bot alpha=0.1 group_size=8",
+        "gcpo_bot alpha=0.6 group_size=8",
+    ]
+    labels = {plan.label for plan in plans}
+    assert {"gcpo_bot learning_rate=0.002", "grpo num_iterations=2", "no training"} <= labels
+    finished(alpha=0.1), finished(alpha=0.6, group_size=8), finished("train", method="grpo", group_size=8)
+    found = records.find("p", "g").set_index("label")
+    assert found.loc["gcpo_bot alpha=0.1 group_size=4", ["alpha", "group_size"]].tolist() == [0.1, 4]
+    assert found.loc["gcpo_bot alpha=0.6 group_size=8", "alpha"] == 0.6
+    assert math.isnan(found.loc[found["method"] == "grpo", "alpha"].item())  # it has none, whatever was given
+
+
+def test_without_a_grid_a_label_says_in_what_runs_differ() -> None:
+    finished(alpha=0.1), finished(alpha=0.2), finished(max_steps=0), finished("gradients")
+    assert set(records.find("p")["label"]) == {"gcpo_bot alpha=0.1", "gcpo_bot alpha=0.2", "no training", "gradients"}
+
+
+def test_alpha_is_the_alpha_that_ran() -> None:
+    for method in ("gcpo_bot", "seed_grpo", "qhawkeye", "egpo"):
+        finished(method=method)
+    alphas = records.find("p").set_index("method")["alpha"]
+    assert alphas[["gcpo_bot", "seed_grpo", "qhawkeye"]].tolist() == [0.6, 0.0417, 0.2]
+    assert math.isnan(alphas["egpo"])
+
+
+def test_runs_of_different_code_are_compared_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1, 2]}])
+    finished(seed=0), finished(seed=1)
+    monkeypatch.setattr(manifest, "environment", lambda: {"code": "0ther", "commit": "beef" * 10, "dirty": False})
+    finished(seed=5)  # of no concern to the grid
+    assert len(records.find("p", "g")) == 2
+    finished(seed=2)
+    with pytest.raises(manifest.RecordError, match=r"2 at c0ffee \(code c0de\), 1 at beefbee \(code 0ther\).*any_code"):
+        records.find("p", "g")
+    assert records.find("p", "g", any_code=True)["code"].tolist().count("c0de") == 2
+    assert len(records.find("p")) == 4
+
+
+def test_code_is_the_package_s_files_but_the_reports(tmp_path: Path) -> None:
+    def hashed(**files: str) -> str:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for name, text in files.items():
+            path = folder / f"{name.replace('__', '/')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return manifest.code_hash(folder)
+
+    one = hashed(a="1", runs__b="2", reports__c="3")
+    assert one == hashed(a="1", runs__b="2", reports__c="4", reports__d="5")
+    assert len({one, hashed(a="2", runs__b="2"), hashed(a="1", runs__b="3"), hashed(a="1", b="2"), hashed(a="1")}) == 5
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (
+            None,
+            "was made by an older version of gcpo, and its name does not say what ran: move it away and run it again",
+        ),
+        (SCHEMA + 1, rf"was made by a newer version of gcpo \(schema {SCHEMA + 1}; this one reads up to {SCHEMA}\)"),
+    ],
+)
+def test_a_record_of_another_version_is_refused_in_one_line(schema: int | None, message: str) -> None:
+    run = finished()
+    run.manifest["schema"] = schema
+    run.write()
+    records_of_it = {"schema": schema, "status": "finished", "id": "x"}
+    (paths.REFERENCE / "q").mkdir(parents=True)
+    (paths.REFERENCE / "q" / "runs.jsonl").write_text(json.dumps(records_of_it) + "\n")
+    for read in (lambda: manifest.load(run.folder), lambda: records.find("p"), lambda: records.find("q")):
+        with pytest.raises(manifest.RecordError, match=message) as raised:
+            read()
+        assert "\n" not in str(raised.value)
+    assert "runs.jsonl, line 1, was made" in str(raised.value)
 
 
 def test_publish_without_finished_runs_keeps_the_reference_and_says_so() -> None:
@@ -384,9 +437,13 @@ def test_publish_without_finished_runs_keeps_the_reference_and_says_so() -> None
 # --- grids ----------------------------------------------------------------------------------------------------------
 
 
+def params_of(grid: str, **overrides: Any) -> list[Params]:
+    return [plan.params for plan in expand(grid, "p", overrides)]
+
+
 def test_a_block_is_every_combination_of_its_lists() -> None:
     write_grid("g", [{"kind": "train", "method": ["grpo", "se"], "seed": [0, 1, 2]}, {"kind": "gradients"}])
-    found = [(kind, params.method, params.seed) for kind, params in expand("g", "p")]
+    found = [(plan.kind, plan.params.method, plan.params.seed) for plan in expand("g", "p")]
     trained = [("train", method, seed) for method in ("grpo", "se") for seed in (0, 1, 2)]
     assert found == [*trained, ("gradients", "gcpo_bot", 0)]
 
@@ -394,13 +451,13 @@ def test_a_block_is_every_combination_of_its_lists() -> None:
 def test_a_grid_overrules_the_profile_and_is_overruled_itself() -> None:
     write_profile("p", {"alpha": 0.1, "seed": 5, "beta": 0.1})
     write_grid("g", [{"kind": "train", "alpha": [0.2, 0.3], "seed": [7]}])
-    assert [(q.alpha, q.seed, q.beta) for _, q in expand("g", "p")] == [(0.2, 7, 0.1), (0.3, 7, 0.1)]
-    assert [(q.alpha, q.seed) for _, q in expand("g", "p", {"seed": 9})] == [(0.2, 9), (0.3, 9)]
+    assert [(q.alpha, q.seed, q.beta) for q in params_of("g")] == [(0.2, 7, 0.1), (0.3, 7, 0.1)]
+    assert [(q.alpha, q.seed) for q in params_of("g", seed=9)] == [(0.2, 9), (0.3, 9)]
 
 
 def test_a_run_that_two_blocks_share_is_there_once() -> None:
     write_grid("g", [{"kind": "train", "seed": [0, 1]}, {"kind": "train", "seed": [1, 2]}, {"kind": "gradients"}])
-    found = [(kind, params.seed) for kind, params in expand("g", "p")]
+    found = [(plan.kind, plan.params.seed) for plan in expand("g", "p")]
     assert found == [("train", 0), ("train", 1), ("train", 2), ("gradients", 0)]
     assert len(expand("g", "p", {"seed": 0})) == 2
 
@@ -408,7 +465,7 @@ def test_a_run_that_two_blocks_share_is_there_once() -> None:
 def test_a_grid_chooses_the_value_of_its_task() -> None:
     write_profile("p", {"max_completion_length": {"tinymath": 48, "default": 16}})
     write_grid("g", [{"kind": "train", "task": ["tinyqa", "tinymath"]}])
-    assert [q.max_completion_length for _, q in expand("g", "p")] == [16, 48]
+    assert [q.max_completion_length for q in params_of("g")] == [16, 48]
 
 
 @pytest.mark.parametrize(

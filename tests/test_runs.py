@@ -21,6 +21,7 @@ from gcpo.__main__ import main
 from gcpo.runs import manifest
 from gcpo.runs.gradient_statistics import gradient_statistics
 from gcpo.runs.params import load_profile, validate
+from gcpo.runs.plan import Plan
 from gcpo.runs.train import train
 
 pytestmark = pytest.mark.slow
@@ -75,7 +76,7 @@ def test_two_runs_of_the_same_parameters_give_the_same_files(outputs: Path) -> N
 
 def test_a_killed_and_resumed_training_run_ends_as_an_uninterrupted_one(outputs: Path, tmp_path: Path) -> None:
     values = {**load_profile("smoke"), **LONGER}
-    folder = manifest.folder("train", validate(values))
+    folder = Plan("train", validate(values)).folder
     kill_when(in_process("train", values, outputs), (folder / "checkpoint-4" / "trainer_state.json").exists)
     killed = manifest.load(folder)
     assert killed.manifest["status"] == "running" and not (folder / "eval.csv").exists()
@@ -90,7 +91,7 @@ def test_a_killed_and_resumed_training_run_ends_as_an_uninterrupted_one(outputs:
 
 def test_killed_and_resumed_gradient_statistics_end_as_uninterrupted_ones(outputs: Path) -> None:
     values = {**load_profile("smoke"), "eval_limit": 35}
-    folder = manifest.folder("gradients", validate(values))
+    folder = Plan("gradients", validate(values)).folder
     kill_when(in_process("gradients", values, outputs), (folder / "chunks" / "000010.csv").exists)
     assert not manifest.load(folder).finished
     kept = (gradient_statistics(validate(values)).folder / "queries.csv").read_bytes()
@@ -112,7 +113,21 @@ def test_papermill_alone_runs_the_training_notebook_from_anywhere(
     (run,) = (outputs / "smoke" / "runs").iterdir()
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["status"] == "finished" and manifest["params"]["learning_rate"] == 5e-5
-    assert {"commit", "dirty", "packages", "hardware", "seconds", "peak_memory_gb", "data", "models"} <= set(manifest)
+    expected = {
+        "code",
+        "commit",
+        "dirty",
+        "packages",
+        "hardware",
+        "seconds",
+        "peak_memory_gb",
+        "data",
+        "models",
+        "resolved",
+    }
+    assert expected <= set(manifest)
+    ran, resolved = manifest["trl"], manifest["resolved"]["trainer"]
+    assert {key: ran[key] for key in resolved} == resolved and ran["reward_range"] == [0, 2] and "output_dir" not in ran
     assert set(records.find("smoke")["method"]) == {"se"}
     completions = pd.read_parquet(next((run / "completions").glob("*.parquet")))
     assert {"prompt", "completion", "se", "w_se", "weight", "advantage"} <= set(completions)

@@ -19,10 +19,10 @@ REPORTED = sorted(path.stem for path in Path(gcpo.__file__).with_name("reported"
 
 
 def scores_of(values: dict[str, list[list[float]]]) -> pd.DataFrame:
-    """Lines of eval.csv from method -> seeds -> questions."""
+    """Lines of evaluations from label -> seeds -> questions."""
     return pd.DataFrame(
         [
-            {"method": method, "seed": seed, "query": f"q{query}", "f1": value}
+            {"label": method, "seed": seed, "query": f"q{query}", "f1": value}
             for method, runs in values.items()
             for seed, run in enumerate(runs)
             for query, value in enumerate(run)
@@ -81,7 +81,7 @@ def test_an_interval_that_holds_zero_decides_nothing(low: float, high: float, de
 
 
 def test_compare_by_hand() -> None:
-    found = compare.compare(
+    found = compare.differences(
         scores_of(
             {
                 "grpo": [[0.0, 0.2, 0.4], [0.2, 0.4, 0.6]],  # means 20 and 40
@@ -90,7 +90,7 @@ def test_compare_by_hand() -> None:
             }
         ),
         "f1",
-    ).set_index("method")
+    ).set_index("label")
     assert found["seeds"].tolist() == [2, 2, 1]
     assert found["mean"].tolist() == pytest.approx([30, 80, 30])
     assert found.loc["grpo", "std"] == pytest.approx(math.sqrt(200))  # n - 1: (10^2 + 10^2)/1
@@ -108,19 +108,21 @@ def test_compare_by_hand() -> None:
 def test_compare_pairs_questions_by_name_not_by_place() -> None:
     scores = scores_of({"grpo": [[0.1, 0.9, 0.5]] * 2, "se": [[0.2, 1.0, 0.6]] * 2})
     shuffled = scores.sample(frac=1, random_state=0)
-    found = compare.compare(shuffled, "f1").set_index("method").loc["se"]
+    found = compare.differences(shuffled, "f1").set_index("label").loc["se"]
     shown = [found["difference"], found["difference_low"], found["difference_high"]]
     assert shown == pytest.approx([10, 10, 10])
 
 
 def test_compare_with_one_seed_each_has_differences_of_questions_only() -> None:
-    found = compare.compare(scores_of({"grpo": [[0.1, 0.3, 0.5]], "se": [[0.2, 0.4, 0.6]]}), "f1").set_index("method")
+    found = compare.differences(scores_of({"grpo": [[0.1, 0.3, 0.5]], "se": [[0.2, 0.4, 0.6]]}), "f1").set_index(
+        "label"
+    )
     assert found.loc["se", "difference"] == pytest.approx(10)
     assert "improvement" not in found
 
 
 def test_compare_without_the_method_compared_with() -> None:
-    found = compare.compare(scores_of({"se": [[0.1, 0.3], [0.3, 0.5]]}), "f1")
+    found = compare.differences(scores_of({"se": [[0.1, 0.3], [0.3, 0.5]]}), "f1")
     assert "difference" not in found
 
 
@@ -129,33 +131,28 @@ def test_compare_without_the_method_compared_with() -> None:
 TABLE = pd.DataFrame({"method": ["grpo", "cd_only"], "share in %": [12.5, math.nan], "each": [[1, 2], None]})
 
 
-def test_a_table_is_written_as_csv_markdown_and_latex(tmp_path: Path) -> None:
+def test_a_table_is_written_as_csv(tmp_path: Path) -> None:
     tables.write_table(TABLE, tmp_path / "new", "t")
-    folder = tmp_path / "new"
-    assert sorted(path.name for path in folder.iterdir()) == ["t.csv", "t.md", "t.tex"]
-    with (folder / "t.csv").open() as file:
+    (path,) = (tmp_path / "new").iterdir()
+    with path.open() as file:
         head, *rows = csv.reader(file)
-    assert head == ["method", "share in %", "each"]
+    assert (path.name, head) == ("t.csv", ["method", "share in %", "each"])
     assert rows == [["grpo", "12.5", "[1, 2]"], ["cd_only", "", ""]]
-    assert (folder / "t.md").read_text().splitlines() == [
-        "| method | share in % | each |",
-        "| --- | --- | --- |",
-        "| grpo | 12.5 | [1, 2] |",
-        "| cd_only |  |  |",
+
+
+def test_markdown_shows_cells_as_they_are() -> None:
+    shown = tables.markdown(pd.DataFrame({"method": ["grpo"], "score": ["0.50"], "of": [3]})).splitlines()
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in (shown[0], shown[2])] == [
+        ["method", "score", "of"],
+        ["grpo", "0.50", "3"],
     ]
-    latex = (folder / "t.tex").read_text().splitlines()
-    assert latex[0] == r"\begin{tabular}{lll}"
-    assert latex[-1] == r"\end{tabular}"
-    assert r"method & share in \% & each \\" in latex
-    assert r"grpo & 12.5 & [1, 2] \\" in latex
-    assert r"cd\_only &  &  \\" in latex
 
 
 def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
     (tmp_path / "reference" / "p").mkdir(parents=True)
-    (tmp_path / "reference" / "p" / "table1.md").write_text("| a\\d |\n")
+    (tmp_path / "reference" / "p" / "table1.csv").write_text("a\\d,b\n0.50,\n")
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{tables.START}\nold\n{tables.END}\nafter\n")
     for _ in range(2):  # twice is as once
@@ -164,7 +161,8 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
         assert found.startswith(f"before\n{tables.START}\n")
         assert found.endswith(f"{tables.END}\nafter\n")
         assert "old" not in found
-        assert found.count(f"{tables.RESULTS['table1']}\n\n| a\\d |\n") == 1
+        assert found.count(f"{tables.RESULTS['table1']}\n\n| a\\d   | b   |\n") == 1
+        assert "| 0.50  |     |" in found
 
 
 def test_the_readme_lists_every_method_as_its_row_says() -> None:

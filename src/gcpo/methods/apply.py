@@ -17,13 +17,21 @@ from gcpo.methods.table import BASES, METHODS, Method
 from gcpo.rollouts import Rollouts
 
 
-def get_method(name: str | Sequence[str], *, alpha: float | None = None, seed: int = 0, **options: Any) -> Method:
+def get_method(
+    name: str | Sequence[str],
+    *,
+    alpha: float | None = None,
+    seed: int = 0,
+    loss_clip: tuple[float, float] | None = None,
+    **options: Any,
+) -> Method:
     """The row of a method, or the product of several (``"bot_only*egpo"``, or a list of names), with its constants.
 
     Args:
         name: names in :data:`METHODS`.
         alpha: alpha_base of the group factors; None: each factor's own. A method without any does not read it.
         seed: of what the method draws (see :meth:`Method.seeded`).
+        loss_clip: the loss's own clip of the ratio, below and above 1, for a part that asks (``clip_cov``).
         options: constants of its parts, by their names in ``gcpo.methods``; each goes to every part that has it.
 
     Raises:
@@ -35,7 +43,7 @@ def get_method(name: str | Sequence[str], *, alpha: float | None = None, seed: i
         if part not in METHODS:
             raise ValueError(f"Unknown method {part!r}.{nearest(str(part), METHODS)}")
     row = METHODS[names[0]] if len(names) == 1 else _product(names)
-    return _bound("*".join(names), row, alpha, options).seeded(seed)
+    return _bound("*".join(names), row, alpha, loss_clip, options).seeded(seed)
 
 
 def _product(names: list[str]) -> Method:
@@ -89,12 +97,20 @@ def _product(names: list[str]) -> Method:
     )
 
 
-def _bound(title: str, row: Method, alpha: float | None, options: Mapping[str, Any]) -> Method:
+def _bound(
+    title: str,
+    row: Method,
+    alpha: float | None,
+    loss_clip: tuple[float, float] | None,
+    options: Mapping[str, Any],
+) -> Method:
     valid = dict.fromkeys(option for part in row.parts for option in part.OPTIONS)
     if unknown := set(options) - set(valid):
         name = min(unknown)
         raise ValueError(f"{title} has no option {name!r}.{nearest(name, valid) if valid else ' It has none.'}")
     constants = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    if loss_clip is not None:
+        constants = {"clip": loss_clip} | constants
 
     def bound(part: Any) -> Any:
         own = {key: value for key, value in constants.items() if key in part.OPTIONS}

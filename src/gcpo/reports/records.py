@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from gcpo import paths
-from gcpo.runs.grids import expand, varied
+from gcpo.runs.grids import expand, likes, varied
 from gcpo.runs.manifest import RecordError, Run, check_schema, load
 from gcpo.runs.params import Params
 from gcpo.runs.plan import label
@@ -66,8 +66,11 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
     found, committed = runs(profile, reference, set(labels) if labels is not None else None)
     manifests = [(run.folder, run.manifest) for run in found if run.finished]
     if labels is None:
-        axes = tuple(varied((manifest["kind"], manifest["params"]) for _, manifest in manifests))
-        labels = {m["id"]: label(m["kind"], m["params"], axes) for _, m in manifests}
+        axes = varied((manifest["kind"], manifest["params"]) for _, manifest in manifests)
+        labels = {
+            m["id"]: label(m["kind"], m["params"], axes[likes(m["kind"], m["params"]["max_steps"])])
+            for _, m in manifests
+        }
     elif not any_code:
         _one_code(profile, [manifest for _, manifest in manifests if manifest["id"] in labels])
     lines = [

@@ -46,17 +46,25 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
             plan = Plan(kind, validate(chosen, f"run of {path.name} with {profile}.yaml"))
             listed[plan.id] = plan, set(axes)
     differing = varied((plan.kind, plan.params.model_dump()) for plan, _ in listed.values())
-    return [replace(plan, varied=tuple(key for key in differing if key in axes)) for plan, axes in listed.values()]
+    return [
+        replace(plan, varied=tuple(key for key in differing[likes(plan.kind, plan.params.max_steps)] if key in axes))
+        for plan, axes in listed.values()
+    ]
 
 
-def varied(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """The parameters in which runs of one kind and task differ, beside method, seed and profile; runs without training
-    are like no other and do not count."""
-    seen: dict[tuple[str, str, str], set[str]] = {}
+def likes(kind: str, max_steps: int) -> tuple[str, bool]:
+    """What stands in one table as runs of one sort: its kind, and whether there is training."""
+    return kind, kind == "train" and max_steps > 0
+
+
+def varied(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[tuple[str, bool], list[str]]:
+    """The parameters in which runs of one sort (:func:`likes`) and task differ, beside method, seed and profile."""
+    seen: dict[tuple[str, bool], dict[tuple[str, str], set[str]]] = {}
     for kind, params in runs:
-        if kind == "train" and not params["max_steps"]:
-            continue
+        values = seen.setdefault(likes(kind, params["max_steps"]), {})
         for key in params.keys() - {"task", "method", "seed", "profile"}:
-            seen.setdefault((key, kind, params["task"]), set()).add(repr(params[key]))
-    differing = {key for (key, _, _), values in seen.items() if len(values) > 1}
-    return [key for key in Params.model_fields if key in differing]
+            values.setdefault((key, params["task"]), set()).add(repr(params[key]))
+    return {
+        sort: [key for key in Params.model_fields if any(name == key and len(v) > 1 for (name, _), v in values.items())]
+        for sort, values in seen.items()
+    }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gcpo import paths, world
-from gcpo.methods import Method, get_method
+from gcpo.methods import BASES, Method, get_method
 from gcpo.runs.params import Params
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Task
@@ -84,7 +85,10 @@ class Plan:
     def method(self) -> Method:
         """The method with its constants, alpha and seed bound."""
         params = self.params
-        return get_method(params.method, alpha=params.alpha, seed=params.seed, **params.method_options)
+        bound = {"alpha": params.alpha, "seed": params.seed, **params.method_options}
+        settings = {**TRAINER, **BASES[get_method(params.method, **bound).base], **params.grpo}
+        low, high = settings["epsilon"], settings.get("epsilon_high")
+        return get_method(params.method, loss_clip=(low, low if high is None else high), **bound)
 
     @property
     def trainer(self) -> dict[str, Any]:
@@ -102,6 +106,8 @@ class Plan:
             "max_completion_length": params.max_completion_length,
             "save_steps": params.save_steps,
             "bf16": params.dtype == "bfloat16",
+            **BASES[self.method.base],
+            **self.method.trl,
             **params.grpo,
         }
 
@@ -147,7 +153,7 @@ class Plan:
         return label(self.kind, self.params.model_dump(), self.varied)
 
 
-def label(kind: str, params: dict[str, Any], varied: tuple[str, ...] = ()) -> str:
+def label(kind: str, params: dict[str, Any], varied: Sequence[str] = ()) -> str:
     """What tables call a run: its kind, "no training", or its method with what its grid varies."""
     if kind == "train" and not params["max_steps"]:
         name, shown = "no training", [key for key in varied if key != "max_steps"]

@@ -33,6 +33,11 @@ class IPCKernelManager(AsyncKernelManager):
         self.transport = "ipc"
         self.ip = str(Path(self._folder.name) / "kernel")
 
+    async def _async_interrupt_kernel(self) -> None:
+        # A kernel that is being shut down has nothing left to interrupt; it would only print that it was.
+        if not self.shutting_down:
+            await super()._async_interrupt_kernel()
+
 
 def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: int | None = None) -> None:
     """Execute a notebook of ``notebooks/`` with papermill; the executed copy is written even when a cell fails.

@@ -101,11 +101,8 @@ class GCPOConfig(GRPOConfig):
         if isinstance(self.method_options, str):
             raise ValueError(f"method_options must be a mapping of names to values, got {self.method_options!r}.")
         options = dict(self.method_options or {})
-        row = get_method(self.method, alpha=self.alpha, seed=self.seed, **options)
-        if any("clip" in part.OPTIONS for part in row.parts):
-            clip = self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high
-            row = get_method(self.method, alpha=self.alpha, seed=self.seed, **{"clip": clip, **options})
-        return row
+        clip = self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high
+        return get_method(self.method, alpha=self.alpha, seed=self.seed, loss_clip=clip, **options)
 
     @property
     def on_policy(self) -> bool:
