@@ -29,9 +29,14 @@ def project() -> dict:
     return tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
 
 
+def needed(*extras: str) -> set[str]:
+    """Names of the packages that the project and these extras ask for."""
+    listed = [project()["dependencies"], *(project()["optional-dependencies"][extra] for extra in extras)]
+    return {name_of(requirement) for part in listed for requirement in part} - {"gcpo"}
+
+
 def test_lock_pins_every_dependency_and_the_cpu_neutral_torch() -> None:
-    wanted = [*project()["dependencies"], *project()["optional-dependencies"]["dev"]]
-    assert {name_of(requirement) for requirement in wanted} <= set(pins())
+    assert needed("trl", "repro", "dev") <= set(pins())
     assert pins()["torch"] == "torch==2.13.0"
     assert not [pin for pin in pins().values() if "+" in pin]
 
@@ -41,7 +46,7 @@ def test_conda_environment_has_the_same_pins_as_the_lock() -> None:
     (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
     pinned = {name_of(line): line for line in pip if "==" in line}
     assert pinned == {name: pins()[name] for name in pinned}
-    assert set(pinned) == {name_of(requirement) for requirement in project()["dependencies"]}
+    assert set(pinned) == needed("trl", "repro")
 
 
 @pytest.mark.skipif("GCPO_PAPERS_DIR" not in os.environ, reason="needs GCPO_PAPERS_DIR, a folder with gcpo.txt")

@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
@@ -153,7 +152,7 @@ def _score_gradient(model: nn.Module, row: _Row, parameters: Sequence[Tensor]) -
     with torch.enable_grad():
         logits = model(input_ids=ids, attention_mask=attended, position_ids=positions).logits[0, :-1][scored]
         logits = logits.to(_accumulator(logits))
-        log_likelihood = -F.cross_entropy(logits, ids[0, 1:][scored], reduction="sum")
+        log_likelihood = -nn.functional.cross_entropy(logits, ids[0, 1:][scored], reduction="sum")
         return torch.autograd.grad(log_likelihood, parameters, allow_unused=True, materialize_grads=True)
 
 

@@ -22,16 +22,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import math_verify
-from sacrebleu.metrics import BLEU
-
 TIMEOUT_SECONDS = 5
 """How long Math-Verify may take to parse or compare one answer; a longer one counts as wrong."""
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
-_BLEU1 = BLEU(lowercase=True, tokenize="13a", smooth_method="none", max_ngram_order=1, effective_order=True)
 
 _BOXED = re.compile(r"\\boxed\s*\{")
 _ANSWER_MARKER = re.compile("answer:", re.IGNORECASE)
@@ -84,6 +80,13 @@ def exact_match(prediction: str | None, references: str | Sequence[str]) -> floa
     return float(prediction is not None and _normalise(prediction) in {_normalise(reference) for reference in listed})
 
 
+@functools.cache
+def _bleu1() -> Any:
+    from sacrebleu.metrics import BLEU  # an extra, of no use to who trains on mathematics
+
+    return BLEU(lowercase=True, tokenize="13a", smooth_method="none", max_ngram_order=1, effective_order=True)
+
+
 def bleu1(prediction: str | None, references: str | Sequence[str]) -> float:
     """Sentence-level BLEU-1 of the best reference, lower-cased, not smoothed (GCPO Table 1, column BLEU).
 
@@ -96,7 +99,7 @@ def bleu1(prediction: str | None, references: str | Sequence[str]) -> float:
     listed = _as_list(references)
     if prediction is None:
         return 0.0
-    best = max(_BLEU1.sentence_score(prediction, [reference]).score for reference in listed)
+    best = max(_bleu1().sentence_score(prediction, [reference]).score for reference in listed)
     return min(best / 100, 1.0)
 
 
@@ -145,6 +148,8 @@ def _answer_text(text: str) -> str:
 @functools.lru_cache(maxsize=20_000)
 def _parse(answer: str) -> tuple[Any, ...]:
     """What Math-Verify reads in an answer: expressions, then the string it read them from; empty: nothing."""
+    import math_verify  # an extra, slow to import
+
     prose = _PROSE.search(_COMMAND.sub("", answer))
     # A bare answer such as \frac{1}{2} or 2x+1 is only read as mathematics inside a box.
     delimited = answer if prose or _DELIMITED.search(answer) else f"\\boxed{{{answer.rstrip('. ')}}}"
@@ -153,6 +158,8 @@ def _parse(answer: str) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=100_000)
 def _equal(gold: str, answer: str) -> bool:
+    import math_verify
+
     if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
         return int(gold) == int(answer)
     return math_verify.verify(list(_parse(gold)), list(_parse(answer)), timeout_seconds=_timeout())

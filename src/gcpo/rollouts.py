@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -112,7 +111,7 @@ class Rollouts:
         name = f"{kind}_clusters"
         return getattr(self, name if name in self._features else "clusters")
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Tensor:
         if name.startswith("_") or name not in _TRAILING:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         value = self._features.get(name)

@@ -25,6 +25,7 @@ def selected(queries: pd.DataFrame, *, drop_top: float = 0.0, keep_zero: bool = 
     """The queries an analysis is about.
 
     Args:
+        queries: a table of gradient statistics, a line per query.
         drop_top: share of the queries with the largest V to leave out; the paper leaves out 2 % (App. D.1: 20 of 1000).
         keep_zero: keep the queries whose rewards have no variance (V = 0, tied at the lowest rank).
     """

@@ -21,6 +21,7 @@ def differences(scores: pd.DataFrame, metric: str, against: str = "grpo", seed: 
         scores: lines of the evaluations with columns label, seed, query and the metric, of one decoding.
         metric: the column to compare.
         against: the label that differences are taken from.
+        seed: of the resampling.
 
     Returns:
         label, seeds (how many), mean, std (n - 1 over seeds), low and high (95 %, resampling seeds: with three seeds

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+from cachetools import LRUCache
 from jaxtyping import Float
 from torch import Tensor
 
@@ -64,24 +64,22 @@ class _Cache(Generic[K, V]):
     """A bounded memory of results, least recently used out first."""
 
     def __init__(self, compute: Callable[[list[K]], Iterable[V]], size: int) -> None:
-        self.compute, self.size = compute, size
+        self.compute = compute
         self.hits = self.misses = 0
-        self._stored: OrderedDict[K, V] = OrderedDict()
+        self._stored: LRUCache[K, V] = LRUCache(size)
 
     def __call__(self, keys: Sequence[K]) -> list[V]:
         """One result per key; those not remembered are computed in one call."""
-        found = dict.fromkeys(keys)
-        missing = [key for key in found if key not in self._stored]
+        found = {key: self._stored[key] for key in dict.fromkeys(keys) if key in self._stored}
+        missing = [key for key in dict.fromkeys(keys) if key not in found]
         if missing:
-            self._stored.update(zip(missing, self.compute(missing), strict=True))
+            computed = dict(zip(missing, self.compute(missing), strict=True))
+            found |= computed
+            for key, result in computed.items():
+                self._stored[key] = result
         self.misses += len(missing)
         self.hits += len(keys) - len(missing)
-        for key in found:
-            self._stored.move_to_end(key)
-        results = [self._stored[key] for key in keys]
-        while len(self._stored) > self.size:
-            self._stored.popitem(last=False)
-        return results
+        return [found[key] for key in keys]
 
 
 class Embedder:

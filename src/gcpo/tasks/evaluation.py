@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from gcpo.semantics import explain_loading
 from gcpo.tasks.base import Row, Task
 
 
@@ -18,8 +19,6 @@ def load_policy(name: str, *, revision: str | None = None, dtype: str = "float32
         OSError: it cannot be loaded; says whether the name is a path or a Hub name, and what works offline.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from gcpo.semantics import explain_loading
 
     with explain_loading(name, "policy"):
         tokens = AutoTokenizer.from_pretrained(name, revision=revision, padding_side="left")

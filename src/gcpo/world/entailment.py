@@ -61,6 +61,7 @@ def _pairs(rng: random.Random, size: int, held_out: bool) -> list[tuple[str, str
 
 
 def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
+    """Train the entailment model, save it in ``draft`` and return its accuracy on held-out pairs."""
     from tokenizers import processors
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 

@@ -80,6 +80,7 @@ def tokenizer_of(corpus: list[str]) -> Any:
 
 
 def save(model: Any, tokens: Any, folder: Path) -> None:
+    """Save a policy and its tokenizer in Hub format, with the tokens that end and pad."""
     model.generation_config.update(eos_token_id=tokens.eos_token_id, pad_token_id=tokens.pad_token_id)
     model.save_pretrained(folder)
     tokens.save_pretrained(folder)
@@ -102,6 +103,7 @@ def conversations(rng: random.Random, settings: Settings, clean: bool) -> list[l
 
 
 def policy_config(tokens: Any, *, hidden: int, layers: int, longest: int, init: float) -> Any:
+    """A Qwen2 configuration for a tokenizer's vocabulary."""
     from transformers import Qwen2Config
 
     return Qwen2Config(
@@ -121,6 +123,7 @@ def policy_config(tokens: Any, *, hidden: int, layers: int, longest: int, init: 
 
 
 def make_policy(settings: Settings, draft: Path) -> dict[str, Any]:
+    """Train the starting policy, save it in ``draft`` and return its quality on each task."""
     from transformers import Qwen2ForCausalLM
 
     tokens = tokenizer(settings)

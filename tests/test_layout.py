@@ -1,0 +1,131 @@
+"""The layout: who may import whom, how little the core needs, and that nothing is imported late to hide a circle."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import subprocess
+import sys
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import gcpo
+
+PACKAGE = Path(gcpo.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+# From the ground up: a file imports its own room and what is below it.
+FLOORS = [
+    {"errors", "masked", "paths"},
+    {"measures", "statistics", "gradients", "rewards"},
+    {"rollouts"},
+    {"methods"},
+    {"weights"},
+    {"semantics"},
+    {"trainer"},
+    {"tasks"},
+    {"world"},
+    {"runs"},
+    {"reports"},
+    {"records"},
+    {"__main__", "__init__"},
+]
+HEAVY = """transformers trl accelerate datasets peft sentence_transformers sacrebleu math_verify cachetools pandas
+pydantic papermill""".split()
+
+
+def name_of(path: Path) -> str:
+    """gcpo.measures, gcpo.methods, gcpo.methods.table ..."""
+    parts = ("gcpo", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def floor(module: str) -> int:
+    room = module.split(".")[1] if "." in module else "__init__"
+    return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+
+
+@cache
+def imports(path: Path) -> dict[str, bool]:
+    """The modules of this package that a file imports when it runs, and whether it does so inside a function."""
+    found: dict[str, bool] = {}
+
+    def visit(node: ast.AST, inside: bool) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        names = []
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gcpo":
+            below = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES else node.module for name in below]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.split(".")[0] == "gcpo"]
+        for name in names:
+            found[name] = found.get(name, True) and inside
+        inside = inside or isinstance(node, (ast.FunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside)
+
+    visit(ast.parse(path.read_text()), False)
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_its_own_room_and_what_is_below(module: str) -> None:
+    for other in imports(MODULES[module]):
+        same_room = other.split(".")[:2] == module.split(".")[:2]
+        assert same_room or floor(other) < floor(module) or (floor(other) == floor(module) <= 1), other
+
+
+def test_there_is_no_circle() -> None:
+    graph = {module: set(imports(path)) - {module} for module, path in MODULES.items()}
+    # A room's __init__ gathers its files; a file that imports its own room would be a circle through it.
+    order = list(TopologicalSorter(graph).static_order())
+    assert set(order) >= set(MODULES)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module not in ("gcpo", "gcpo.__main__")])
+def test_nothing_of_the_package_is_imported_inside_a_function(module: str) -> None:
+    assert [other for other, inside in imports(MODULES[module]).items() if inside] == []
+
+
+def test_the_core_is_there_in_two_seconds_without_any_extra() -> None:
+    script = f"""
+import json, sys, time
+import torch
+for name in {HEAVY}:
+    sys.modules[name] = None  # as if it were not installed
+start = time.perf_counter()
+import gcpo.measures, gcpo.methods, gcpo.gradients
+seconds = time.perf_counter() - start
+import gcpo.rewards, gcpo.rollouts, gcpo.statistics, gcpo.weights
+rollouts = gcpo.rollouts.Rollouts(torch.tensor([[2.0, 0.0, 2.0, 0.0]]))
+print(json.dumps([seconds, *gcpo.methods.weights("rd_only", rollouts)[0].tolist()]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seconds, *weights = json.loads(done.stdout)
+    assert seconds < 2
+    assert weights == pytest.approx([1 + 0.6 / math.log(4)] * 4)  # 1 + alpha / log G, at the largest dispersion
+
+
+def test_no_file_has_more_than_350_lines_of_code() -> None:
+    assert {path.name: count for path in FILES if (count := code_lines(path)) > 350} == {}
+
+
+def code_lines(path: Path) -> int:
+    """Lines of code: no docstrings, comments or blank lines."""
+    source = path.read_text()
+    documented = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, node.end_lineno + 1)
+    }
+    lines = enumerate(source.splitlines(), start=1)
+    return sum(bool(text.strip()) and not text.strip().startswith("#") for n, text in lines if n not in documented)
