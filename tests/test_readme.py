@@ -1,0 +1,35 @@
+"""The README's own code runs as printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gcpo import paths
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (paths.ROOT / "README.md").read_text(), flags=re.S)
+
+
+def test_there_are_two_examples() -> None:
+    assert ["GCPOTrainer" in block for block in BLOCKS] == [True, False]
+
+
+def test_the_mathematics_without_a_trainer() -> None:
+    *lines, last = BLOCKS[1].strip().splitlines()
+    names: dict[str, object] = {}
+    exec("\n".join(lines), names)
+    weight = eval(last, names)
+    assert weight.shape == (1, 4)
+    assert (weight > 1).all()  # rewards that differ are boosted more than geometry can damp
+
+
+@pytest.mark.slow
+def test_the_example_of_a_trl_run_trains_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(BLOCKS[0], names)
+    steps = [entry for entry in names["trainer"].state.log_history if "loss" in entry]  # type: ignore[attr-defined]
+    assert len(steps) == 5
+    assert all(1 <= step["gcpo/weight"] < 1.3 and step["reward"] > 0 for step in steps)
