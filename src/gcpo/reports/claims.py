@@ -16,7 +16,7 @@ class Verdicts:
 
     def __call__(self, source: str, claim: str, holds: bool | None, because: str) -> None:
         """Show and keep a verdict: `holds` is what the check returned, None when the data cannot decide."""
-        word = WORDS[holds]
+        word = WORDS[None if holds is None else bool(holds)]
         text = f"**Verdict on “{claim}” ({source}): {word}.** {because}"
         display({"text/markdown": text, "text/plain": text.replace("**", "")}, raw=True)
         self.rows.append({"source": source, "claim": claim, "verdict": word})

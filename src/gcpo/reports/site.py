@@ -53,7 +53,8 @@ def clean(path: Path) -> None:
     """Remove what execution leaves in a notebook's metadata, keeping outputs and counts."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
-        for key in ("papermill", "execution", "ExecuteTime"):
+        for key in ("papermill", "execution", "ExecuteTime", *([] if cell.metadata.get("tags") else ["tags"])):
             cell.metadata.pop(key, None)
     notebook.metadata.pop("papermill", None)
+    notebook.metadata["language_info"] = {"name": "python"}  # and not the version that happened to execute it
     nbformat.write(notebook, path)
