@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from gcpo import paths, records
+from gcpo.methods import METHODS
 from gcpo.runs import manifest
 from gcpo.runs.grids import expand
 from gcpo.runs.params import ParameterError, Params, validate
@@ -121,9 +122,10 @@ def test_a_write_that_is_cut_short_leaves_the_old_manifest(monkeypatch: pytest.M
         raise OSError("disk full")
 
     run.manifest["status"] = "running"
-    with monkeypatch.context() as full_disk, pytest.raises(OSError, match="disk full"):
+    with monkeypatch.context() as full_disk:
         full_disk.setattr(Path, "write_text", half)
-        run.write()
+        with pytest.raises(OSError, match="disk full"):
+            run.write()
     assert on_disk(run) == before
     run.write()
     assert on_disk(run)["status"] == "running"
@@ -138,9 +140,10 @@ def test_a_table_that_is_cut_short_leaves_the_old_one(monkeypatch: pytest.Monkey
         path.write_text("f1\n0.")
         raise OSError("disk full")
 
-    with monkeypatch.context() as full_disk, pytest.raises(OSError, match="disk full"):
+    with monkeypatch.context() as full_disk:
         full_disk.setattr(pd.DataFrame, "to_csv", half)
-        run.table("eval.csv", pd.DataFrame({"f1": [0.75]}))
+        with pytest.raises(OSError, match="disk full"):
+            run.table("eval.csv", pd.DataFrame({"f1": [0.75]}))
     assert (run.folder / "eval.csv").read_text() == "f1\n0.5\n"
 
 
@@ -453,6 +456,11 @@ def test_a_grid_overrules_the_profile_and_is_overruled_itself() -> None:
     write_grid("g", [{"kind": "train", "alpha": [0.2, 0.3], "seed": [7]}])
     assert [(q.alpha, q.seed, q.beta) for q in params_of("g")] == [(0.2, 7, 0.1), (0.3, 7, 0.1)]
     assert [(q.alpha, q.seed) for q in params_of("g", seed=9)] == [(0.2, 9), (0.3, 9)]
+
+
+def test_all_methods_are_those_of_the_table_less_what_is_left_out() -> None:
+    write_grid("g", [{"kind": "train", "method": ["all", "-r2vpo", "bot_only*egpo"]}])
+    assert [q.method for q in params_of("g")] == [*(name for name in METHODS if name != "r2vpo"), "bot_only*egpo"]
 
 
 def test_a_run_that_two_blocks_share_is_there_once() -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 import transformers
+from jaxtyping import Float
 from torch import Tensor
 
 from gcpo import measures, world
 from gcpo.gradients import gradient_variance
 from gcpo.methods import base_advantages
+from gcpo.methods.parts import likelihoods
+from gcpo.rollouts import Rollouts
 from gcpo.runs.manifest import Run, load, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.runs.train import models, quiet
 from gcpo.semantics import Embedder, Entailment, from_texts
+from gcpo.tasks.base import Row
 from gcpo.tasks.evaluation import generate, load_policy, texts
 
 CHUNK = 10  # queries between two writes: what a kill can lose
@@ -73,30 +78,45 @@ def _write(path: Path, lines: list[dict[str, Any]]) -> None:
     draft.replace(path)
 
 
+def uncertainties(rollouts: Rollouts) -> dict[str, Float[Tensor, " B"]]:
+    """Every measure of the rollouts' groups by its column; sequences count by their length-normalised likelihoods."""
+    r, clusters, likelihood = rollouts, rollouts.clusters, likelihoods(rollouts)[0]
+    return {
+        "token_entropy": measures.token_entropy(r.entropies, r.mask),
+        "se": measures.semantic_entropy(clusters),
+        "cd": measures.cosine_dispersion(r.embeddings),
+        "bot": measures.barycentric_transport(r.embeddings, clusters),
+        "se_rao": measures.semantic_entropy(clusters, likelihood, estimator="rao"),
+        "se_mc": measures.semantic_entropy(clusters, likelihood, estimator="mc"),
+        "kle": measures.kernel_language_entropy(r.nli),
+        "predictive_entropy": measures.predictive_entropy(likelihood),
+        "self_consistency": measures.self_consistency(clusters),
+        "rd": measures.reward_dispersion(r.rewards, r.reward_range),
+    }
+
+
 def _chunk(
-    plan: Plan, model: Any, tokens: Any, embedder: Embedder, entailment: Entailment, rows: Any
+    plan: Plan, model: Any, tokens: Any, embedder: Embedder, entailment: Entailment, rows: Sequence[Row]
 ) -> list[dict[str, Any]]:
-    params, task, size = plan.params, plan.task, plan.params.group_size
+    """A line for each query."""
+    params, task, shape = plan.params, plan.task, (len(rows), plan.params.group_size)
     ids, attention, completion = generate(
         model,
         tokens,
         [row.prompt for row in rows],
-        n=size,
+        n=params.group_size,
         temperature=params.temperature,
         max_new_tokens=params.max_completion_length,
     )
     flat = texts(tokens, ids, completion)
-    groups = [flat[size * i : size * (i + 1)] for i in range(len(rows))]
-    answers = [[task.extract(text) for text in group] for group in groups]
+    groups = [flat[shape[1] * i : shape[1] * (i + 1)] for i in range(len(rows))]
     scores = [
-        [task.score(answer, row.references) for answer in group] for group, row in zip(answers, rows, strict=True)
+        [task.score(task.extract(text), row.references) for text in group]
+        for group, row in zip(groups, rows, strict=True)
     ]
-    rewards = torch.tensor([[task.reward_of(score) for score in group] for group in scores])
-    advantages = base_advantages(rewards)
     logps, entropies, mask = _token_statistics(model, ids, attention, completion, params.temperature)
-    lengths = mask.sum(-1)
     rollouts = from_texts(
-        rewards,
+        torch.tensor([[task.reward_of(score) for score in group] for group in scores]),
         groups,
         extract=task.extract,
         full_completion=task.full_completion,
@@ -104,35 +124,27 @@ def _chunk(
         entailment=entailment,
         threshold=params.entailment_threshold,
         reward_range=task.reward_range,
+        logps=logps.unflatten(0, shape),
+        entropies=entropies.unflatten(0, shape),
+        mask=mask.unflatten(0, shape),
     )
-    per_response = ((logps * mask).sum(-1) / lengths.clamp(min=1)).view(len(rows), size)
-    columns = {
-        "token_entropy": measures.token_entropy(entropies.view(len(rows), size, -1), mask.view(len(rows), size, -1)),
-        "se": measures.semantic_entropy(rollouts.clusters),
-        "cd": measures.cosine_dispersion(rollouts.embeddings),
-        "bot": measures.barycentric_transport(rollouts.embeddings, rollouts.clusters),
-        "se_rao": measures.semantic_entropy(rollouts.clusters, per_response, estimator="rao"),
-        "se_mc": measures.semantic_entropy(rollouts.clusters, per_response, estimator="mc"),
-        "kle": measures.kernel_language_entropy(rollouts.nli),
-        "predictive_entropy": measures.predictive_entropy(per_response),
-        "self_consistency": measures.self_consistency(rollouts.clusters),
-        "rd": measures.reward_dispersion(rewards, task.reward_range),
-    }
+    columns, advantages = uncertainties(rollouts), base_advantages(rollouts.rewards)
     lines = []
     for i, row in enumerate(rows):
-        own = slice(size * i, size * (i + 1))
+        group = slice(shape[1] * i, shape[1] * (i + 1))
         stats = gradient_variance(
-            model, ids[own], attention[own], completion[own], advantages[i], params=params.gradient_parameters
+            model, ids[group], attention[group], completion[group], advantages[i], params=params.gradient_parameters
         )
+        rewards = rollouts.rewards[i]
         lines.append(
             {
                 "query": row.id,
                 "V": stats.variance,
                 "mean_squared_norm": stats.mean_squared_norm,
                 **{name: float(values[i]) for name, values in columns.items()},
-                "success_rate": sum(s[task.metrics[0]] for s in scores[i]) / size,
-                "zero_variance": bool((rewards[i] == rewards[i, 0]).all()),
-                "mean_tokens": float(lengths[own].float().mean()),
+                "success_rate": sum(score[task.metrics[0]] for score in scores[i]) / shape[1],
+                "zero_variance": bool((rewards == rewards[0]).all()),
+                "mean_tokens": float(rollouts.mask[i].sum(-1).float().mean()),
                 "answered": float(rollouts.answered[i].float().mean()),
             }
         )

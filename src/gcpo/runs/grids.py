@@ -11,6 +11,7 @@ import yaml
 
 from gcpo import paths
 from gcpo.errors import nearest
+from gcpo.methods import METHODS
 from gcpo.runs.params import ParameterError, Params, load_profile, validate
 from gcpo.runs.plan import KINDS, Plan
 
@@ -24,8 +25,8 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
     """Every run of a grid, checked: the profile's values, the grid's, then ``overrides``.
 
     A grid is a list of blocks; a block names a ``kind`` ("train" or "gradients") and gives lists of values for any
-    parameters, and every combination is a run. A plan's ``varied`` are the parameters that its block lists and that
-    differ within the grid, beside task, method and seed.
+    parameters, and every combination is a run. Among methods, "all" is every one, and "-name" leaves one out. A plan's
+    ``varied`` are the parameters that its block lists and that differ within the grid, beside task, method and seed.
 
     Raises:
         ParameterError: no such grid, a block without a kind, or a bad parameter.
@@ -41,6 +42,8 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
             raise ParameterError(f"{path}: kind must be one of {', '.join(KINDS)}, got {kind!r}.")
         if bad := [key for key, value in axes.items() if not isinstance(value, list)]:
             raise ParameterError(f"{path}: {bad[0]} must be a list of values.")
+        if "method" in axes:
+            axes["method"] = _methods(axes["method"])
         for values in itertools.product(*axes.values()):
             chosen = {**base, **dict(zip(axes, values, strict=True)), **(overrides or {})}
             plan = Plan(kind, validate(chosen, f"run of {path.name} with {profile}.yaml"))
@@ -50,6 +53,13 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
         replace(plan, varied=tuple(key for key in differing[likes(plan.kind, plan.params.max_steps)] if key in axes))
         for plan, axes in listed.values()
     ]
+
+
+def _methods(listed: list[Any]) -> list[Any]:
+    """The methods that a list means."""
+    chosen = [name for entry in listed for name in (METHODS if entry == "all" else [entry])]
+    left_out = {name[1:] for name in chosen if str(name).startswith("-")}
+    return [name for name in dict.fromkeys(chosen) if not str(name).startswith("-") and name not in left_out]
 
 
 def likes(kind: str, max_steps: int) -> tuple[str, bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,8 +55,12 @@ def _held_out(premise: str, hypothesis: str) -> bool:
 
 
 def _pairs(rng: random.Random, size: int, held_out: bool) -> list[tuple[str, str, str]]:
-    drawn = (entailment_pair(rng) for _ in iter(int, 1))
-    return list(itertools.islice((pair for pair in drawn if _held_out(*pair[:2]) == held_out), size))
+    pairs: list[tuple[str, str, str]] = []
+    while len(pairs) < size:
+        premise, hypothesis, label = entailment_pair(rng)
+        if _held_out(premise, hypothesis) == held_out:
+            pairs.append((premise, hypothesis, label))
+    return pairs
 
 
 def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
