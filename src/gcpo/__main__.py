@@ -1,4 +1,4 @@
-"""The batch runner: python -m gcpo run | grid | check | report | world."""
+"""The batch runner: python -m gcpo run | grid | check | report | methods | world."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     reported.add_argument("--any-code", action="store_true", help="compare runs of different code of this package")
     reported.add_argument("--grid", help="a grid for all of them, instead of each report's own")
+    command("methods", "print every method with its rule and range")
     command("world", "make the embedded policy and entailment model")
     return parser
 
@@ -117,6 +118,13 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _methods(options: argparse.Namespace) -> int:
+    from gcpo.reports.tables import methods_page
+
+    print(methods_page(), end="")
+    return 0
+
+
 def _world(options: argparse.Namespace) -> int:
     from gcpo.world import bootstrap
 
@@ -124,7 +132,7 @@ def _world(options: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"run": _run, "grid": _grid, "check": _check, "report": _report, "world": _world}
+_COMMANDS = {"run": _run, "grid": _grid, "check": _check, "report": _report, "methods": _methods, "world": _world}
 
 if __name__ == "__main__":
     sys.exit(main())

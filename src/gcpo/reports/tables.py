@@ -82,27 +82,29 @@ def methods_table(group_size: int = 16) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def methods_page(group_size: int = 16) -> str:
+    """METHODS.md."""
+    return f"""# Methods
+
+Written by `python -m gcpo methods`. Ranges are at the method's own alpha; methods that change rewards, or add a term to
+the loss, leave the weight at 1. What each paper leaves open, and what was chosen, is in [DEVIATIONS.md](DEVIATIONS.md).
+
+{markdown(methods_table(group_size))}"""
+
+
 def write_readme(profile: str) -> None:
-    """Rewrite the parts of the README between markers: the table of methods, and the results from the reference tables
-    of a profile."""
+    """Rewrite the part of the README between markers: the results, from the reference tables of a profile."""
     results = []
     for name, caption in RESULTS.items():
         path = paths.REFERENCE / profile / f"{name}.csv"
         if path.exists():
             results.append(f"{caption}\n\n{markdown(pd.read_csv(path, dtype=str, keep_default_na=False))}")
     readme = paths.ROOT / "README.md"
-    text = readme.read_text()
-    text = _between(text, START, END, results)
-    readme.write_text(_between(text, METHODS_START, METHODS_END, [markdown(methods_table())]))
-
-
-def _between(text: str, start: str, end: str, parts: list[str]) -> str:
-    block = "\n".join([f"{start}\n", *parts, end])
-    return re.sub(f"{start}.*?{end}", lambda _: block, text, flags=re.S)
+    block = "\n".join([f"{START}\n", *results, END])
+    readme.write_text(re.sub(f"{START}.*?{END}", lambda _: block, readme.read_text(), flags=re.S))
 
 
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
-METHODS_START, METHODS_END = START.replace("results", "methods"), END.replace("results", "methods")
 # The tables that the README shows, and what it says above them.
 RESULTS = {
     "claims_figure1": "**Figure 1** (alignment of uncertainty with gradient variance), claim by claim:",
