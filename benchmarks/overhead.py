@@ -20,8 +20,8 @@ from trl import GRPOConfig, GRPOTrainer
 from gcpo import world
 from gcpo.methods import METHODS
 from gcpo.runs.params import load_profile, validate
+from gcpo.runs.plan import Plan
 from gcpo.runs.train import build_trainer, quiet
-from gcpo.tasks import get_task
 from gcpo.tasks.evaluation import load_policy
 
 
@@ -43,10 +43,10 @@ def limit(method: str) -> float:
 def make(method: str | None, num_iterations: int, folder: Path) -> GRPOTrainer:
     """A trainer of the laptop profile; None for TRL's own."""
     chosen = {"method": method or "grpo", "max_steps": 10_000, "grpo": {"num_iterations": num_iterations}}
-    params = validate({**load_profile("laptop"), **chosen})
-    task = get_task(params.task)
-    model, tokens = load_policy(world.resolve(params.policy, "policy"))
-    trainer = build_trainer(params, task, model, tokens, task.load("train", limit=params.train_limit).rows, folder)
+    plan = Plan("train", validate({**load_profile("laptop"), **chosen}))
+    model, tokens = load_policy(world.resolve(plan.params.policy, "policy"))
+    rows = plan.task.load("train", limit=plan.params.train_limit).rows
+    trainer = build_trainer(plan, model, tokens, rows, folder)
     if method is not None:
         return trainer
     own = {name: getattr(trainer.args, name) for name in GRPOConfig.__dataclass_fields__ if hasattr(trainer.args, name)}

@@ -24,7 +24,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # TRL takes seconds to import; measures should not.
     if name in ("GCPOConfig", "GCPOTrainer"):
-        from gcpo import trainer
-
+        try:
+            from gcpo import trainer
+        except ModuleNotFoundError as error:
+            raise ImportError(f"gcpo.{name} needs the extra trl: pip install 'gcpo[trl]' ({error}).") from error
         return getattr(trainer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
