@@ -111,8 +111,8 @@ class Method:
     @property
     def alpha(self) -> float | None:
         """alpha_base of its group factors; None without any, and where they differ."""
-        found = {factor.alpha for factor in self.factors if isinstance(factor, GroupFactor)}
-        return found.pop() if len(found) == 1 else None
+        alphas = {factor.alpha for factor in self.factors if isinstance(factor, GroupFactor)}
+        return alphas.pop() if len(alphas) == 1 else None
 
     def seeded(self, seed: int) -> Method:
         """The same method with another seed of what it draws: tokens (``clip_cov``), or whose weight each group gets

@@ -33,11 +33,11 @@ def runs(profile: str, reference: bool = False, wanted: set[str] | None = None) 
         RecordError: a record of another version.
     """
     if not reference:
-        found = [load(path.parent) for path in sorted((paths.OUTPUTS / profile / "runs").glob("*/manifest.json"))]
-        if any(run.finished and (wanted is None or run.folder.name in wanted) for run in found):
-            return found, False
-    found = _committed(paths.REFERENCE / profile)
-    return found, reference or bool(found)
+        on_disk = [load(path.parent) for path in sorted((paths.OUTPUTS / profile / "runs").glob("*/manifest.json"))]
+        if any(run.finished and (wanted is None or run.folder.name in wanted) for run in on_disk):
+            return on_disk, False
+    reference_runs = _committed(paths.REFERENCE / profile)
+    return reference_runs, reference or bool(reference_runs)
 
 
 def _committed(folder: Path) -> list[Run]:
@@ -63,8 +63,8 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
             this package, which are not to be compared.
     """
     labels = {plan.id: plan.label for plan in expand(grid, profile)} if grid is not None else None
-    found, committed = runs(profile, reference, set(labels) if labels is not None else None)
-    manifests = [(run.folder, run.manifest) for run in found if run.finished]
+    recorded, committed = runs(profile, reference, set(labels) if labels is not None else None)
+    manifests = [(run.folder, run.manifest) for run in recorded if run.finished]
     if labels is None:
         axes = varied((manifest["kind"], manifest["params"]) for _, manifest in manifests)
         labels = {
@@ -109,8 +109,8 @@ def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
     ``source`` says "this machine" or "reference"; ``dirty`` counts runs made with uncommitted changes.
     """
     plans = expand(grid, profile)
-    found, committed = runs(profile, reference, {plan.id for plan in plans})
-    by_id = {run.manifest.get("id"): run.manifest for run in found}
+    recorded, committed = runs(profile, reference, {plan.id for plan in plans})
+    by_id = {run.manifest.get("id"): run.manifest for run in recorded}
     rows = []
     for plan in plans:
         manifest = by_id.get(plan.id, {})
@@ -162,8 +162,8 @@ def publish(profile: str) -> int:
     Raises:
         FileNotFoundError: there is none.
     """
-    found, committed = runs(profile)
-    finished = [run for run in found if run.finished]
+    recorded, committed = runs(profile)
+    finished = [run for run in recorded if run.finished]
     if committed or not finished:
         raise FileNotFoundError(f"No finished runs of profile {profile!r} in {paths.OUTPUTS}; run a grid first.")
     write_reference(paths.REFERENCE / profile, finished)

@@ -185,12 +185,12 @@ def from_notebook(namespace: Mapping[str, Any]) -> Params:
     """
     plain = (str, int, float, bool, list, dict, tuple, type(None))
     skipped = {"In", "Out"}
-    found = {
+    values = {
         name: value
         for name, value in namespace.items()
         if isinstance(value, plain) and not name.startswith("_") and name not in skipped
     }
-    return validate(found, "notebook parameters")
+    return validate(values, "notebook parameters")
 
 
 def load_profile(name: str) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def answer_mask(
     With ``extract``: the tokens of the extracted answer, where it occurs last. Without: what follows the last
     ``</think>``. All tokens of a completion in which neither is found.
     """
-    found = torch.zeros(len(ids), max(map(len, ids), default=0), dtype=torch.bool)
+    answer_tokens = torch.zeros(len(ids), max(map(len, ids), default=0), dtype=torch.bool)
     for row, tokens in enumerate(ids):
         text = decode(tokens)
         start, stop = 0, len(text)
@@ -154,5 +154,5 @@ def answer_mask(
         counts = range(len(tokens) + 1)
         first = bisect.bisect_right(counts, start, key=length) - 1 if start else 0
         reached, passed = bisect.bisect_left(counts, stop, key=length), bisect.bisect_right(counts, stop, key=length)
-        found[row, first : max(reached, passed - 1)] = True
-    return found
+        answer_tokens[row, first : max(reached, passed - 1)] = True
+    return answer_tokens

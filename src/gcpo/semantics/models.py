@@ -70,16 +70,16 @@ class _Cache(Generic[K, V]):
 
     def __call__(self, keys: Sequence[K]) -> list[V]:
         """One result per key; those not remembered are computed in one call."""
-        found = {key: self._stored[key] for key in dict.fromkeys(keys) if key in self._stored}
-        missing = [key for key in dict.fromkeys(keys) if key not in found]
+        results = {key: self._stored[key] for key in dict.fromkeys(keys) if key in self._stored}
+        missing = [key for key in dict.fromkeys(keys) if key not in results]
         if missing:
             computed = dict(zip(missing, self.compute(missing), strict=True))
-            found |= computed
+            results |= computed
             for key, result in computed.items():
                 self._stored[key] = result
         self.misses += len(missing)
         self.hits += len(keys) - len(missing)
-        return [found[key] for key in keys]
+        return [results[key] for key in keys]
 
 
 class Embedder:

@@ -95,13 +95,13 @@ def sample(
     batch_size: int = 32,
 ) -> list[list[str]]:
     """``n`` completions of each prompt as text, ``batch_size`` prompts at a time, in the prompts' order."""
-    found: list[list[str]] = []
+    sampled: list[list[str]] = []
     for first in range(0, len(prompts), batch_size):
         some = prompts[first : first + batch_size]
         ids, _, completion = generate(model, tokens, some, n=n, temperature=temperature, max_new_tokens=max_new_tokens)
         flat = texts(tokens, ids, completion)
-        found += [flat[n * i : n * (i + 1)] for i in range(len(some))]
-    return found
+        sampled += [flat[n * i : n * (i + 1)] for i in range(len(some))]
+    return sampled
 
 
 def evaluate(

@@ -197,5 +197,5 @@ class _TokenFeatures:
         ids = [row[: int(length)].tolist() for row, length in rows]
         # GRPO-CARE asks for the answer itself; an entropy's scope, for all that follows the reasoning.
         extract = self.collector.extract if self.collector.method.reward else None
-        found = answer_mask(ids, self.collector.decode, extract).to(mask.device)
-        return torch.nn.functional.pad(found, (0, mask.shape[1] - found.shape[1]))
+        answers = answer_mask(ids, self.collector.decode, extract).to(mask.device)
+        return torch.nn.functional.pad(answers, (0, mask.shape[1] - answers.shape[1]))

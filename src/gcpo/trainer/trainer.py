@@ -136,8 +136,10 @@ class GCPOTrainer(GRPOTrainer):
         logged.extend((modulation.base.flatten() * means["weight"]).tolist())
 
         local = self.collector.local(len(inputs))
-        own = modulation.advantages.flatten(0, 1)[local].to(output["advantages"].dtype)
-        output["advantages"] = own[:, : output["completion_mask"].shape[1]] if own.ndim == 2 else own
+        advantages = modulation.advantages.flatten(0, 1)[local].to(output["advantages"].dtype)
+        if advantages.ndim == 2:  # by token, padded to the longest completion of all processes
+            advantages = advantages[:, : output["completion_mask"].shape[1]]
+        output["advantages"] = advantages
         if self.method.drops_equal:
             self._drop(deviations(rollouts.rewards, rollouts.scorable).eq(0).all(1), output, local)
         if self.method.in_loss:  # rows that TRL shuffles and splits with the others
@@ -220,10 +222,10 @@ class GCPOTrainer(GRPOTrainer):
             self._loss_inputs = None
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
-        found = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
+        logps_and_entropies = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
         if self._loss_inputs is not None:
-            self._modulate_loss(found[0], self._loss_inputs)
-        return found
+            self._modulate_loss(logps_and_entropies[0], self._loss_inputs)
+        return logps_and_entropies
 
     def _modulate_loss(self, logps: Tensor, inputs: dict[str, Any]) -> None:
         """Applies what depends on pi / pi_old to the copy of the batch that TRL's loss is about to read.
