@@ -1,9 +1,13 @@
-"""Small real models for tests: an untrained byte-level policy, and stand-ins for semantic models."""
+"""Fixtures: an untrained byte-level policy and trainers of it, scripted completions, and fewer threads."""
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -24,3 +28,57 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from gcpo.world import scratch_policy
 
     return scratch_policy(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def make(scratch: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Makes a GCPOTrainer of a method: ``make("egpo", scale_rewards="batch")``."""
+    from helpers import make_trainer
+
+    return partial(make_trainer, scratch, tmp_path)
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sees what TRL was given and gave."""
+    from helpers import Spy
+
+    return Spy(monkeypatch)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts texts in the place of samples; one that is as long as allowed has no end-of-sequence token."""
+    import trl
+    from helpers import TEXTS
+
+    def script(texts: Sequence[str] = TEXTS) -> None:
+        def sample(trainer: Any, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+            assert len(prompt_ids) == len(texts)
+            tokens = trainer.processing_class
+            ids = [[*tokens(text, add_special_tokens=False)["input_ids"], tokens.eos_token_id] for text in texts]
+            return [row[: trainer.max_completion_length] for row in ids], None
+
+        monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", sample)
+
+    return script
+
+
+@pytest.fixture(scope="module")
+def frozen() -> Iterator[None]:
+    """TRL collects garbage after every training: what has been imported need not be looked through each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums in one order, and no threads that wait for one another over models as small as these."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -12,70 +12,34 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import pytest
 import torch
 import transformers
-from test_trainer import OFF_POLICY, PRODUCT, ROWS, G, gcpo_trainer
+from helpers import DISTRIBUTED, make_trainer
 from trl import GRPOTrainer
 
-PROCESSES = 2
 # Adam would divide rounding errors by themselves.
 SGD = {"optim": "sgd", "learning_rate": 0.3, "max_steps": 3}
-# Three groups of four rows over two processes of six: the middle group lies in both.
-STRADDLING = {"per_device_train_batch_size": ROWS}
-ONE_GROUP = {"per_device_train_batch_size": G}  # half of it in each process
-ACCUMULATED = {"per_device_train_batch_size": G, "gradient_accumulation_steps": 3}
-# All tokens of the band: which of them a smaller share is depends on the order into which TRL shuffles rows.
-BAND = {"method_options": {"band": (0.01, 5.0), "share": 1.0}}
-
-# Name -> method and settings of one process; each of several takes its share of per_device_train_batch_size.
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{
-        method: (method, STRADDLING)
-        for method in (
-            "dr_grpo",
-            "dapo",
-            "gcpo_bot",
-            "gcpo_shuffled",
-            "seed_grpo",
-            "empo",
-            "care",
-            "edge_grpo",
-            PRODUCT,
-        )
-    },
-    **{f"{method}, 2 iterations": (method, {**STRADDLING, **OFF_POLICY}) for method in ("egpo", "r2vpo", "kl_cov")},
-    "egpo": ("egpo", STRADDLING),
-    "cw_grpo": ("cw_grpo", STRADDLING),
-    "clip_cov": ("clip_cov", {**STRADDLING, **BAND}),
-    "gcpo_bot, one group": ("gcpo_bot", ONE_GROUP),
-    "dapo, accumulated": ("dapo", ACCUMULATED),
-    "cw_grpo, accumulated": ("cw_grpo", ACCUMULATED),
-    "egpo, equalised": ("egpo", {**STRADDLING, "equalize_mean": True}),
-}
 
 
 def sample(trainer: Any, prompt_ids: Sequence[Sequence[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
     """In the place of sampling: lower-case letters, and often an end, drawn by prompt, step and place in the batch."""
+    tokens = trainer.processing_class
+    letters = tokens("abeiou", add_special_tokens=False)["input_ids"]
     completions = []
     for row, prompt in enumerate(prompt_ids):
         place = trainer.accelerator.process_index * len(prompt_ids) + row
         seed = zlib.crc32(repr((list(prompt), trainer.state.global_step, place)).encode())
         drawn = torch.randint(0, 8, (trainer.max_completion_length,), generator=torch.Generator().manual_seed(seed))
-        tokens = trainer.processing_class
-        letters = tokens("abeiou", add_special_tokens=False)["input_ids"]
         ids = [[*letters, letters[0], tokens.eos_token_id][number] for number in drawn.tolist()]
         ends = [place for place, token in enumerate(ids) if token == tokens.eos_token_id]
         completions.append(ids[: ends[0] + 1] if ends else ids)
     return completions, None
 
 
-def outcome(scratch: Path, folder: Path, case: str) -> dict[str, Any]:
+def outcome(scratch: Path, folder: Path, method: str, changes: dict[str, Any], processes: int) -> dict[str, Any]:
     """Everything that must not depend on how many processes there are."""
-    method, changes = CASES[case]
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    share = changes["per_device_train_batch_size"] // processes
-    trainer = gcpo_trainer(scratch, folder, method, **{**SGD, **changes, "per_device_train_batch_size": share})
+    share = {"per_device_train_batch_size": changes["per_device_train_batch_size"] // processes}
+    trainer = make_trainer(scratch, folder, method, **{**SGD, **changes, **share})
     trainer.remove_callback(transformers.PrinterCallback)  # what a failed run has to say stands at the end
     trained: list[torch.Tensor] = []
     logged: list[dict[str, list[float]]] = []
@@ -94,27 +58,22 @@ def outcome(scratch: Path, folder: Path, case: str) -> dict[str, Any]:
     trainer._generate_and_score_completions = spy
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    kept = ("loss", "grad_norm")
     return {
         "weights": {name: value.clone() for name, value in trainer.model.state_dict().items()},
         "logged": logged,
         "trained": trained,
-        "steps": [
-            {key: value for key, value in entry.items() if key in ("loss", "grad_norm") or "gcpo" in key}
-            for entry in steps
-        ],
+        "steps": [{key: value for key, value in entry.items() if key in kept or "gcpo" in key} for entry in steps],
     }
-
-
-def run(scratch: Path, folder: Path) -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GRPOTrainer, "_generate_single_turn", sample)
-        return {case: outcome(scratch, folder, case) for case in CASES}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     scratch, folder = map(Path, sys.argv[1:])
-    rank = os.environ["RANK"]
-    torch.save(run(scratch, folder / f"run{rank}"), folder / f"rank{rank}.pt")
-    torch.distributed.destroy_process_group()
+    rank, processes = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
+    GRPOTrainer._generate_single_turn = sample
+    cases = {name: outcome(scratch, folder / f"run{rank}", *case, processes) for name, case in DISTRIBUTED.items()}
+    torch.save(cases, folder / f"rank{rank}.pt")
+    if processes > 1:
+        torch.distributed.destroy_process_group()

@@ -7,16 +7,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import papers
 import pytest
 import torch
-from test_trainer import PROMPTS, ROWS, G, dataset, frozen, generate, move, reward, settings
+from helpers import (
+    ACCUMULATED,
+    OFF_POLICY,
+    PROMPTS,
+    ROWS,
+    SPLIT,
+    G,
+    close,
+    dataset,
+    generate,
+    loss_of,
+    move,
+    reward,
+    settings,
+)
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from gcpo.tasks.evaluation import load_policy
 
-__all__ = ["frozen"]  # a fixture for this file too
+pytestmark = pytest.mark.usefixtures("frozen")
 
 GENERATE = "_generate_and_score_completions"
 LOGPS = "_get_per_token_logps_and_entropies"
@@ -35,8 +50,10 @@ def trl(scratch: Path, tmp_path: Path) -> Make:
     return make
 
 
-def loss_of(trainer: GRPOTrainer, batch: dict[str, Any]) -> Tensor:
-    return trainer._compute_loss(trainer.model, batch).detach()
+def passed(trainer: GRPOTrainer, batch: dict[str, Any], **options: Any) -> Any:
+    """A forward pass of TRL's over the completions of a batch."""
+    ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
+    return getattr(trainer, LOGPS)(trainer.model, ids, mask, batch["completion_ids"].shape[1], **options)
 
 
 # --- _calculate_rewards ---------------------------------------------------------------------------------------------
@@ -52,7 +69,7 @@ def test_rewards_are_gathered_once_per_generation(trl: Make, monkeypatch: pytest
         return rewards
 
     monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", spy)
-    trainer = trl(num_iterations=2, max_steps=4)
+    trainer = trl(**OFF_POLICY, max_steps=4)
     trainer.train()
     assert [shape for shape, _ in calls] == [(ROWS, 1)] * 2, (
         "_calculate_rewards: called once per generation, with positional arguments, and gives (rows, functions)"
@@ -71,7 +88,7 @@ KEYS = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advan
     ("changes", "more"),
     [
         ({}, set()),
-        ({"num_iterations": 2}, {"old_per_token_logps"}),
+        (OFF_POLICY, {"old_per_token_logps"}),
         ({"beta": 0.1}, {"ref_per_token_logps"}),
     ],
     ids=str,
@@ -82,18 +99,17 @@ def test_what_a_generation_holds(trl: Make, changes: dict[str, Any], more: set[s
     shape = batch["completion_ids"].shape
     assert batch["advantages"].shape == shape[:1] == (ROWS,), f"{GENERATE}: one advantage per row"
     assert all(batch[key].shape == shape for key in {"completion_mask", *more}), f"{GENERATE}: token rows, one length"
-    assert batch["num_items_in_batch"] == batch["completion_mask"].sum(), f"{GENERATE}, _drop: tokens of the batch"
-    assert batch["num_items_in_batch"].ndim == 0, f"{GENERATE}, _drop: a number, which the split leaves whole"
+    total, about = batch["num_items_in_batch"], f"{GENERATE}, dropped groups: num_items_in_batch is"
+    assert total == batch["completion_mask"].sum(), f"{about} the tokens of the batch"
+    assert total.ndim == 0, f"{about} a number, which the split leaves whole"
 
 
 def test_consecutive_rows_are_a_group_and_their_advantages_are_gcpos_equation_1(trl: Make) -> None:
     trainer = trl()
     batch = generate(trainer)
     rewards = torch.tensor(list(trainer._logs["rewards"]["reward"])).view(PROMPTS, G)
-    expected = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
-    torch.testing.assert_close(
-        batch["advantages"].view(PROMPTS, G), expected, msg=f"{GENERATE}: advantages of consecutive rows"
-    )
+    expected = [papers.grpo(group) for group in rewards.tolist()]
+    close(batch["advantages"].view(PROMPTS, G), expected, f"{GENERATE}: advantages of consecutive rows")
 
 
 def test_logged_advantages_are_the_last_batch_in_order(trl: Make) -> None:
@@ -105,9 +121,9 @@ def test_logged_advantages_are_the_last_batch_in_order(trl: Make) -> None:
     )
     for name in ("prompt", "completion", "advantages"):
         assert trainer._logs[name].maxlen == ROWS, f"{GENERATE}: _logs[{name!r}] holds one generation batch"
-    assert trainer._logs["extra"]["any"].maxlen == ROWS, "_log_columns: _logs['extra'] makes columns of that length"
+    assert trainer._logs["extra"]["any"].maxlen == ROWS, "our columns: _logs['extra'] makes columns of that length"
     trainer.log({})
-    assert "reward" not in trainer._metrics["train"], "_log_columns: _metrics['train'] is emptied by every log"
+    assert "reward" not in trainer._metrics["train"], "our columns: _metrics['train'] is emptied by every log"
 
 
 @pytest.mark.parametrize(
@@ -124,19 +140,18 @@ def test_old_log_probabilities_exist_where_steps_and_generations_are_not_aligned
         num_iterations=iterations,
     )
     assert ("old_per_token_logps" in generate(trainer)) == (accumulated % (steps * iterations) != 0), (
-        "GCPOConfig.on_policy and _policy_pass: when TRL keeps old_per_token_logps"
+        "GCPOConfig.on_policy and our own pass: when TRL keeps old_per_token_logps"
     )
 
 
 def test_the_policy_has_not_moved_where_old_log_probabilities_are_absent(trl: Make) -> None:
-    trainer = trl(num_iterations=2)
+    trainer = trl(**OFF_POLICY)
     batch = generate(trainer)
-    ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
     with torch.no_grad():
-        again = getattr(trainer, LOGPS)(trainer.model, ids, mask, batch["completion_ids"].shape[1], batch_size=5)[0]
+        again = passed(trainer, batch, batch_size=5)[0]
     tokens = batch["completion_mask"].bool()
     torch.testing.assert_close(
-        again[tokens], batch["old_per_token_logps"][tokens], msg="_policy_pass: its arguments, and what it returns"
+        again[tokens], batch["old_per_token_logps"][tokens], msg="our own pass: its arguments, and what it returns"
     )
 
 
@@ -152,7 +167,7 @@ def test_every_row_of_a_batch_is_shuffled_and_split_with_the_others(trl: Make, m
         return output
 
     monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", more)
-    trainer = trl(per_device_train_batch_size=G, steps_per_generation=PROMPTS)
+    trainer = trl(**SPLIT)
     trainer.model.train()
     batches = []
     for step in range(PROMPTS):
@@ -216,10 +231,10 @@ def test_log_probabilities_come_first_of_three_and_entropies_second(trl: Make) -
     trainer = trl()
     batch = generate(trainer)
     keys = ("batch_size", "compute_entropy")
-    assert set(keys) <= inspect.signature(getattr(GRPOTrainer, LOGPS)).parameters.keys(), f"_policy_pass: {keys}"
+    assert set(keys) <= inspect.signature(getattr(GRPOTrainer, LOGPS)).parameters.keys(), f"our own pass: {keys}"
+    logps, entropies, _ = passed(trainer, batch, compute_entropy=True)
     ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
     length = batch["completion_ids"].shape[1]
-    logps, entropies, _ = getattr(trainer, LOGPS)(trainer.model, ids, mask, length, compute_entropy=True)
     with torch.no_grad():
         plain = trainer.model(ids, attention_mask=mask).logits[:, -length - 1 : -1].log_softmax(-1)
     tokens = batch["completion_mask"].bool()
@@ -231,7 +246,7 @@ def test_log_probabilities_come_first_of_three_and_entropies_second(trl: Make) -
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
 def test_advantages_of_tokens_are_as_good_as_advantages_of_rows(trl: Make, loss_type: str) -> None:
-    trainer = trl(num_iterations=2, loss_type=loss_type, epsilon_high=5.0)
+    trainer = trl(**OFF_POLICY, loss_type=loss_type, epsilon_high=5.0)
     batch = generate(trainer)
     move(trainer)
     tokens = batch["advantages"].unsqueeze(1).expand(batch["completion_ids"].shape)
@@ -242,14 +257,13 @@ def test_advantages_of_tokens_are_as_good_as_advantages_of_rows(trl: Make, loss_
 
 
 def test_the_ratio_is_of_the_old_log_probabilities_or_1(trl: Make) -> None:
-    trainer = trl(num_iterations=2, epsilon=100.0)  # no clipping
+    trainer = trl(**OFF_POLICY, epsilon=100.0)  # no clipping
     batch = generate(trainer)
     move(trainer)
-    ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
-    logps = getattr(trainer, LOGPS)(trainer.model, ids, mask, batch["completion_ids"].shape[1])[0].detach()
+    logps = passed(trainer, batch)[0].detach()
     tokens, counts = batch["completion_mask"], batch["completion_mask"].sum(1)
     ratios = ((logps - batch["old_per_token_logps"]).exp() * tokens).sum(1) / counts
-    about = "_modulate_loss: pi_old is old_per_token_logps, and without them the policy itself"
+    about = "weights in the loss: pi_old is old_per_token_logps, and without them the policy itself"
     torch.testing.assert_close(loss_of(trainer, batch), -(ratios * batch["advantages"]).mean(), msg=about)
     del batch["old_per_token_logps"]
     torch.testing.assert_close(loss_of(trainer, batch), -batch["advantages"].mean(), msg=about)
@@ -267,7 +281,7 @@ def test_dapos_loss_divides_by_num_items_in_batch_and_ignores_masked_rows(trl: M
     batch["completion_mask"] = batch["completion_mask"] * kept.unsqueeze(1)
     batch["num_items_in_batch"] = batch["completion_mask"].sum()
     total = (batch["advantages"] * batch["completion_mask"].sum(1)).sum()
-    about = "_drop: num_items_in_batch is what dapo's loss divides by, and completion_mask what it counts"
+    about = "dropped groups: num_items_in_batch is what dapo's loss divides by, and completion_mask what it counts"
     torch.testing.assert_close(loss_of(trainer, batch), -total / batch["num_items_in_batch"], msg=about)
     doubled = {**batch, "num_items_in_batch": 2 * batch["num_items_in_batch"]}
     torch.testing.assert_close(2 * loss_of(trainer, doubled), loss_of(trainer, batch), msg=about)
@@ -276,15 +290,16 @@ def test_dapos_loss_divides_by_num_items_in_batch_and_ignores_masked_rows(trl: M
 def test_the_loss_of_a_step_is_divided_by_the_steps_that_are_accumulated(trl: Make) -> None:
     trainer = trl()
     batch = {**generate(trainer), "advantages": torch.ones(ROWS)}
-    assert loss_of(trainer, batch) == pytest.approx(-1)
+    assert loss_of(trainer, batch).item() == pytest.approx(-1)
     trainer.current_gradient_accumulation_steps = 4
-    assert loss_of(trainer, batch) == pytest.approx(-1 / 4), "_modulate_loss: the penalty is divided like TRL's loss"
+    about = "weights in the loss: the penalty is divided like TRL's loss"
+    assert loss_of(trainer, batch).item() == pytest.approx(-1 / 4), about
 
 
 def test_training_sets_how_many_steps_are_accumulated(trl: Make) -> None:
-    trainer = trl(per_device_train_batch_size=G, gradient_accumulation_steps=PROMPTS, max_steps=1)
+    trainer = trl(**ACCUMULATED, max_steps=1)
     trainer.train()
-    assert trainer.current_gradient_accumulation_steps == PROMPTS, "_modulate_loss: the penalty's divisor"
+    assert trainer.current_gradient_accumulation_steps == PROMPTS, "weights in the loss: the penalty's divisor"
 
 
 # --- the reference model --------------------------------------------------------------------------------------------

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import for_all, seeds
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from gcpo.gradients import gradient_variance, score_gradients, variance_decomposition
+from gcpo.gradients import GradientStats, gradient_variance, score_gradients, variance_decomposition
 
 VOCABULARY = 23
 PROMPT, LENGTH = 3, 9
 
-seeds = st.integers(0, 2**31 - 1)
-
-
-def for_all(**strategies: st.SearchStrategy) -> Callable:
-    """A property test without a time limit: the first call also pays for what the libraries load lazily."""
-    return lambda test: settings(deadline=None, max_examples=30)(given(**strategies)(test))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def qwen2(tied: bool = False, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> Qwen2ForCausalLM:
@@ -42,15 +37,6 @@ def qwen2(tied: bool = False, dtype: torch.dtype = torch.float64, dropout: float
         initializer_range=0.3,
     )
     return Qwen2ForCausalLM(config).to(dtype)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """These models are too small to share between threads, which would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Absolute(nn.Module):
@@ -114,11 +100,13 @@ def reference_gradients(model: nn.Module, batch: dict[str, Tensor]) -> np.ndarra
     return np.array(gradients)
 
 
-def two_pass(gradients: np.ndarray, advantages: Tensor) -> tuple[float, np.ndarray, float]:
+def check(stats: GradientStats, gradients: np.ndarray, advantages: Tensor, rel: float = 1e-10) -> None:
+    """Statistics of explicit gradients, in two passes: first the mean, then the deviations from it."""
     vectors = advantages.numpy()[:, None] * gradients
     mean = vectors.mean(0)
-    squared = (vectors**2).sum(1)
-    return float(((vectors - mean) ** 2).sum(1).mean()), squared, float((mean**2).sum())
+    assert stats.variance == pytest.approx(((vectors - mean) ** 2).sum(1).mean(), rel=rel)
+    assert stats.squared_norms.numpy() == pytest.approx((vectors**2).sum(1), rel=rel)
+    assert stats.mean_squared_norm == pytest.approx((mean**2).sum(), rel=rel)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -126,11 +114,8 @@ def two_pass(gradients: np.ndarray, advantages: Tensor) -> tuple[float, np.ndarr
 def test_eq20_is_the_two_pass_variance_of_explicit_gradients(tied: bool, dtype: torch.dtype) -> None:
     model, batch, advantages = qwen2(tied, dtype), rollouts(), advantages_of()
     gradients = reference_gradients(model, batch)
-    variance, squared_norms, mean_squared_norm = two_pass(gradients, advantages)
     stats = gradient_variance(model, **batch, advantages=advantages)
-    assert stats.variance == pytest.approx(variance, rel=1e-5)
-    assert stats.squared_norms.numpy() == pytest.approx(squared_norms, rel=1e-5)
-    assert stats.mean_squared_norm == pytest.approx(mean_squared_norm, rel=1e-5)
+    check(stats, gradients, advantages, rel=1e-5)
     assert stats.variance == pytest.approx(stats.squared_norms.mean().item() - stats.mean_squared_norm, rel=1e-5)
     explicit = score_gradients(model, **batch)
     assert explicit.dtype == dtype
@@ -174,7 +159,7 @@ def test_a_tied_parameter_counts_once() -> None:
     torch.testing.assert_close(score_gradients(tied, **batch, params="lm_head.weight"), uses[0] + uses[1])
 
 
-# -------------------------------------------------------------------------------------------------- padding, positions
+# --- padding, positions ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [qwen2, Absolute])
@@ -206,7 +191,7 @@ def test_a_gap_in_the_attention_mask_is_kept() -> None:
     torch.testing.assert_close(score_gradients(model, **batch), torch.from_numpy(gradients))
 
 
-# ------------------------------------------------------------------------------------------------ shared and idle rows
+# --- shared and idle rows -------------------------------------------------------------------------------------------
 
 
 def test_equal_rows_share_one_pass_whatever_their_padding() -> None:
@@ -216,10 +201,7 @@ def test_equal_rows_share_one_pass_whatever_their_padding() -> None:
     stats = gradient_variance(model, **doubled, advantages=advantages)
     assert len(model.calls) == 3
     gradients = np.tile(reference_gradients(model, batch), (2, 1))
-    variance, squared_norms, mean_squared_norm = two_pass(gradients, advantages)
-    assert stats.variance == pytest.approx(variance, rel=1e-10)
-    assert stats.squared_norms.numpy() == pytest.approx(squared_norms, rel=1e-10)
-    assert stats.mean_squared_norm == pytest.approx(mean_squared_norm, rel=1e-10)
+    check(stats, gradients, advantages)
 
 
 def test_rows_that_differ_only_in_their_completion_mask_are_distinct() -> None:
@@ -236,9 +218,7 @@ def test_rows_without_advantage_or_completion_need_no_pass_and_count_as_zero_vec
     batch["completion_mask"][4] = 0
     stats = gradient_variance(model, **batch, advantages=advantages)
     assert len(model.calls) == 4
-    variance, squared_norms, _ = two_pass(reference_gradients(model, batch), advantages)
-    assert stats.variance == pytest.approx(variance, rel=1e-10)
-    assert stats.squared_norms.numpy() == pytest.approx(squared_norms, rel=1e-10)
+    check(stats, reference_gradients(model, batch), advantages)
     assert stats.squared_norms[[1, 4]].tolist() == [0, 0]
 
 
@@ -273,7 +253,7 @@ def test_a_small_variance_around_a_large_mean_keeps_its_digits() -> None:
         assert len(model.calls) == (1 if batch is same else 2)
 
 
-# ---------------------------------------------------------------------------------------------- the model is untouched
+# --- the model is untouched -----------------------------------------------------------------------------------------
 
 
 def test_dropout_is_off_and_every_mode_is_restored() -> None:
@@ -306,7 +286,7 @@ def test_grad_fields_are_left_as_they_were_and_no_grad_is_no_obstacle() -> None:
     assert all(p.grad is None for p in model.parameters() if p is not marked)
 
 
-# ------------------------------------------------------------------------------------------------ choice of parameters
+# --- choice of parameters -------------------------------------------------------------------------------------------
 
 
 def test_params_takes_names_trailing_parts_and_globs() -> None:
@@ -330,7 +310,7 @@ def test_params_takes_names_trailing_parts_and_globs() -> None:
         torch.testing.assert_close(score_gradients(model, **batch, params=[pattern]), columns_of(*names))
     torch.testing.assert_close(score_gradients(model, **batch, params=(*layers, "up_proj.weight")), columns_of(*layers))
     subset = gradient_variance(model, **batch, advantages=advantages_of(), params=layers)
-    assert subset.variance == pytest.approx(two_pass(columns_of(*layers).numpy(), advantages_of())[0], rel=1e-10)
+    check(subset, columns_of(*layers).numpy(), advantages_of())
 
 
 def test_a_full_name_is_not_read_as_a_trailing_part() -> None:
@@ -348,47 +328,19 @@ def test_only_parameters_that_require_grad_are_covered() -> None:
     covered = sum(p.numel() for p in model.model.layers[1].parameters())
     assert score_gradients(model, **batch).shape == (6, covered)
     assert score_gradients(model, **batch, params="layers.*").shape == (6, covered)
-    with pytest.raises(ValueError, match=r"'lm_head.weight' requires grad"):
-        gradient_variance(model, **batch, advantages=advantages_of(), params=["lm_head.weight"])
 
 
 def test_a_parameter_that_is_not_used_has_gradient_zero() -> None:
     assert score_gradients(Absolute(), **rollouts(), params=["unused"]).tolist() == [[0, 0, 0]] * 6
 
 
-def test_unknown_parameters_are_named_with_their_nearest_neighbours() -> None:
-    model, batch = qwen2(), rollouts()
-    with pytest.raises(ValueError, match=r"fits 'lm_haed.weight'; nearest names: lm_head.weight,"):
-        gradient_variance(model, **batch, advantages=advantages_of(), params=["lm_haed.weight"])
-    with pytest.raises(ValueError, match="params is empty"):
-        gradient_variance(model, **batch, advantages=advantages_of(), params=[])
-
-
-# -------------------------------------------------------------------------------------------------- errors in the data
-
-
-def test_errors_name_the_row_and_the_reason() -> None:
-    model, advantages = Absolute(), advantages_of()
+def test_a_completion_mask_of_another_shape_is_an_error() -> None:
     batch = rollouts()
-    with pytest.raises(ValueError, match=r"advantages has shape \(5,\), expected \(6,\)"):
-        gradient_variance(model, **batch, advantages=advantages[:5])
-    with pytest.raises(ValueError, match="row 2: advantage is nan, give 0"):
-        gradient_variance(model, **batch, advantages=advantages.index_fill(0, torch.tensor(2), torch.nan))
     with pytest.raises(ValueError, match=r"completion_mask has shape \(6, 8\), input_ids has \(6, 9\)"):
-        score_gradients(model, **{**batch, "completion_mask": batch["completion_mask"][:, 1:]})
-    with pytest.raises(ValueError, match=r"input_ids has shape \(9,\), expected \(G, T\)"):
-        score_gradients(model, **{name: x[0] for name, x in batch.items()})
-    first = batch["completion_mask"].clone()
-    first[3, 0] = 1
-    with pytest.raises(ValueError, match="row 3: the first attended token is marked as completion"):
-        score_gradients(model, **{**batch, "completion_mask": first})
-    unseen = batch["attention_mask"].clone()
-    unseen[1, PROMPT] = 0
-    with pytest.raises(ValueError, match="row 1: completion_mask marks a token that attention_mask leaves out"):
-        score_gradients(model, **{**batch, "attention_mask": unseen})
+        score_gradients(Absolute(), **{**batch, "completion_mask": batch["completion_mask"][:, 1:]})
 
 
-# ----------------------------------------------------------------------------------------------- law of total variance
+# --- law of total variance ------------------------------------------------------------------------------------------
 
 
 def random_groups(seed: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -444,12 +396,9 @@ def test_the_decomposition_of_scaled_gradients_is_that_of_eq20() -> None:
     assert intra > 0 and inter > 0
 
 
-def test_the_decomposition_names_what_is_wrong() -> None:
+def test_the_decomposition_refuses_weights_of_another_shape_or_none_above_0() -> None:
     gradients, clusters = torch.ones(3, 2), torch.arange(3)
-    with pytest.raises(ValueError, match=r"clusters has shape \(2,\), expected \(3,\)"):
-        variance_decomposition(gradients, clusters[:2])
     with pytest.raises(ValueError, match=r"weights has shape \(1,\), expected \(3,\)"):
         variance_decomposition(gradients, clusters, torch.ones(1))
-    for weights in ([-1.0, 1.0, 1.0], [0.0, 0.0, 0.0]):
-        with pytest.raises(ValueError, match="weights must not be negative, with at least one above 0"):
-            variance_decomposition(gradients, clusters, torch.tensor(weights))
+    with pytest.raises(ValueError, match="at least one above 0"):
+        variance_decomposition(gradients, clusters, torch.zeros(3))

@@ -34,7 +34,7 @@ FLOORS = [
     {"__main__", "__init__"},
 ]
 HEAVY = """transformers trl accelerate datasets peft sentence_transformers sacrebleu math_verify cachetools pandas
-pydantic papermill""".split()
+    pydantic papermill""".split()
 
 
 def name_of(path: Path) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -48,24 +50,12 @@ def test_token_f1_by_hand(prediction: str, reference: str, expected: float) -> N
     assert token_f1(prediction, [reference]) == pytest.approx(expected)
 
 
-def test_articles_are_dropped_after_punctuation() -> None:
-    assert exact_match("a. cat", "cat") == 1.0
-    assert exact_match("a-cat", "cat") == 0.0  # the hyphen goes first, and "acat" has no article
-
-
 @given(SOME_WORDS, SOME_WORDS)
 def test_token_f1_is_the_harmonic_mean_of_precision_and_recall(prediction: list[str], reference: list[str]) -> None:
     common = overlap(prediction, reference)
     precision, recall = common / len(prediction), common / len(reference)
     expected = 2 * precision * recall / (precision + recall) if common else 0.0
     assert token_f1(" ".join(prediction), " ".join(reference)) == pytest.approx(expected)
-
-
-@given(SOME_WORDS, SOME_WORDS)
-def test_token_f1_is_symmetric_and_exact_match_implies_it(first: list[str], second: list[str]) -> None:
-    one, two = " ".join(first), " ".join(second)
-    assert token_f1(one, two) == token_f1(two, one)
-    assert exact_match(one, two) <= token_f1(one, two) <= 1.0
 
 
 @given(WORDS, st.lists(SOME_WORDS, min_size=1, max_size=4))
@@ -90,14 +80,21 @@ def test_hotpotqa_yes_no_rule(prediction: str, reference: str, plain: float, rul
     assert token_f1(prediction, reference, yes_no_rule=True) == pytest.approx(ruled)
 
 
-def test_exact_match_normalises_both_sides() -> None:
-    assert exact_match("The Cat!", "a cat") == 1.0
-    assert exact_match("the cat sat", "cat") == 0.0
-    assert exact_match("dog", ["cat", "Dog."]) == 1.0
+@pytest.mark.parametrize(
+    ("prediction", "reference", "expected"),
+    [
+        ("The Cat!", "a cat", 1.0),
+        ("the cat sat", "cat", 0.0),
+        ("a. cat", "cat", 1.0),  # articles go after punctuation
+        ("a-cat", "cat", 0.0),  # the hyphen goes first, and "acat" has no article
+    ],
+)
+def test_exact_match_by_hand(prediction: str, reference: str, expected: float) -> None:
+    assert exact_match(prediction, reference) == expected
 
 
 @pytest.mark.parametrize("score", [token_f1, exact_match, bleu1])
-def test_no_answer_scores_zero_and_no_reference_is_an_error(score) -> None:
+def test_no_answer_scores_zero_and_no_reference_is_an_error(score: Callable[..., float]) -> None:
     assert score(None, ["cat"]) == 0.0
     with pytest.raises(ValueError, match="references is empty"):
         score("cat", [])
@@ -237,12 +234,11 @@ def test_the_shortcut_for_integers_agrees_with_math_verify(prediction: int, gold
     assert math_correct(f"${prediction}$", str(gold)) == float(prediction == gold)
 
 
-@pytest.mark.parametrize("gold", ["", r"\boxed{}", "no number here", r"nothing \boxed{1"])
+@pytest.mark.parametrize("gold", [r"\boxed{}", "no number here", r"nothing \boxed{1"])
 def test_an_unreadable_gold_answer_is_an_error_that_names_it(gold: str) -> None:
     for prediction in ("9", None):
-        with pytest.raises(ValueError, match="cannot be parsed") as error:
+        with pytest.raises(ValueError, match=f"gold answer {re.escape(repr(gold))} cannot be parsed"):
             math_correct(prediction, gold)
-        assert repr(gold) in str(error.value)
 
 
 def test_math_correct_works_in_a_thread_without_warnings(caplog: pytest.LogCaptureFixture) -> None:

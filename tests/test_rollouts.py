@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,21 +19,11 @@ from gcpo.semantics import NO_ANSWER, Embedder, Entailment, answer_mask, from_te
 from gcpo.tasks.evaluation import load_policy
 
 REWARDS = torch.tensor([[0.0, 1.0, 2.0, math.nan], [0.5, 0.5, 0.5, 0.5]])
-SHAPES = {
-    "clusters": (2, 4),
-    "exact_clusters": (2, 4),
-    "math_clusters": (2, 4),
-    "task_clusters": (2, 4),
+SHAPES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys("clusters exact_clusters math_clusters task_clusters answered correctness".split(), (2, 4)),
+    **dict.fromkeys("logps entropies mask answer_mask ref_logps ratios".split(), (2, 4, 5)),
     "embeddings": (2, 4, 3),
     "nli": (2, 4, 4, 3),
-    "logps": (2, 4, 5),
-    "entropies": (2, 4, 5),
-    "mask": (2, 4, 5),
-    "answer_mask": (2, 4, 5),
-    "ref_logps": (2, 4, 5),
-    "ratios": (2, 4, 5),
-    "answered": (2, 4),
-    "correctness": (2, 4),
 }
 
 
@@ -52,19 +43,14 @@ class Counted:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_feature_is_given_as_it_is(name: str) -> None:
+def test_a_feature_is_given_as_it_is_or_evaluated_once_when_first_read(name: str) -> None:
     value = torch.ones(SHAPES[name])
     assert getattr(Rollouts(REWARDS, **{name: value}), name) is value
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_callable_feature_is_evaluated_once_and_only_when_read(name: str) -> None:
-    feature = Counted(torch.ones(SHAPES[name]))
+    feature = Counted(value)
     rollouts = Rollouts(REWARDS, **{name: feature})
     assert rollouts.rewards is REWARDS
     assert feature.calls == 0
-    assert getattr(rollouts, name) is feature.value
-    assert getattr(rollouts, name) is feature.value
+    assert getattr(rollouts, name) is getattr(rollouts, name) is value
     assert feature.calls == 1
 
 
@@ -78,23 +64,17 @@ def test_methods_share_what_was_evaluated() -> None:
     rollouts = Rollouts(REWARDS, **features)
     for method in ("grpo", "rd_only"):
         advantages(method, rollouts)
-    assert [feature.calls for feature in features.values()] == [0, 0, 0, 0]
+    assert not any(feature.calls for feature in features.values())
     for method in ("gcpo_cd", "gcpo_bot", "bot_only", "se", "gcpo_bot"):
         advantages(method, rollouts)
-    assert {name: feature.calls for name, feature in features.items()} == {
-        "embeddings": 1,
-        "clusters": 1,
-        "nli": 0,
-        "logps": 0,
-    }
+    assert [feature.calls for feature in features.values()] == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "correctness"])  # the reward says that one
 def test_reading_an_absent_feature_names_it_and_what_there_is(name: str) -> None:
     present = "mask" if name != "mask" else "logps"
     rollouts = Rollouts(REWARDS, **{present: torch.ones(2, 4, 5)})
-    have = rf"They have: rewards, {present}, correctness\."
-    with pytest.raises(MissingFeatureError, match=rf"have no '{name}'.*{name}=\.\.\..*{have}"):
+    with pytest.raises(MissingFeatureError, match=rf"have no '{name}'.*They have: rewards, {present}, correctness"):
         getattr(rollouts, name)
     assert not hasattr(rollouts, name)
 
@@ -111,7 +91,7 @@ def test_a_shape_that_does_not_fit_the_rewards_is_an_error(name: str) -> None:
     bad = [(3, *good[1:]), (2, 5, *good[2:]), (*good, 2), good[:1]]
     bad += [(2, 4, 3, 3), (2, 4, 4, 2)] if name == "nli" else []
     for shape in bad:
-        with pytest.raises(ValueError, match=rf"{name} must have shape \(2, 4.*\) to fit rewards \(2, 4\), got"):
+        with pytest.raises(ValueError, match=f"{name} must have shape"):
             Rollouts(REWARDS, **{name: torch.zeros(shape)})
         lazy = Rollouts(REWARDS, **{name: Counted(torch.zeros(shape))})
         with pytest.raises(ValueError, match=f"{name} must have shape"):
@@ -132,16 +112,11 @@ def test_features_are_named_without_being_evaluated() -> None:
 
 
 def test_clusters_are_of_the_kind_that_is_asked_for() -> None:
-    given_kinds = {name: torch.full((2, 4), i) for i, name in enumerate(("exact", "math", "task"))}
-    rollouts = Rollouts(
-        REWARDS,
-        clusters=torch.full((2, 4), 9),
-        **{f"{name}_clusters": value for name, value in given_kinds.items()},
-    )
-    for name, value in given_kinds.items():
-        assert rollouts.clusters_as(name) is value
-    for name in ("nli", None):
-        assert rollouts.clusters_as(name).eq(9).all()
+    kinds = {name: torch.full((2, 4), i) for i, name in enumerate(("exact", "math", "task"))}
+    features = {f"{name}_clusters": value for name, value in kinds.items()}
+    rollouts = Rollouts(REWARDS, clusters=torch.full((2, 4), 9), **features)
+    assert all(rollouts.clusters_as(name) is value for name, value in kinds.items())
+    assert all(rollouts.clusters_as(name).eq(9).all() for name in ("nli", None))
 
 
 def test_clusters_of_a_kind_that_is_not_given_are_the_clusters() -> None:
@@ -164,14 +139,8 @@ def test_scorable_are_the_rewards_that_exist() -> None:
     assert rollouts.reward_range == (0.0, 2.0)
 
 
-@pytest.mark.parametrize("shape", [(4,), (1, 2, 4)])
-def test_rewards_come_in_groups(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"rewards must have shape \(B, G\)"):
-        Rollouts(torch.zeros(shape))
-
-
-@pytest.mark.parametrize("reward_range", [(1.0, 1.0), (2.0, 0.0), (0.0, math.nan)])
-def test_an_empty_reward_range_is_an_error(reward_range: tuple[float, float]) -> None:
+@pytest.mark.parametrize("reward_range", [(2.0, 0.0), (0.0, math.nan)])
+def test_a_reward_range_has_a_width(reward_range: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="reward_range must be"):
         Rollouts(REWARDS, reward_range=reward_range)
 
@@ -225,20 +194,13 @@ class Models:
         entails = [premise.endswith("a cat") and hypothesis.endswith("cat") for premise, hypothesis in pairs]
         return torch.tensor([[0.9, 0.1, 0.0] if e else [0.1, 0.2, 0.7] for e in entails])
 
-    def rollouts(
-        self, *, full_completion: bool = False, threshold: float = 0.35, **features: Tensor | Callable[[], Tensor]
-    ) -> Rollouts:
-        return from_texts(
-            SCORES,
-            GROUPS,
-            extract=extract,
-            full_completion=full_completion,
-            embedder=Embedder(self.embed),
-            entailment=Entailment(self.classify),
-            threshold=threshold,
-            reward_range=(0.0, 2.0),
-            **features,
-        )
+    def rollouts(self, **changes: Any) -> Rollouts:
+        return rollouts_of(GROUPS, embedder=Embedder(self.embed), entailment=Entailment(self.classify), **changes)
+
+
+def rollouts_of(groups: Sequence[Sequence[str]], **changes: Any) -> Rollouts:
+    usual = {"full_completion": False, "embedder": None, "entailment": None, "threshold": 0.35}
+    return from_texts(SCORES, groups, **{"extract": extract, "reward_range": (0.0, 2.0), **usual, **changes})
 
 
 @pytest.fixture
@@ -303,34 +265,14 @@ def test_other_features_and_the_range_are_passed_on(models: Models) -> None:
 
 
 def test_without_a_model_its_features_are_absent() -> None:
-    rollouts = from_texts(
-        SCORES,
-        GROUPS,
-        extract=extract,
-        full_completion=False,
-        embedder=None,
-        entailment=None,
-        threshold=0.35,
-        reward_range=(-1.0, 3.0),
-    )
+    rollouts = rollouts_of(GROUPS, reward_range=(-1.0, 3.0))
     assert rollouts.reward_range == (-1.0, 3.0)
-    for name in ("embeddings", "nli", "clusters"):
-        with pytest.raises(MissingFeatureError, match=f"have no '{name}'"):
-            getattr(rollouts, name)
+    assert not {"embeddings", "nli", "clusters"} & set(rollouts.features)
 
 
 def test_clusters_of_answers_need_no_model() -> None:
     groups = [["Answer: 0.5", "Answer: 1/2", "so, Answer: 0.5", "no idea"], ["no idea"] * 4]
-    rollouts = from_texts(
-        SCORES,
-        groups,
-        extract=extract,
-        full_completion=True,
-        embedder=None,
-        entailment=None,
-        threshold=0.35,
-        reward_range=(0.0, 2.0),
-    )
+    rollouts = rollouts_of(groups, full_completion=True)
     exact, mathematical = rollouts.exact_clusters.tolist(), rollouts.math_clusters.tolist()
     assert exact[0][0] == exact[0][2] and len(set(exact[0])) == 3
     assert mathematical[0][0] == mathematical[0][1] == mathematical[0][2] != mathematical[0][3]

@@ -66,13 +66,6 @@ def test_the_right_answer_to_a_generated_question_earns_2(name: str) -> None:
         assert task.reward("", row.references) == 0.0
 
 
-def test_an_unknown_task_is_an_error_with_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"'narativeqa'\. Did you mean 'narrativeqa'\?.*tinymath"):
-        get_task("narativeqa")
-    with pytest.raises(ValueError, match=r"Unknown task 'zzz'\. Valid names: tinyqa"):
-        get_task("zzz")
-
-
 def test_table5_reward_is_twice_the_metric() -> None:
     f1 = 2 * 2 / (2 + 3)  # "black cat" against "black cat sat": 2 common tokens
     assert NARRATIVEQA.reward("Answer: the black cat", ("dog", "a black cat sat")) == pytest.approx(2 * f1)
@@ -87,7 +80,7 @@ def test_accuracy_is_f1_strictly_above_one_half() -> None:
 def test_math_scores_have_one_reference() -> None:
     assert math_scores("0.5", (r"\frac12",)) == {"accuracy": 1.0}
     assert math_scores(None, ("9",)) == {"accuracy": 0.0}
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="too many values"):
         math_scores("9", ("9", "8"))
 
 
@@ -108,17 +101,16 @@ def test_field_follows_a_path_through_objects_and_lists() -> None:
 @pytest.mark.parametrize(
     ("path", "kind", "message"),
     [
-        ("document.title", str, r"field 'document.title': 'title' is missing"),
-        ("answers.2.text", str, r"field 'answers.2.text': '2' is missing"),
-        ("question.text.more", str, r"field 'question.text.more': 'more' is missing"),
-        ("question", str, r"field 'question' is \{'text'.*not of type str"),
-        ("blank", str, r"field 'blank' is empty"),
-        ("none", list, r"field 'none' is empty"),
+        ("document.title", str, "'title' is missing"),
+        ("answers.2.text", str, "'2' is missing"),
+        ("question.text.more", str, "'more' is missing"),
+        ("question", str, "is {'text': 'Question 1\\?'}, not of type str"),
+        ("none", list, "is empty"),
     ],
 )
 def test_a_wrong_field_is_named(path: str, kind: type, message: str) -> None:
-    with pytest.raises(MalformedRowError, match=message):
-        field(record(1) | {"blank": " ", "none": []}, path, kind)
+    with pytest.raises(MalformedRowError, match=f"field '{path}'.*{message}"):
+        field(record(1) | {"none": []}, path, kind)
 
 
 # --- reading a folder -----------------------------------------------------------------------------------------------
@@ -160,8 +152,6 @@ def test_a_limit_is_a_nested_subset_that_does_not_depend_on_the_file_s_order(wri
     other = NARRATIVEQA.load("test", limit=None, seed=2).rows
     assert other != every
     assert set(other) == set(every)
-    with pytest.raises(ValueError, match="limit is 0"):
-        NARRATIVEQA.load("test", limit=0)
 
 
 def test_repeated_ids_are_numbered(write: Write) -> None:
@@ -192,23 +182,14 @@ def test_a_malformed_row_is_named_and_skipped_only_on_request(write: Write, bad:
     assert split.source["skipped"] == 1
 
 
-def test_a_split_without_a_usable_row_is_an_error(write: Write) -> None:
-    write("{}", "[]")
-    with pytest.raises(ValueError, match=r"narrativeqa/test has no usable row \(2 malformed"):
-        NARRATIVEQA.load("test", limit=None, skip_malformed=True)
-
-
-def test_a_missing_file_is_an_error_that_lists_what_there_is(write: Write, tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_that_lists_what_there_is(write: Write) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no <benchmark>/<split>\.jsonl"):
         NARRATIVEQA.load("train", limit=None)
     write(record(1), split="validation")
     write(record(1))
-    with pytest.raises(
-        FileNotFoundError, match=r"train\.jsonl does not exist.*narrativeqa/test\.jsonl, narrativeqa/va"
-    ):
-        NARRATIVEQA.load("train", limit=None)
-    with pytest.raises(FileNotFoundError, match=r"nq.test\.jsonl does not exist.*narrativeqa/test\.jsonl"):
-        read_rows("nq", "test", lambda _: [], hub=("nobody/nq", None))
+    for name, there in (("narrativeqa", "narrativeqa/test.jsonl, narrativeqa/validation.jsonl"), ("nq", "narrativeqa")):
+        with pytest.raises(FileNotFoundError, match=rf"{name}/train\.jsonl does not exist.* has {there}"):
+            read_rows(name, "train", lambda _: [], hub=("nobody/nq", None))
 
 
 # --- reading the Hub ------------------------------------------------------------------------------------------------
@@ -271,17 +252,6 @@ def test_the_same_rows_come_from_the_hub_and_from_a_folder(hub: dict[str, Any], 
     assert NARRATIVEQA.load("test", limit=None, seed=3).rows == from_folder
 
 
-def test_a_hub_out_of_reach_is_an_error_with_the_way_out(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(
-        OSError, match=r"deepmind/narrativeqa \(test\).*no route.*GCPO_DATA_DIR.*narrativeqa/test\.jsonl"
-    ):
-        NARRATIVEQA.load("test", limit=None)
-
-
 # --- the real rows --------------------------------------------------------------------------------------------------
 
 DATA = os.environ.get("GCPO_DATA_DIR", "")
@@ -305,15 +275,6 @@ def test_real_narrativeqa_rows(split: str) -> None:
             "bleu1": pytest.approx(1.0),
             "f1": 1.0,
         }
-
-
-@pytest.mark.data
-@pytest.mark.skipif(not DATA, reason="needs GCPO_DATA_DIR")
-def test_narrativeqa_has_no_silent_fallback_for_a_missing_split() -> None:
-    if (Path(DATA) / "narrativeqa" / "train.jsonl").exists():
-        pytest.skip("this data folder has a train split")
-    with pytest.raises(FileNotFoundError, match=r"narrativeqa/test\.jsonl, narrativeqa/validation\.jsonl"):
-        NARRATIVEQA.load("train", limit=8)
 
 
 def test_rows_are_values() -> None:

@@ -1,0 +1,437 @@
+"""The table of methods, and how rows are applied: the shuffled control, products, options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import papers
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from papers import LONGEST, features, sampled
+
+from gcpo.methods import METHODS, Method, advantages, base_advantages, get_method, modulate, permutation, weights
+from gcpo.rollouts import MissingFeatureError, Rollouts
+from gcpo.weights import FORMS, weight_range
+
+INF = math.inf
+EGPOS = [name for name in METHODS if name.startswith("egpo")]
+
+every_method = pytest.mark.parametrize("method", METHODS)
+ten = settings(deadline=None, max_examples=10)
+seeds = st.integers(0, 2**31 - 1)
+
+
+def rollouts_of(seed: int, groups: int, size: int) -> Rollouts:
+    return Rollouts(**features(*sampled(seed, groups, size)), max_completion_length=LONGEST)
+
+
+def factors(row: Method) -> list[Any]:
+    """The parts that weigh."""
+    return [part for part in row.parts if hasattr(part, "weight")]
+
+
+# --- the table of methods -------------------------------------------------------------------------------------------
+
+# Where each acts and the finest thing that it tells apart.
+PLACES = {
+    "grpo dr_grpo dapo": ("base", "response"),
+    "se seed_grpo kle cd_only bot_only rd_only gcpo_cd gcpo_bot gcpo_shuffled qhawkeye": ("advantage", "group"),
+    "empo care care_agreement": ("reward", "response"),
+    "egspo edge_grpo egpo egpo_c1 egpo_c2 egpo_c3 egpo_c4 egpo_c5 egpo_c6": ("advantage", "response"),
+    "r2vpo": ("loss", "response"),
+    "cw_grpo": ("advantage", "token"),
+    "clip_cov kl_cov": ("loss", "token"),
+}
+
+
+def test_where_each_method_acts_and_on_what() -> None:
+    expected = {name: place for names, place in PLACES.items() for name in names.split()}
+    assert {name: (row.acts, row.granularity) for name, row in METHODS.items()} == expected
+
+
+def those(flag: Callable[[Method], bool]) -> list[str]:
+    return [name for name, row in METHODS.items() if flag(row)]
+
+
+def test_what_methods_need_to_be_told() -> None:
+    assert those(lambda row: row.judges) == ["care", "care_agreement", *EGPOS]
+    assert those(lambda row: row.in_loss) == ["r2vpo", "clip_cov", "kl_cov"]
+    assert those(lambda row: row.permuted) == ["gcpo_shuffled"]
+    assert those(lambda row: row.drops_equal) == ["dapo"]
+    entailment = ["se", "kle", "bot_only", "gcpo_bot", "gcpo_shuffled"]
+    assert those(lambda row: row.entails(mathematics=True)) == entailment
+    assert those(lambda row: row.entails(mathematics=False)) == [*entailment, "empo"]
+
+
+@pytest.mark.parametrize(
+    ("method", "direction"),
+    [
+        ("grpo", ""),
+        ("se", "damps groups whose answers differ"),
+        ("seed_grpo", "damps groups whose answers differ"),
+        ("rd_only", "boosts groups whose rewards differ"),
+        ("qhawkeye", "damps groups whose rewards differ"),
+        ("gcpo_bot", "damps groups whose answers differ; boosts groups whose rewards differ"),
+        ("edge_grpo", "boosts confident responses"),
+        ("egpo", "boosts confident responses"),
+        ("egspo", "damps confident responses"),
+        ("gcpo_shuffled", "moves weights to other groups"),
+    ],
+)
+def test_directions(method: str, direction: str) -> None:
+    assert METHODS[method].direction == direction
+
+
+def use(method: str, rollouts: Rollouts) -> None:
+    """Everything that a method does with rollouts."""
+    weights(method, rollouts)
+    advantages(method, rollouts)
+    if METHODS[method].penalty is not None:
+        METHODS[method].penalty.coefficients(rollouts, base_advantages(rollouts.rewards))
+
+
+@every_method
+def test_a_method_reads_what_its_row_says_and_nothing_else_and_names_what_it_misses(method: str) -> None:
+    read: list[str] = []
+    x, row = features(*sampled(2, 2, 4)), METHODS[method]
+    rewards = x.pop("rewards")
+    del x["exact_clusters"]  # which would be read for "clusters"
+    x["correctness"] = rewards / 2
+    lazy = {name: lambda n=name, v=value: (read.append(n), v)[1] for name, value in x.items()}
+    use(method, Rollouts(rewards, **lazy))
+    assert sorted(read) == sorted(row.reads | ({"correctness"} if row.judges else set()))  # each of them once
+    for missing in row.reads:
+        with pytest.raises(MissingFeatureError, match=f"have no '{missing}'"):
+            use(method, Rollouts(rewards, **lazy | {missing: None}))
+
+
+@every_method
+def test_the_product_of_the_factors_is_the_weight_and_each_is_logged_under_its_name(method: str) -> None:
+    rollouts, row = rollouts_of(4, 3, 5), METHODS[method]
+    found = modulate(row, rollouts)
+    shapes = {"group": (3,), "response": (3, 5), "token": rollouts.mask.shape}
+    expected = {name: shapes[f.granularity] for f in factors(row) for name in (f.measure, f.weight)}
+    assert {name: tuple(value.shape) for name, value in found.columns.items()} == expected
+    product = torch.ones_like(found.weight)
+    for factor in factors(row):
+        own = found.columns[factor.weight]
+        product = product * own.view(*own.shape, *[1] * (product.ndim - own.ndim))
+    order = permutation(3, 0) if row.permuted else range(3)
+    torch.testing.assert_close(found.weight, product[order])
+    torch.testing.assert_close(found.advantages, advantages(method, rollouts))
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("gcpo_bt", "gcpo_bot"), ("GRPO", None), ("rd", "rd_only")])
+def test_an_unknown_method_is_an_error_with_the_nearest_name(name: str, nearest: str | None) -> None:
+    with pytest.raises(ValueError, match=f"Unknown method '{name}'.*Valid names: .*gcpo_cd") as raised:
+        get_method(name)
+    assert (f"Did you mean {nearest!r}?" in str(raised.value)) == (nearest is not None)
+
+
+# --- the shuffled control -------------------------------------------------------------------------------------------
+
+
+@ten
+@given(seed=seeds, groups=st.integers(2, 12))
+def test_shuffled_weights_are_gcpo_bots_each_at_another_group(seed: int, groups: int) -> None:
+    rollouts, order = rollouts_of(seed, groups, 6), permutation(groups, seed)
+    own, shuffled = (weights(method, rollouts, seed=seed)[:, 0] for method in ("gcpo_bot", "gcpo_shuffled"))
+    assert torch.equal(shuffled, own[order])
+    assert sorted(order.tolist()) == list(range(groups))
+    assert not order.eq(torch.arange(groups)).any()
+
+
+def test_the_permutation_is_decided_by_its_seed_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    drawn = {tuple(permutation(8, seed).tolist()) for seed in range(50)}
+    assert torch.equal(torch.rand(2), expected)  # the global generator was left alone
+    assert drawn == {tuple(permutation(8, seed).tolist()) for seed in range(50)}
+    assert len(drawn) > 40
+    assert {order[0] for order in drawn} == set(range(1, 8))  # any other group may lend its weight
+
+
+def test_one_group_cannot_be_shuffled() -> None:
+    with pytest.raises(ValueError, match=r"at least 2 groups, got 1: put more prompts into the generation batch"):
+        weights("gcpo_shuffled", rollouts_of(0, 1, 4))
+
+
+# --- products -------------------------------------------------------------------------------------------------------
+
+
+def test_a_product_is_the_product_of_weights_on_the_base_of_egpo() -> None:
+    groups = sampled(4, 3, 5)
+    groups[1].rewards = [0.0, 1.0, 0.5, 0.0, 0.0]  # entirely wrong
+    rollouts = Rollouts(**features(*groups))
+    geometry, confidence = weights("bot_only", rollouts), weights("egpo", rollouts)
+    assert geometry.std() > 1e-3
+    assert confidence.std() > 1e-2
+    torch.testing.assert_close(weights("bot_only*egpo", rollouts), geometry * confidence)
+    base = torch.tensor([papers.egpo_eq13(g.rewards) for g in groups], dtype=torch.float64)
+    torch.testing.assert_close(advantages("bot_only*egpo", rollouts), base * geometry * confidence)
+
+
+def test_a_product_takes_rewards_base_and_penalty_of_the_parts_that_have_them() -> None:
+    rollouts = rollouts_of(4, 3, 5)
+    base = base_advantages(METHODS["empo"].reward(rollouts), "none")
+    # Weights read the task's rewards, whatever EMPO makes of them.
+    expected = base * weights("rd_only", rollouts) * weights("seed_grpo", rollouts)
+    torch.testing.assert_close(advantages("rd_only*empo*seed_grpo", rollouts), expected)
+    row = get_method("care*kl_cov*se")
+    assert (row.reward, row.penalty) == (METHODS["care"].reward, METHODS["kl_cov"].penalty)
+    assert row.trl == METHODS["care"].trl
+    assert get_method("dapo*se").drops_equal
+    assert get_method("grpo*se").base == "grpo"
+    assert get_method("seed_grpo*dr_grpo").base == "dr_grpo"
+
+
+@pytest.mark.parametrize(
+    ("name", "acts", "granularity"),
+    [
+        ("se*rd_only", "advantage", "group"),
+        ("se*egpo", "advantage", "response"),
+        ("empo*se", "advantage", "group"),
+        ("empo*grpo", "reward", "response"),
+        ("se*cw_grpo*egpo", "advantage", "token"),
+        ("egpo*r2vpo", "loss", "response"),
+        ("se*kl_cov", "loss", "token"),
+        ("dapo*rd_only", "advantage", "group"),
+    ],
+)
+def test_a_product_acts_where_its_last_part_acts_and_is_as_fine_as_its_finest(
+    name: str, acts: str, granularity: str
+) -> None:
+    row = get_method(name)
+    assert (row.acts, row.granularity) == (acts, granularity)
+    assert row.reads == frozenset().union(*(METHODS[part].reads for part in name.split("*")))
+
+
+def test_a_list_of_names_is_the_product_written_out() -> None:
+    assert get_method(["bot_only", "egpo"]) == get_method("bot_only*egpo") == get_method(" bot_only * egpo ")
+    assert get_method(("egpo",)) == METHODS["egpo"]
+    rollouts = rollouts_of(4, 3, 5)
+    assert torch.equal(weights(["bot_only", "egpo"], rollouts), weights("bot_only*egpo", rollouts))
+    assert weight_range(["bot_only", "egpo"], 0.6, 4) == weight_range("bot_only*egpo", 0.6, 4)
+
+
+@pytest.mark.parametrize(
+    ("product", "renamed"),
+    [
+        ("cd_only*bot_only", ["u_geo_bot_only", "w_geo_bot_only"]),
+        ("bot_only*gcpo_cd", ["u_geo_gcpo_cd", "w_geo_gcpo_cd"]),
+        ("se*seed_grpo", ["se_seed_grpo", "w_se_seed_grpo"]),
+        ("egspo*edge_grpo*egpo", ["entropy_edge_grpo", "w_entropy_edge_grpo", "entropy_egpo", "w_entropy_egpo"]),
+        ("cw_grpo*clip_cov", ["cov_clip_cov", "w_clip_clip_cov"]),  # only the measures are of one name
+    ],
+)
+def test_columns_of_one_name_are_kept_apart_in_a_product(product: str, renamed: list[str]) -> None:
+    rollouts = rollouts_of(4, 3, 5)
+    columns = modulate(get_method(product), rollouts).columns
+    alone = {name: modulate(METHODS[name], rollouts).columns for name in product.split("*")}
+    expected = {
+        f"{column}_{name}" if f"{column}_{name}" in renamed else column: values
+        for name, own in alone.items()
+        for column, values in own.items()
+    }
+    torch.testing.assert_close(columns, expected)
+    assert set(renamed) <= set(columns) and len(columns) == sum(map(len, alone.values()))
+
+
+@ten
+@given(seed=seeds)
+def test_group_response_and_token_weights_are_multiplied_with_one_another(seed: int) -> None:
+    rollouts = rollouts_of(seed, 3, 4)
+    parts = {name: weights(name, rollouts) for name in ("se", "egpo", "cw_grpo", "r2vpo")}
+    # EGPO's A = -1 leaves no covariance in an entirely wrong group.
+    token = torch.where(rollouts.rewards.le(1).all(1)[:, None, None], 1.0, parts["cw_grpo"])
+    expected = (parts["se"] * parts["egpo"] * parts["r2vpo"]).unsqueeze(-1) * token
+    for order in ("se*egpo*cw_grpo*r2vpo", "cw_grpo*r2vpo*egpo*se"):
+        torch.testing.assert_close(weights(order, rollouts), expected)
+
+
+def test_stages_choose_factors_and_only_the_first_one_reinforces() -> None:
+    groups = sampled(4, 2, 4)
+    groups[0].rewards = [0.0] * 4
+    rollouts, row = Rollouts(**features(*groups)), get_method("se*egpo*r2vpo")
+    early = modulate(row, rollouts, stages=("advantage",))
+    assert set(early.columns) == {"se", "w_se", "entropy", "w_entropy"}
+    torch.testing.assert_close(early.weight, weights("se*egpo", rollouts))
+    assert early.base[0].eq(-1).all()
+    base = torch.full((2, 4), 0.7, dtype=torch.float64)
+    late = modulate(row, rollouts, base, stages=("loss",))
+    assert set(late.columns) == {"ratio_variance", "w_ratio"}
+    torch.testing.assert_close(late.weight, weights("r2vpo", rollouts))
+    assert torch.equal(late.base, base)
+
+
+@pytest.mark.parametrize(
+    "names", ["gcpo_bot*egpo", "se*r2vpo", "seed_grpo*egspo*rd_only", "cw_grpo*clip_cov", "se*cw_grpo", "empo*kle"]
+)
+def test_the_range_of_a_product_is_the_product_of_ranges(names: str) -> None:
+    low, high = map(math.prod, zip(*(weight_range(name, 0.9, 5) for name in names.split("*")), strict=True))
+    assert weight_range(names, 0.9, 5) == pytest.approx((low, high))
+    found = weights(names, rollouts_of(2, 6, 5), alpha=0.9)
+    assert low - 1e-6 <= found.min() <= found.max() <= high + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("product", "message"),
+    [
+        ("empo*se*care", r"empo and care both change rewards.*keep one of them"),
+        ("dapo*empo", r"dapo and empo both change rewards"),
+        ("grpo*seed_grpo", r"grpo and seed_grpo have different base advantages.*keep one of them"),
+        ("dr_grpo*se*dapo", r"dr_grpo and dapo have different base advantages"),
+        ("egpo*egpo_c4", r"egpo and egpo_c4 both set the advantage of an entirely wrong group.*keep one of them"),
+        ("egpo_c1*se*egpo_c2", r"egpo_c1 and egpo_c2 both set the advantage"),
+        ("dapo*egpo", r"dapo drops the groups without reward variance that egpo reinforces"),
+        ("dapo*egpo_c4", r"dapo drops the groups without reward variance that egpo_c4 reinforces"),
+        ("gcpo_bot*bot_only", r"bot_only has the weight 'w_geo', which another part has already"),
+        ("rd_only*gcpo_cd", r"gcpo_cd has the weight 'w_rd'"),
+        ("gcpo_bot*gcpo_cd", r"gcpo_cd has the weight 'w_rd'"),
+        ("egpo*gcpo_shuffled", r"gcpo_shuffled is a control on its own"),
+        ("se*se", r"'se\*se' is not a product of different methods"),
+        ("se*rd_only*se", r"is not a product of different methods"),
+        ("se*egpoo", r"Unknown method 'egpoo'\. Did you mean 'egpo'\? Valid names: grpo"),
+        ("se*", r"Unknown method ''.*Valid names: grpo"),
+        ("", r"Unknown method ''.*Valid names: grpo"),
+    ],
+)
+def test_a_product_that_makes_no_sense_is_an_error_that_says_why(product: str, message: str) -> None:
+    for name in (product, product.split("*")):
+        for function in (get_method, lambda n: weight_range(n, 0.6, 4), lambda n: weights(n, rollouts_of(0, 2, 4))):
+            with pytest.raises(ValueError, match=message):
+                function(name)
+
+
+def test_dapo_may_stand_beside_what_reinforces_nothing_and_an_empty_list_is_no_product() -> None:
+    assert get_method("dapo*edge_grpo").drops_equal
+    with pytest.raises(ValueError, match="not a product"):
+        get_method([])
+
+
+# --- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "valid"),
+    [
+        ("se", "clustres", "form estimator clusters"),
+        ("rd_only", "clusters", "form"),
+        ("cd_only", "estimator", "form"),
+        ("bot_only", "estimator", "form clusters"),
+        ("egpo", "form", "correct wrong renorm all_wrong scope epsilon"),
+        ("r2vpo", "lambda", "lambda_"),
+        ("clip_cov", "shares", "share band clip"),
+        ("kl_cov", "coeff", "share coefficient"),
+        ("care", "caps", "coefficient margin cap"),
+        ("care_agreement", "margin", "coefficient"),
+        ("empo", "form", "clusters"),
+        ("dapo", "length", "share"),
+        ("grpo", "form", ""),
+        ("cw_grpo", "sigma", ""),
+        ("se*egpo", "share", "form estimator clusters correct wrong renorm all_wrong scope epsilon"),
+    ],
+)
+def test_an_unknown_option_is_an_error_that_names_the_valid_ones(method: str, option: str, valid: str) -> None:
+    for function in (get_method, lambda m, **o: weights(m, rollouts_of(0, 2, 4), **o)):
+        with pytest.raises(ValueError, match=f"has no option '{option}'") as raised:
+            function(method, **{option: 1})
+        _, _, named = str(raised.value).rstrip(".").partition("Valid names: ")
+        assert set(named.split(", ")) == set(valid.split(" ")), raised.value
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value", "message"),
+    [
+        ("se", "form", "sigmoid", r"form is 'sigmoid', expected one of linear, square, reciprocal, exponential, focal"),
+        ("se", "form", None, r"form is None, expected one of linear"),
+        ("se", "estimator", "median", r"estimator is 'median', expected one of counts, rao, mc\."),
+        ("se", "clusters", "words", r"clusters is 'words', expected one of nli, exact, math, task\."),
+        ("empo", "clusters", "words", r"clusters is 'words', expected one of nli, exact, math, task\."),
+        ("egpo", "scope", "prompt", r"scope is 'prompt', expected one of joint, thinking, answer\."),
+        ("egpo", "renorm", "both", r"renorm is 'both', expected one of none, before, after\."),
+        ("egpo", "all_wrong", "drop", r"all_wrong is 'drop', expected one of none, weighted, locked\."),
+        ("egpo", "correct", (2.0, 1.0), r"correct is \(2\.0, 1\.0\), expected \(low, high\) with 0 <= low <= high"),
+        ("egpo", "wrong", [-1.0, 1.0], r"wrong is \(-1\.0, 1\.0\), expected \(low, high\)"),
+        ("bot_only*egpo", "scope", "prompt", r"scope is 'prompt', expected one of joint"),
+        ("dapo", "share", 0.0, r"share is 0\.0"),  # no room for a penalty, and 0/0 at its end
+        ("dapo", "share", 1.1, r"share is 1\.1"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_the_valid_ones(
+    method: str, option: str, value: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        get_method(method, **{option: value})
+
+
+def test_options_of_a_product_go_to_the_parts_that_have_them() -> None:
+    row = get_method("se*egpo*clip_cov*care", form="reciprocal", scope="answer", share=0.5, margin=0.1, wrong=[0.5, 1])
+    se, egpo, clip = factors(row)
+    assert (se.form, egpo.scope, egpo.wrong, clip.share) == ("reciprocal", "answer", (0.5, 1), 0.5)
+    assert row.reward.margin == 0.1
+    both = get_method("kl_cov*clip_cov", share=0.25)
+    assert (factors(both)[0].share, both.penalty.share) == (0.25, 0.25)
+    assert [factor.form for factor in factors(get_method("gcpo_bot", form="exponential"))] == ["exponential"] * 2
+    assert factors(METHODS["se"])[0].form == "linear"  # the table stays as it is
+
+
+def test_a_product_with_options_weighs_as_its_parts_do_with_them() -> None:
+    rollouts = rollouts_of(6, 3, 5)
+    found = weights("se*egpo", rollouts, estimator="rao", scope="thinking", alpha=1.1)
+    expected = weights("se", rollouts, estimator="rao", alpha=1.1) * weights("egpo", rollouts, scope="thinking")
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, weights("se*egpo", rollouts, alpha=1.1))
+
+
+def test_options_change_what_is_read() -> None:
+    for estimator in ("rao", "mc"):
+        assert get_method("se", estimator=estimator).reads == {"clusters", "logps", "mask"}
+    assert get_method("seed_grpo", estimator="counts").reads == {"clusters"}
+    assert get_method("egpo", scope="answer").reads == {"logps", "mask", "answer_mask"}
+    assert not get_method("edge_grpo", wrong=(0, INF)).judges
+    assert get_method("edge_grpo", wrong=(0, 1.0)).judges
+    assert get_method("egpo", correct=(0, 1), wrong=(0, 1)).judges  # for its entirely wrong groups
+    assert get_method("seed_grpo", clusters="nli").entails(mathematics=True)
+    assert not get_method("se", clusters="exact").entails(mathematics=False)
+    assert get_method("rd_only", form="linear").direction == "damps groups whose rewards differ"
+
+
+# --- ranges of options ----------------------------------------------------------------------------------------------
+
+OPEN = (0.0, INF)
+RENORM = ("none", "before", "after")
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "se": [{"form": form, "estimator": e} for form in FORMS for e in ("counts", "rao", "mc")],
+    "gcpo_bot": [{"form": form} for form in FORMS],
+    "qhawkeye": [{"form": form} for form in FORMS],
+    "egspo": [
+        *({"renorm": r, "correct": c} for r in RENORM for c in ((0.5, 1.0), (0.2, 3.0))),
+        *({"renorm": r, "correct": OPEN, "wrong": (0.1, INF)} for r in RENORM),
+    ],
+    "edge_grpo": [
+        *({"renorm": r, "correct": (0.5, 2.0), "wrong": (0.5, 2.0)} for r in RENORM),
+        *({"renorm": r} for r in RENORM),
+        {"correct": (0.5, INF)},
+    ],
+    "egpo": [{"renorm": r, "correct": c} for r in RENORM for c in ((1.0, 2.0), (0.5, 3.0), (1.0, INF))],
+}
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+@ten
+@given(seed=seeds, size=st.integers(2, 8))
+def test_every_choice_of_options_keeps_its_own_range(method: str, seed: int, size: int) -> None:
+    found = features(*sampled(seed, 3, size))
+    rollouts = Rollouts(**found | {name: found[name] ** 3 for name in ("logps", "entropies")})
+    for options in OPTIONS[method]:
+        with pytest.MonkeyPatch.context() as table:  # a row is all that a method is
+            table.setitem(METHODS, "own", get_method(method, **options))
+            low, high = weight_range("own", 0.9, size)
+            reached = weights("own", rollouts, alpha=0.9)
+        assert low - 1e-6 <= reached.min() <= reached.max() <= high + 1e-6, options
