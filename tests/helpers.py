@@ -167,15 +167,14 @@ def laptop_trainer(folder: Path, **changes: Any) -> gcpo.GCPOTrainer:
     import transformers
 
     from gcpo.runs.params import load_profile, validate
+    from gcpo.runs.plan import Plan
     from gcpo.runs.train import build_trainer
-    from gcpo.tasks import get_task
     from gcpo.world import resolve
 
-    params = validate({**load_profile("laptop"), **changes})
-    task = get_task(params.task)
+    plan = Plan("train", validate({**load_profile("laptop"), **changes}))
     transformers.set_seed(0)
     model, tokens = load_policy(resolve("tiny", "policy"))
-    return build_trainer(params, task, model, tokens, task.load("train", limit=100).rows, folder)
+    return build_trainer(plan, model, tokens, plan.task.load("train", limit=100).rows, folder)
 
 
 def losses(trainer: trl.GRPOTrainer) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
