@@ -153,7 +153,7 @@ def profile(content: str, open_list: bool = False) -> dict[str, Any]:
 
 
 def grid(content: str) -> dict[str, Any]:
-    return inside(lambda file: command("grid", str(file.with_suffix(""))), "mine.yaml", content)
+    return inside(lambda file: command("grid", str(file)), "mine.yaml", content)
 
 
 # --- the cases ------------------------------------------------------------------------------------------------------

@@ -415,8 +415,6 @@ BREAKING: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
     "gcpo_cd": ("embeddings", lambda x: x[1, 2].fill_(NAN)),
     "gcpo_bot": ("embeddings", lambda x: x[1, 2].zero_()),
     "gcpo_shuffled": ("embeddings", lambda x: x[1, 2].zero_()),  # the group whose features are broken, not its heir
-    "rd_only": ("rewards", lambda x: x[1, 2].fill_(INF)),
-    "qhawkeye": ("rewards", lambda x: x[1, 2].fill_(INF)),
     "edge_grpo": ("entropies", lambda x: x[1, 2].fill_(1e-320)),  # mean H / H overflows
     "r2vpo": ("ratios", lambda x: x[1, 2].fill_(NAN)),
     "cw_grpo": ("logps", lambda x: x[1, 2].fill_(NAN)),

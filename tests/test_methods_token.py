@@ -94,6 +94,8 @@ def test_clip_cov_candidates_are_tokens_in_the_band_that_ppo_does_not_stop() -> 
     assert dropped(share=1.0, band=[1.0, 6.0]) == sorted([*CANDIDATES, [0, 3]])
     assert dropped(share=1.0, clip=(0.3, 0.3)) == sorted([*CANDIDATES, [1, 0], [3, 1]])
     assert dropped(share=1.0, clip=(0.2, 0.28)) == sorted([*CANDIDATES, [1, 0]])
+    everywhere = rollouts(**WIDE).mask[0].nonzero().tolist()  # never what is no token, whose covariance is 0
+    assert dropped(share=1.0, band=(-9.0, 9.0)) == [token for token in everywhere if token not in ([1, 0], [3, 1])]
 
 
 def test_clip_cov_candidates_lie_inside_the_band_and_beyond_ppos_clip() -> None:

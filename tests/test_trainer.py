@@ -544,8 +544,18 @@ def test_plain_prompts_and_a_custom_answer_extractor(make: Make) -> None:
 
 
 def test_a_weight_that_is_not_finite_is_replaced_by_one_and_counted(make: Make) -> None:
-    trainer = make("cd_only", embedder=lambda texts: torch.zeros(len(texts), 4))  # no text has a direction
+    count = 0
+
+    def no_direction_in_the_first_group(texts: list[str]) -> Tensor:
+        nonlocal count
+        rows = torch.ones(len(texts), 4)
+        rows[:G] = 0  # no length, no direction
+        count += 1
+        return rows
+
+    trainer = make("cd_only", embedder=no_direction_in_the_first_group)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert [entry["gcpo/replaced_weights"] for entry in steps] == [ROWS] * STEPS
+    assert count == len(steps) == STEPS
+    assert [entry["gcpo/replaced_weights"] for entry in steps] == [G] * STEPS
     assert all(entry["gcpo/weight"] == 1 for entry in steps)

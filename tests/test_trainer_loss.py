@@ -62,7 +62,7 @@ pytestmark = [pytest.mark.usefixtures("frozen"), pytest.mark.filterwarnings("ign
         ("r2vpo", {}, {"equalize_mean": True}),
         ("egpo*r2vpo", {}, {}),
         (f"{PRODUCT}*r2vpo", {}, {}),
-        ("clip_cov", {"band": (0.02, 0.4), "share": 1.0}, {"epsilon": 0.05, "epsilon_high": 0.1}),
+        ("clip_cov", {"band": (0.02, 0.4), "share": 1.0}, {"epsilon": 0.05, "epsilon_high": 0.5}),
         ("clip_cov", {"band": (0.02, 0.4), "share": 1.0}, {"epsilon": 0.05}),
         ("egpo*clip_cov", {"band": (0.0, 5.0), "share": 0.2, "clip": (0.1, 0.1)}, {}),
     ],

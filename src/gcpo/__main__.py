@@ -7,12 +7,10 @@ import os
 import sys
 from typing import Any
 
-import yaml
-
 from gcpo import paths
 from gcpo.runs.grids import expand, grids
 from gcpo.runs.manifest import RecordError
-from gcpo.runs.params import ParameterError, load_profile, profiles, validate
+from gcpo.runs.params import ParameterError, load_profile, parse_yaml, profiles, validate
 from gcpo.runs.plan import Plan
 
 
@@ -33,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     parameters(one)
     many = command("grid", "every run of params/grids/NAME.yaml that is not finished")
     many.add_argument("name", nargs="+", help="one or more grids")
-    many.add_argument("--jobs", type=int, default=max(1, min(os.cpu_count() or 1, 4)), help="runs at a time")
+    many.add_argument("--jobs", type=_positive, default=max(1, min(os.cpu_count() or 1, 4)), help="runs at a time")
     parameters(many)
     checked = command("check", "check parameter files and grids, and show what is run and what is not")
     checked.add_argument("name", nargs="*", help="grids (default: all)")
@@ -50,6 +48,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of runs: give 1 or more")
+    return int(text)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 when a run failed, 2 for bad parameters."""
     options = _parser().parse_args(arguments)
@@ -61,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _given(pairs: list[list[str]]) -> dict[str, Any]:
-    return {key: yaml.safe_load(value) for key, value in pairs}
+    return {key: parse_yaml(value, f"-p {key}") for key, value in pairs}
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -78,7 +82,8 @@ def _run(options: argparse.Namespace) -> int:
 def _grid(options: argparse.Namespace) -> int:
     from gcpo.runs.runner import run_grid
 
-    plans = [plan for name in options.name for plan in expand(name, options.profile, _given(options.p))]
+    expanded = [plan for name in options.name for plan in expand(name, options.profile, _given(options.p))]
+    plans = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
     _make_world(plans)
     failed = run_grid(plans, options.jobs)
     for done in failed:

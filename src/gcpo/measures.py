@@ -9,6 +9,7 @@ float64, any other input is read as float32. Entropies are in nats, a higher val
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -41,6 +42,8 @@ def _check_shape(name: str, values: Tensor, shape: torch.Size) -> None:
 
 
 def _kept(mask: Tensor | None, like: Tensor, shape: torch.Size) -> Tensor:
+    if shape[-1:] == (0,):
+        raise ValueError("a group of 0 responses has no measure: every group needs at least one")
     if mask is None:
         return torch.ones(shape, dtype=torch.bool, device=like.device)
     _check_shape("mask", mask, shape)
@@ -52,11 +55,16 @@ def _pairs(kept: Tensor) -> Tensor:
 
 
 def _same_cluster(clusters: Tensor, kept: Tensor) -> Tensor:
+    if clusters.is_floating_point() and not clusters[kept].isfinite().all():
+        raise ValueError("clusters has labels that are not finite: label every response, or leave it out with mask")
     return (clusters.unsqueeze(-1) == clusters.unsqueeze(-2)) & _pairs(kept)
 
 
 def _unit_rows(embeddings: Tensor, kept: Tensor) -> Tensor:
     rows = _real(embeddings).masked_fill(~kept.unsqueeze(-1), 1)
+    # Lengths whose squares leave the type's range are scaled first, by a power of two: that rounds nothing.
+    exponent = torch.frexp(rows.detach().abs().amax(-1, keepdim=True)).exponent.clamp(-100, 100)
+    rows = rows * torch.exp2(-exponent.to(rows.dtype))
     return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
 
 
@@ -166,7 +174,7 @@ def kernel_language_entropy(
     """
     if kernel not in KERNELS:
         raise ValueError(f"kernel is {kernel!r}, expected one of {', '.join(KERNELS)}")
-    if t < 0:
+    if not 0 <= t < math.inf:
         raise ValueError(f"t is {t}, expected a diffusion time of at least 0")
     if nli.ndim < 3 or nli.shape[-1] != 3 or nli.shape[-2] != nli.shape[-3]:
         raise ValueError(f"nli has shape {tuple(nli.shape)}, expected (..., G, G, 3): entail, neutral, contradict")
@@ -260,6 +268,10 @@ def _reward_deviations(rewards: Tensor, reward_range: tuple[float, float]) -> tu
     low, high = reward_range
     if not low < high:
         raise ValueError(f"reward_range is {reward_range}, expected (low, high) with low < high")
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(f"reward_range is {reward_range}, expected two finite numbers")
     rewards = _real(rewards)
+    if rewards.isinf().any():
+        raise ValueError("rewards has an infinite one: give NaN to a response that could not be scored")
     valid = ~rewards.isnan()
     return deviations(rewards, valid), valid.sum(-1).to(rewards.dtype)

@@ -30,6 +30,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 
 _BOXED = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # a brace, or what a backslash escapes
 _ANSWER_MARKER = re.compile("answer:", re.IGNORECASE)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,15}", re.ASCII)
 _DELIMITED = re.compile(r"(?<!\\)\$|\\\(|\\\[")
@@ -108,18 +109,14 @@ def boxed_answer(text: str) -> str | None:
 
     Escaped braces (``\{``) do not count. A box that the end of the text cuts off is passed over.
     """
-    for box in reversed(list(_BOXED.finditer(text))):
-        depth, position = 1, box.end()
-        while position < len(text):
-            character = text[position]
-            if character == "\\":
-                position += 1  # whatever it escapes is not a brace that opens or closes
-            elif character in "{}":
-                depth += 1 if character == "{" else -1
-                if depth == 0:
-                    return text[box.end() : position].strip() or None
-            position += 1
-    return None
+    starts = {box.end() for box in _BOXED.finditer(text)}
+    last, opened = (0, 0), []  # the content of the box that begins last, among those that are closed
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif brace[0] == "}" and opened and (start := opened.pop()) in starts and start > last[0]:
+            last = start, brace.start()
+    return text[slice(*last)].strip() or None
 
 
 def final_answer(text: str) -> str | None:

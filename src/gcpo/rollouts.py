@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 from jaxtyping import Bool, Float, Int
@@ -60,7 +61,8 @@ class Rollouts:
         max_completion_length: the longest completion that can be sampled, in tokens; T of ``mask`` if not given.
 
     Raises:
-        ValueError: a shape that does not fit ``rewards``, or an empty ``reward_range``.
+        ValueError: a shape that does not fit ``rewards``, an infinite reward, or a ``reward_range`` that is empty or
+            infinite.
         TypeError: a feature of another name.
         MissingFeatureError: on reading a feature that was not given.
     """
@@ -78,8 +80,14 @@ class Rollouts:
         if rewards.ndim != 2:
             raise ValueError(f"rewards must have shape (B, G), got {tuple(rewards.shape)}.")
         low, high = reward_range
-        if not low < high:
+        if not (low < high and math.isfinite(low) and math.isfinite(high)):
             raise ValueError(f"reward_range must be (low, high) with low < high, got {reward_range}.")
+        if (infinite := rewards.isinf().nonzero()).numel():
+            group, response = infinite[0].tolist()
+            raise ValueError(
+                f"The reward of response {response} of group {group} is {rewards[group, response].item()}: give NaN to "
+                "one that could not be scored."
+            )
         # Weights take the rewards' type, in which whole numbers would cut them off.
         self.rewards = rewards if rewards.is_floating_point() else rewards.float()
         self.reward_range = (float(low), float(high))

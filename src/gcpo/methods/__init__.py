@@ -7,6 +7,7 @@ from gcpo.methods.apply import (
     expand,
     get_method,
     modulate,
+    one_spelling,
     permutation,
     weights,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "expand",
     "get_method",
     "modulate",
+    "one_spelling",
     "permutation",
     "right",
     "weights",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gcpo.errors import nearest
 from gcpo.masked import deviations
+from gcpo.methods.forms import check_alpha
 from gcpo.methods.parts import Factor, entirely_wrong, judged
 from gcpo.methods.table import BASES, METHODS, Method
 from gcpo.rollouts import Rollouts
@@ -35,15 +36,20 @@ def get_method(
         options: constants of its parts, by their names in ``gcpo.methods``; each goes to every part that has it.
 
     Raises:
-        ValueError: unknown name (with the nearest valid one), a product that makes no sense, or an option that no part
-            has.
+        ValueError: unknown name (with the nearest valid one), a product that makes no sense, an option that no part
+            has, or an alpha that is negative or not finite.
     """
-    names = [part.strip() for part in name.split("*")] if isinstance(name, str) else list(name)
+    names = one_spelling(name).split("*") if isinstance(name, str) else list(name)
     for part in names:
         if part not in METHODS:
             raise ValueError(f"Unknown method {part!r}.{nearest(str(part), METHODS)}")
     row = METHODS[names[0]] if len(names) == 1 else _product(names)
     return _bound("*".join(names), row, alpha, loss_clip, options).seeded(seed)
+
+
+def one_spelling(name: str) -> str:
+    """A product of names without white space around its stars."""
+    return "*".join(part.strip() for part in name.split("*"))
 
 
 def _product(names: list[str]) -> Method:
@@ -108,6 +114,8 @@ def _bound(
     if unknown := set(options) - set(valid):
         name = min(unknown)
         raise ValueError(f"{title} has no option {name!r}.{nearest(name, valid) if valid else ' It has none.'}")
+    if alpha is not None:
+        check_alpha(alpha)
     constants = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     if loss_clip is not None:
         constants = {"clip": loss_clip} | constants

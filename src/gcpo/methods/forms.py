@@ -10,6 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 
+def check_alpha(alpha: float) -> None:
+    """Refuse a strength that would turn a weight around, or into no number."""
+    if not 0 <= alpha < math.inf:
+        raise ValueError(f"alpha must be at least 0, got {alpha}.")
+
+
 def alpha_g(alpha: float, group_size: int) -> float:
     """The group-size normalised strength: alpha_G = alpha / log G (GCPO, section 3.4).
 
@@ -21,8 +27,9 @@ def alpha_g(alpha: float, group_size: int) -> float:
         alpha / log G; 0.0 for G = 1, where there is nothing to compare and nothing is modulated.
 
     Raises:
-        ValueError: ``group_size`` below 1.
+        ValueError: ``group_size`` below 1, or ``alpha`` negative or not finite.
     """
+    check_alpha(alpha)
     if group_size < 1:
         raise ValueError(f"group_size must be at least 1, got {group_size}.")
     return alpha / math.log(group_size) if group_size > 1 else 0.0

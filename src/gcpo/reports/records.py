@@ -17,7 +17,7 @@ import pandas as pd
 from gcpo import paths
 from gcpo.runs.grids import expand, likes, varied
 from gcpo.runs.manifest import RecordError, Run, check_schema, load
-from gcpo.runs.params import Params
+from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label
 
 TABLES = ("eval", "metrics", "queries")  # what runs leave behind beside their manifests
@@ -32,11 +32,12 @@ def runs(profile: str, reference: bool = False, wanted: set[str] | None = None) 
     Raises:
         RecordError: a record of another version.
     """
+    name = profile_name(profile)
     if not reference:
-        on_disk = [load(path.parent) for path in sorted((paths.OUTPUTS / profile / "runs").glob("*/manifest.json"))]
+        on_disk = [load(path.parent) for path in sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))]
         if any(run.finished and (wanted is None or run.folder.name in wanted) for run in on_disk):
             return on_disk, False
-    reference_runs = _committed(paths.REFERENCE / profile)
+    reference_runs = _committed(paths.REFERENCE / name)
     return reference_runs, reference or bool(reference_runs)
 
 
@@ -166,7 +167,7 @@ def publish(profile: str) -> int:
     finished = [run for run in recorded if run.finished]
     if committed or not finished:
         raise FileNotFoundError(f"No finished runs of profile {profile!r} in {paths.OUTPUTS}; run a grid first.")
-    write_reference(paths.REFERENCE / profile, finished)
+    write_reference(paths.REFERENCE / profile_name(profile), finished)
     return len(finished)
 
 

@@ -9,6 +9,7 @@ import nbformat
 from gcpo import paths
 from gcpo.reports import records
 from gcpo.reports.tables import write_readme
+from gcpo.runs.params import profile_name
 from gcpo.runs.runner import execute
 
 
@@ -23,7 +24,9 @@ def report(profile: str, grid: str | None = None, any_code: bool = False) -> lis
 
     Tables and figures go to ``outputs/<profile>/reports``, beside the executed copies, which are returned.
     """
-    folder = paths.OUTPUTS / profile / "reports"
+    folder = paths.OUTPUTS / profile_name(profile) / "reports"
+    if profile.endswith((".yaml", ".yml")):
+        profile = str(Path(profile).resolve())  # notebooks work in a folder of their own
     chosen = {"any_code": any_code, **({"grid": grid} if grid else {})}
     made = [folder / f"{name}.ipynb" for name in reports()]
     for output in made:
@@ -40,7 +43,7 @@ def publish(profile: str) -> int:
 
 def rebuild(profile: str) -> None:
     """Make the reference's tables, figures and committed report notebooks, and the README's results, again."""
-    folder = paths.REFERENCE / profile
+    folder = paths.REFERENCE / profile_name(profile)
     for name in reports():
         execute(name, folder / "draft.ipynb", {"profile": profile, "reference": True, "write_to": str(folder)})
         (folder / "draft.ipynb").unlink()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
-
-import yaml
 
 from gcpo import paths
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
-from gcpo.runs.params import ParameterError, Params, load_profile, validate
+from gcpo.runs.params import ParameterError, Params, load_profile, plain_name, read_yaml, validate
 from gcpo.runs.plan import KINDS, Plan
 
 
@@ -31,17 +30,24 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
     Raises:
         ParameterError: no such grid, a block without a kind, or a bad parameter.
     """
-    path = paths.PARAMS / "grids" / f"{grid}.yaml"
+    path = (
+        Path(grid) if grid.endswith((".yaml", ".yml")) else paths.PARAMS / "grids" / f"{plain_name(grid, 'grid')}.yaml"
+    )
     if not path.is_file():
         raise ParameterError(f"Unknown grid {grid!r}.{nearest(grid, grids())}")
     base = load_profile(profile)
     listed: dict[str, tuple[Plan, set[str]]] = {}
-    for block in yaml.safe_load(path.read_text()) or []:
+    blocks = read_yaml(path) or []
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise ParameterError(f"{path}: expected a list of blocks, each a mapping with a kind and lists of values.")
+    for block in blocks:
         kind, axes = block.get("kind"), {key: value for key, value in block.items() if key != "kind"}
         if kind not in KINDS:
             raise ParameterError(f"{path}: kind must be one of {', '.join(KINDS)}, got {kind!r}.")
         if bad := [key for key, value in axes.items() if not isinstance(value, list)]:
             raise ParameterError(f"{path}: {bad[0]} must be a list of values.")
+        if both := set(axes) & set(overrides or {}):
+            raise ParameterError(f"{path} varies {min(both)} itself: one value for all its runs would make them alike.")
         if "method" in axes:
             axes["method"] = _methods(axes["method"])
         for values in itertools.product(*axes.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,8 +13,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from gcpo import paths
 from gcpo.errors import nearest
-from gcpo.methods import get_method
-from gcpo.tasks import get_task
+from gcpo.methods import get_method, one_spelling
+from gcpo.tasks import TASKS, get_task
+
+NAME = r"[\w-]{1,60}"  # of a profile or grid: also a folder's
 
 
 class ParameterError(ValueError):
@@ -47,7 +50,7 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    profile: str = Field("smoke", description="names the folder of outputs", pattern=r"^[\w-]+$")
+    profile: str = Field("smoke", description="names the folder of outputs", pattern=f"^{NAME}$")
     task: str = Field("tinyqa", description="a name in gcpo.tasks.TASKS")
     method: str = Field("gcpo_bot", description="a name in gcpo.methods.METHODS, or a product of them")
     method_options: dict[str, Any] = Field({}, description="constants of the method")
@@ -93,6 +96,8 @@ class Params(BaseModel):
         for key, value in values.items():
             if key in ("grpo", "method_options", "task") or not isinstance(value, Mapping):
                 chosen[key] = value
+            elif unknown := [name for name in value if name not in (*TASKS, "default")]:
+                raise ValueError(f"{key}: no task {unknown[0]!r}.{nearest(str(unknown[0]), [*TASKS, 'default'])}")
             elif task in value or "default" in value:
                 chosen[key] = value.get(task, value.get("default"))
             else:
@@ -100,6 +105,13 @@ class Params(BaseModel):
                     f"{key}: no value for task {task!r} and no default, only for {', '.join(map(str, value))}"
                 )
         return chosen
+
+    @field_validator("profile")
+    @classmethod
+    def _not_reserved(cls, name: str) -> str:
+        if name in ("reference", "world"):
+            raise ValueError(f"outputs/{name} has another use; choose another name")
+        return name
 
     @field_validator("task")
     @classmethod
@@ -111,7 +123,7 @@ class Params(BaseModel):
     @classmethod
     def _known_method(cls, name: str) -> str:
         get_method(name)
-        return name
+        return one_spelling(name)
 
     @field_validator("grpo")
     @classmethod
@@ -119,6 +131,9 @@ class Params(BaseModel):
         from trl import GRPOConfig  # seconds to import, so only when used
 
         valid = inspect.signature(GRPOConfig).parameters
+        for name, least in _AT_LEAST.items():
+            if isinstance(fields.get(name), int) and fields[name] < least:
+                raise ValueError(f"{name} must be at least {least}, got {fields[name]}")
         for name in fields:
             if name not in valid:
                 raise ValueError(f"GRPOConfig has no field {name!r}.{nearest(name, sorted(valid))[:200]}")
@@ -133,6 +148,11 @@ class Params(BaseModel):
     def _possible(self) -> Params:
         if self.group_size < 2:
             raise ValueError("group_size: G = 1 leaves nothing to compare; training needs at least 2")
+        if self.train_limit < self.prompts_per_step:
+            raise ValueError(
+                f"train_limit: {self.train_limit} questions are fewer than the {self.prompts_per_step} of a step "
+                "(prompts_per_step)"
+            )
         if self.temperature == 0:
             raise ValueError("temperature: 0 samples the same answer G times; use a value above 0")
         if get_method(self.method, **self.method_options).permuted and self.prompts_per_step < 2:
@@ -154,6 +174,7 @@ _OWN = {
     "output_dir": "profile",
 }
 
+_AT_LEAST = {"num_iterations": 1, "gradient_accumulation_steps": 1, "steps_per_generation": 1}  # of GRPOConfig
 _REMOVED = {"reward_range": "the task owns it (Task.reward_range): remove it here"}
 
 
@@ -193,19 +214,80 @@ def from_notebook(namespace: Mapping[str, Any]) -> Params:
     return validate(values, "notebook parameters")
 
 
+def plain_name(name: str, kind: str) -> str:
+    """A name of a profile or grid as given, if it can be one; raises :class:`ParameterError` otherwise."""
+    if not re.fullmatch(NAME, name):
+        raise ParameterError(f"{name[:80]!r} is no name of a {kind}: letters, digits, - and _ (at most 60).")
+    return name
+
+
+def profile_name(profile: str) -> str:
+    """The name that runs of a profile go by: the name itself, or what a file given by its path says."""
+    if profile.endswith((".yaml", ".yml")):
+        return validate(load_profile(profile), profile).profile
+    return plain_name(profile, "profile")
+
+
 def load_profile(name: str) -> dict[str, Any]:
     """The values of ``params/<name>.yaml`` (or of a path to a YAML file), unchecked.
 
     Raises:
         ParameterError: no such profile (with the nearest name), or not a mapping.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else paths.PARAMS / f"{name}.yaml"
+    path = Path(name) if name.endswith((".yaml", ".yml")) else paths.PARAMS / f"{plain_name(name, 'profile')}.yaml"
     if not path.is_file():
         raise ParameterError(f"Unknown profile {name!r}.{nearest(name, profiles())}")
-    values = yaml.safe_load(path.read_text())
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise ParameterError(f"{path}: expected a mapping of parameter names to values, got {type(values).__name__}.")
     return values
+
+
+def read_yaml(path: Path) -> Any:
+    """The one document of a YAML file, plain values only.
+
+    Raises:
+        ParameterError: in one line that names file and line: not UTF-8 or not readable, not YAML, several documents, a
+            key twice, a tag, or a number with a leading zero (which YAML reads as octal).
+    """
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ParameterError(f"{path} cannot be read: {reason}.") from None
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value that a YAML text holds; ``where`` names it in errors, as in :func:`read_yaml`."""
+    try:
+        return yaml.load(text, _PlainLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ParameterError(f"{where}{line}: {error.problem or error.context}.") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a forbidden character, 5,000 digits, a deep nest
+        raise ParameterError(f"{where}: not readable as YAML ({' '.join(str(error).split())[:120]}).") from None
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML that means what it says: no key twice, and no octal number by accident."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        if re.fullmatch(r"[+-]?0[0-9_]+", str(node.value)):
+            reason = f"{node.value} begins with 0, which YAML reads as octal: write it without"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
+        return int(super().construct_yaml_int(node))
+
+
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yaml_int)
 
 
 def profiles() -> list[str]:

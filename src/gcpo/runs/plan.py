@@ -12,7 +12,7 @@ from typing import Any
 
 from gcpo import paths, world
 from gcpo.methods import BASES, Method, get_method
-from gcpo.runs.params import Params
+from gcpo.runs.params import ParameterError, Params
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Task
 
@@ -75,6 +75,13 @@ class Plan:
     kind: str
     params: Params
     varied: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        params = self.params
+        if self.kind == "train" and params.max_steps and params.train_split == params.eval_split:
+            raise ParameterError(
+                f"train_split and eval_split are both {params.eval_split!r}: what is trained on cannot be held out."
+            )
 
     @cached_property
     def task(self) -> Task:

@@ -33,6 +33,9 @@ class TextFeatures:
         full_completion: whether whole completions are embedded and clustered by entailment.
         embedder, entailment: the models; a feature of one that is None cannot be read.
         threshold: a response joins a cluster at this entailment probability or above.
+
+    Raises:
+        TypeError: ``extract`` returns something that is neither text nor None.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class TextFeatures:
     ) -> None:
         self.groups, self.full_completion, self.threshold = groups, full_completion, threshold
         self.embedder, self.entailment = embedder, entailment
-        self.answers = [[extract(text) for text in group] for group in groups]
+        self.answers = [[_answer(extract, text) for text in group] for group in groups]
         self.answered = torch.tensor([[answer is not None for answer in group] for group in self.answers]).bool()
 
     @property
@@ -100,6 +103,16 @@ class TextFeatures:
         """These features with rewards, and with whatever else :class:`gcpo.rollouts.Rollouts` takes."""
         own: dict[str, Any] = {name: partial(getattr, self, name) for name in self.readable}
         return Rollouts(rewards, **own, **features)
+
+
+def _answer(extract: Callable[[str], str | None], text: str) -> str | None:
+    answer = extract(text)
+    if answer is not None and not isinstance(answer, str):
+        raise TypeError(
+            f"answer_extractor returned {answer!r}, a {type(answer).__name__}, for the completion {text[:60]!r}: "
+            "return the answer as text, or None where there is none."
+        )
+    return answer
 
 
 def from_texts(

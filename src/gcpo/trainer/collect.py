@@ -67,6 +67,11 @@ class Collector:
         names, wanted = self.reward_names, self.args.correctness_reward
         if wanted is not None and wanted not in names:
             raise ValueError(f"correctness_reward: no reward function {wanted!r}.{nearest(wanted, names)}")
+        if wanted is not None and names.count(wanted) > 1:
+            raise ValueError(
+                f"correctness_reward: {names.count(wanted)} reward functions are called {wanted!r}: give each a "
+                "__name__ of its own."
+            )
         if wanted is None and self.method.judges and len(names) > 1:
             raise ValueError(
                 f"{self.args.method} asks which responses are right, and a sum of {len(names)} rewards does not say: "

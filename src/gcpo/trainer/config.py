@@ -10,7 +10,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from gcpo.measures import REWARD_RANGE
-from gcpo.methods import BASES, Method, get_method
+from gcpo.methods import BASES, Method, get_method, one_spelling
 
 # TRL's own, for settings that are None here until the method has spoken.
 _TRL_DEFAULTS = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}
@@ -74,14 +74,13 @@ class GCPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if not isinstance(self.method, str):
             self.method = "*".join(self.method)
+        self.method = one_spelling(self.method)
         row = self.resolved_method()
-        if self.alpha is not None and not 0 <= self.alpha < math.inf:
-            raise ValueError(f"alpha must be at least 0, got {self.alpha}.")
         if self.alpha is not None and not any(part.has_alpha for part in row.parts):
             warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
         for name in ("reward_range", "correctness_range"):
             limits = getattr(self, name)
-            if limits is not None and not limits[0] < limits[1]:
+            if limits is not None and not (limits[0] < limits[1] and all(map(math.isfinite, limits))):
                 raise ValueError(f"{name} must be (low, high) with low < high, got {limits}.")
         if not 0 <= self.entailment_threshold <= 1:
             raise ValueError(f"entailment_threshold is a probability, got {self.entailment_threshold}.")

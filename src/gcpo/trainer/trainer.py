@@ -149,7 +149,7 @@ class GCPOTrainer(GRPOTrainer):
 
     def _modulate(self, rollouts: Rollouts, base: Tensor | None, stage: str) -> Modulation:
         """The method's weights of this step. Those that are not finite become 1, and are counted: a run of days should
-        not end by one group."""
+        not end by one group. Where none is finite, the method itself is broken."""
         modulation = modulate(
             self.method.seeded(self.args.seed + self.state.global_step),  # TRL's own count starts anew in a resumed run
             rollouts,
@@ -159,6 +159,11 @@ class GCPOTrainer(GRPOTrainer):
             stages=(stage,),
         )
         broken = ~modulation.weight.isfinite()
+        if broken.all():
+            raise ValueError(
+                f"{self.args.method}: no weight of this step is finite. Look at what it reads "
+                f"({', '.join(sorted(self.method.reads)) or 'rewards'}) and at alpha."
+            )
         self._metrics["train"]["gcpo/replaced_weights"].append(broken.sum().item())
         return modulation._replace(weight=torch.where(broken, 1.0, modulation.weight))
 

@@ -1,0 +1,148 @@
+"""Bad input to the library: an error that names what is wrong, never a silent 0 or a weight turned around."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from gcpo import GCPOConfig, measures
+from gcpo.methods import advantages, get_method, weights
+from gcpo.rewards import boxed_answer
+from gcpo.rollouts import Rollouts
+from gcpo.semantics import from_texts
+from gcpo.weights import alpha_g, weight_range
+
+INF, NAN = math.inf, math.nan
+REWARDS = torch.tensor([[2.0, 0.0, 1.0, 0.0]])
+LABELS = torch.tensor([[0.0, NAN, 1.0, 1.0]])
+NOTHING = torch.zeros(3, 0)
+
+
+def texts(extract: Callable[[str], Any]) -> Rollouts:
+    settings: dict[str, Any] = {"full_completion": False, "embedder": None, "entailment": None, "threshold": 0.35}
+    groups = [["the answer is 4", "b", "c", "d"]]
+    return from_texts(REWARDS, groups, extract=extract, reward_range=(0.0, 2.0), **settings)
+
+
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    **{
+        f"alpha {alpha} in {name}": (lambda call=call, alpha=alpha: call(alpha), ValueError, f"alpha .*{alpha}")
+        for alpha in (-5, -1e-9, INF, NAN)
+        for name, call in {
+            "alpha_g": lambda alpha: alpha_g(alpha, 4),
+            "get_method": lambda alpha: get_method("gcpo_bot", alpha=alpha),
+            "weights": lambda alpha: weights("rd_only", Rollouts(REWARDS), alpha=alpha),
+            "advantages": lambda alpha: advantages("grpo", Rollouts(REWARDS), alpha=alpha),
+            "weight_range": lambda alpha: weight_range("se", alpha, 4),
+            "GCPOConfig": lambda alpha: GCPOConfig("x", alpha=alpha, use_cpu=True, bf16=False),
+        }.items()
+    },
+    "labels that are NaN, SE": (lambda: measures.semantic_entropy(LABELS), ValueError, "labels that are not finite"),
+    "labels that are NaN, BoT": (
+        lambda: measures.barycentric_transport(torch.eye(4)[None], LABELS),
+        ValueError,
+        "labels that are not finite",
+    ),
+    "labels that are NaN, consistency": (lambda: measures.self_consistency(LABELS), ValueError, "not finite"),
+    **{
+        f"t {t}": (
+            lambda t=t: measures.kernel_language_entropy(torch.full((2, 2, 3), 1 / 3), t=t),
+            ValueError,
+            f"t is {t}, expected a diffusion time",
+        )
+        for t in (-1.0, NAN, INF)
+    },
+    "no response, CD": (lambda: measures.cosine_dispersion(torch.zeros(3, 0, 5)), ValueError, "0 responses"),
+    "no response, SE": (lambda: measures.semantic_entropy(NOTHING.int()), ValueError, "0 responses"),
+    "infinite reward, RD": (lambda: measures.reward_dispersion(torch.tensor([1.0, INF])), ValueError, "infinite"),
+    "infinite reward, rollouts": (
+        lambda: Rollouts(torch.tensor([[1.0, 2.0], [0.0, -INF]])),
+        ValueError,
+        "response 1 of group 1 is -inf",
+    ),
+    "infinite range, RD": (lambda: measures.reward_dispersion(REWARDS, (0, INF)), ValueError, "two finite numbers"),
+    "infinite range, rollouts": (lambda: Rollouts(REWARDS, reward_range=(0, INF)), ValueError, "reward_range must be"),
+    "infinite range, config": (
+        lambda: GCPOConfig("x", reward_range=(0, INF), use_cpu=True, bf16=False),
+        ValueError,
+        "reward_range must be",
+    ),
+    **{
+        f"extractor that returns {type(answer).__name__}": (
+            lambda answer=answer: texts(lambda _: answer),
+            TypeError,
+            f"answer_extractor returned .*, a {type(answer).__name__}, for the completion 'the answer is 4'",
+        )
+        for answer in (4, ["4"], b"4", 4.0)
+    },
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_is_refused_with_its_value(case: str) -> None:
+    call, error, message = REFUSED[case]
+    with pytest.raises(error, match=message.replace("(", r"\(")):
+        call()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30, 3e37])
+def test_the_length_of_embeddings_changes_nothing_however_long(scale: float) -> None:
+    embeddings = torch.randn(5, 4, 8, generator=torch.Generator().manual_seed(0))
+    clusters = torch.tensor([0, 1, 0, 2]).expand(5, 4)
+    for measure in (measures.cosine_dispersion, lambda rows: measures.barycentric_transport(rows, clusters)):
+        torch.testing.assert_close(measure(embeddings * scale), measure(embeddings), rtol=1e-5, atol=1e-6)
+
+
+def test_scaling_rounds_nothing() -> None:
+    embeddings = torch.randn(50, 16, 384, generator=torch.Generator().manual_seed(0))
+    unit = embeddings / torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
+    assert torch.equal(measures._unit_rows(embeddings, torch.ones(50, 16).bool()), unit)
+
+
+def test_half_precision_and_a_zero_row_are_as_before() -> None:
+    assert measures.cosine_dispersion(torch.eye(3).half()) == pytest.approx(2 / 3, abs=1e-6)
+    assert measures.cosine_dispersion(torch.tensor([[1.0, 0.0], [0.0, 0.0]])).isnan()
+
+
+def test_a_product_has_one_spelling() -> None:
+    assert GCPOConfig("x", method=" bot_only *  egpo", use_cpu=True, bf16=False).method == "bot_only*egpo"
+    assert get_method("bot_only * egpo") == get_method(["bot_only", "egpo"]) == get_method("bot_only*egpo")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("\\boxed{" * 16_000, None),
+        ("\\boxed{" * 16_000 + "7" + "}" * 16_000, "7"),
+        ("\\boxed{1} " * 8_000 + "\\boxed{" * 8_000, "1"),
+        ("{" * 50_000 + "\\boxed{2}", "2"),
+        ("}" * 50_000 + "\\boxed{\\}3\\{}", "\\}3\\{"),
+        ("\\boxed{4} \\boxed{}", None),
+        ("\\boxed{5} \\boxed {{6} }", "{6}"),
+    ],
+)
+def test_a_box_is_found_in_time_that_grows_with_the_text(text: str, answer: str | None) -> None:
+    start = time.perf_counter()
+    assert boxed_answer(text) == answer
+    assert time.perf_counter() - start < 2
+
+
+def test_a_method_of_which_no_weight_is_finite_stops_the_training(make: Callable[..., Any]) -> None:
+    trainer = make("cd_only", embedder=lambda texts: torch.zeros(len(texts), 4))  # no text has a direction
+    with pytest.raises(
+        ValueError, match=r"cd_only: no weight of this step is finite\. Look at .*embeddings.* and at alpha"
+    ):
+        trainer.train()
+
+
+def test_two_rewards_of_one_name_cannot_say_which_is_right(make: Callable[..., Any]) -> None:
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    with pytest.raises(ValueError, match="2 reward functions are called 'reward': give each a __name__ of its own"):
+        make("egpo", reward_funcs=[reward, reward], correctness_reward="reward")

@@ -1,0 +1,165 @@
+"""Bad parameter files, grids and commands: one line that names the file, the key and the way out, and no work done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gcpo import paths
+from gcpo.__main__ import main
+from gcpo.runs.grids import expand
+from gcpo.runs.params import ParameterError, load_profile, parse_yaml, read_yaml, validate
+from gcpo.runs.plan import Plan
+
+# What stands in a file, and what is said of it, with the line where the fault is.
+FILES: dict[str, tuple[bytes, str]] = {
+    "tab": (b"profile: mine\n\tseed: 1\n", "line 2: found character '\\t' that cannot start any token"),
+    "two documents": (b"seed: 1\n---\nseed: 2\n", "line 2: but found another document"),
+    "not UTF-8": (b"profile: caf\xe9\n", "cannot be read: it is not UTF-8"),
+    "NUL": (b"profile: a\x00b\n", "not readable as YAML"),
+    "a tag": (b"seed: !!python/object/apply:os.getcwd []\n", "line 1: could not determine a constructor for the tag"),
+    "an alias that is not there": (b"seed: *other\n", "line 1: found undefined alias"),
+    "5,000 digits": (b"seed: " + b"9" * 5000 + b"\n", "not readable as YAML (Exceeds the limit"),
+    "a deep nest": (b"seed: " + b"[" * 5000 + b"\n", "not readable as YAML"),
+    "a key twice": (b"seed: 1\nalpha: 0.5\nseed: 2\n", "line 3: 'seed' is there twice"),
+    "a key twice inside": (b"grpo: {epsilon: 0.1, epsilon: 0.2}\n", "line 1: 'epsilon' is there twice"),
+    "octal": (b"alpha: 1\nseed: 010\n", "line 2: 010 begins with 0, which YAML reads as octal"),
+    "no mapping": (b"- seed\n", "expected a mapping of parameter names to values, got list"),
+    "unclosed": (b"grpo: {epsilon: 0.1\n", "line 2: expected ',' or '}'"),
+}
+
+
+@pytest.mark.parametrize("fault", FILES)
+@pytest.mark.parametrize("command", ["run", "grid smoke", "check smoke"])
+def test_a_broken_file_is_one_line_with_its_name(
+    fault: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, message = FILES[fault]
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    assert main([*command.split(), "--profile", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gcpo: {path}") and message in line
+
+
+def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(ParameterError, match=r"folder\.yaml cannot be read: Is a directory"):
+        read_yaml(tmp_path / "folder.yaml")
+    with pytest.raises(ParameterError, match="cannot be read: No such file"):
+        read_yaml(tmp_path / "none.yaml")
+
+
+VALUES: dict[str, tuple[dict[str, Any], str]] = {
+    "a misspelt task": (
+        {"alpha": {"tinymth": 0.1, "default": 1}},
+        "alpha: no task 'tinymth'. Did you mean 'tinymath'?",
+    ),
+    "a number as a task": ({"alpha": {3: 0.1, "default": 1}}, "alpha: no task 3."),
+    "a truth as a number": ({"alpha": True}, "alpha: Input should be a number (got True)"),
+    "no as a number": (yaml.safe_load("seed: no"), "seed: Input should be a number (got False)"),
+    "fewer questions than a step": ({"train_limit": 1}, "train_limit: 1 questions are fewer than the 2 of a step"),
+    "no iteration": ({"grpo": {"num_iterations": 0}}, "grpo: num_iterations must be at least 1, got 0"),
+    "the reference's folder": ({"profile": "reference"}, "profile: outputs/reference has another use"),
+    "the world's folder": ({"profile": "world"}, "profile: outputs/world has another use"),
+    "a profile of 300 characters": ({"profile": "x" * 300}, "profile: String should match"),
+    "a removed parameter": ({"reward_range": [0, 1]}, "reward_range: the task owns it (Task.reward_range)"),
+}
+
+
+@pytest.mark.parametrize("fault", VALUES)
+def test_a_bad_value_is_named_with_its_key(fault: str) -> None:
+    values, message = VALUES[fault]
+    with pytest.raises(ParameterError) as raised:
+        validate(values, "mine.yaml")
+    (line,) = [line for line in str(raised.value).splitlines() if message in line]
+    assert line.startswith("  ")
+
+
+COMMANDS: dict[str, tuple[list[str], str]] = {
+    "a brace": (["run", "-p", "seed", "{"], "gcpo: -p seed, line 1: expected the node content"),
+    "a grid outside": (["grid", "../x"], "gcpo: '../x' is no name of a grid: letters, digits, - and _"),
+    "a profile outside": (["report", "--profile", "../x"], "gcpo: '../x' is no name of a profile"),
+    "a profile of 300 characters": (["run", "--profile", "p" * 300], "is no name of a profile"),
+    "an empty grid": (["grid", ""], "gcpo: '' is no name of a grid"),
+    "an axis overridden": (["grid", "smoke", "-p", "max_steps", "2"], "smoke.yaml varies max_steps itself"),
+    "the same split": (["run", "-p", "train_split", "test"], "gcpo: train_split and eval_split are both 'test'"),
+}
+
+
+@pytest.mark.parametrize("fault", COMMANDS)
+def test_a_bad_command_is_one_line(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words, message = COMMANDS[fault]
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "1.5", "many"])
+def test_no_jobs_are_refused(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["grid", "smoke", "--jobs", jobs])
+    assert raised.value.code == 2
+    assert "give 1 or more" in capsys.readouterr().err
+
+
+def test_what_is_trained_on_may_be_measured_or_left_untrained() -> None:
+    same = {"train_split": "test", "eval_split": "test"}
+    assert Plan("gradients", validate(same)).id and Plan("train", validate({**same, "max_steps": 0})).id
+
+
+def test_a_grid_named_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Plan] = []
+    monkeypatch.setattr("gcpo.runs.runner.run_grid", lambda plans, jobs: seen.extend(plans) or [])
+    monkeypatch.setattr("gcpo.world.bootstrap", lambda: None)
+    assert main(["grid", "smoke", "smoke", "--profile", "smoke"]) == 0
+    assert len(seen) == len(expand("smoke", "smoke"))
+
+
+def test_an_own_grid_is_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("- {kind: train, seed: [0, 1]}\n")
+    assert [plan.params.seed for plan in expand(str(path), "smoke")] == [0, 1]
+    path.write_text("kind: train\n")
+    with pytest.raises(ParameterError, match=r"mine\.yaml: expected a list of blocks"):
+        expand(str(path), "smoke")
+
+
+PLAIN = st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=8)
+NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner))
+KEYS = st.sampled_from(sorted(load_profile("smoke"))) | st.text(max_size=12)
+
+
+def refusal(call: Callable[[], object]) -> str | None:
+    """The message with which parameters are refused; any other error is the test's failure."""
+    try:
+        call()
+    except ParameterError as error:
+        return str(error)
+    return None
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.dictionaries(KEYS, NESTED, max_size=4))
+def test_any_mapping_is_accepted_or_refused_with_the_name_of_its_source(values: dict[str, Any]) -> None:
+    message = refusal(lambda: validate(values, "mine.yaml"))
+    assert message is None or message.startswith("Bad mine.yaml:\n  ")
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.text(st.sampled_from("ab:-{}[]#&*!|>'\"%@`,?\t\n 01~\x00é"), max_size=30))
+def test_any_text_is_a_value_or_an_error_that_names_it(text: str) -> None:
+    message = refusal(lambda: parse_yaml(text, "mine.yaml"))
+    assert message is None or (message.startswith("mine.yaml") and "\n" not in message)
+
+
+def test_the_project_s_own_files_are_read(tmp_path: Path) -> None:
+    files = [*paths.PARAMS.glob("*.yaml"), *(paths.PARAMS / "grids").glob("*.yaml")]
+    assert len(files) > 4
+    assert all(read_yaml(path) == yaml.safe_load(path.read_text()) for path in files)
