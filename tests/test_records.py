@@ -222,26 +222,16 @@ def test_find_a_grid_again_after_the_profile_has_changed_gives_nothing_of_before
     assert len(records.find("p", "g")) == 0
 
 
-def test_the_reference_stands_in_where_no_finished_run_is_on_disk() -> None:
-    done = finished(results={"greedy_f1": 0.75})
-    assert records.publish("p") == 1
-    (done.folder / "manifest.json").unlink()
-    failed(seed=1)  # a failed run on disk does not hide the reference
-    found = records.find("p")
-    assert found["reference"].tolist() == [True]
-    assert found["greedy_f1"].tolist() == [0.75]
-    assert found["folder"].tolist() == [paths.REFERENCE / "p"]
-    finished(seed=2)  # and a finished one replaces it
-    assert records.find("p")[["seed", "reference"]].values.tolist() == [[2, False]]
-
-
-def test_the_reference_is_read_when_asked_for() -> None:
-    finished(seed=1)
+def test_the_reference_is_read_only_when_asked_for() -> None:
+    done = finished(seed=1, results={"greedy_f1": 0.75})
     records.publish("p")
+    shutil.rmtree(done.folder)
+    assert records.find("p").empty
     finished(seed=2)
-    assert records.find("p")["seed"].tolist() == [1, 2]
-    found = records.find("p", reference=True)
-    assert found[["seed", "reference"]].values.tolist() == [[1, True]]
+    assert records.find("p")[["seed", "reference"]].values.tolist() == [[2, False]]
+    committed = records.find("p", reference=True)
+    assert committed[["seed", "reference", "greedy_f1"]].values.tolist() == [[1, True, 0.75]]
+    assert committed["folder"].tolist() == [paths.REFERENCE / "p"]
     assert records.find("q", reference=True).empty
 
 
@@ -420,7 +410,11 @@ def test_a_record_of_another_version_is_refused_in_one_line(schema: int | None, 
     records_of_it = {"schema": schema, "status": "finished", "id": "x"}
     (paths.REFERENCE / "q").mkdir(parents=True)
     (paths.REFERENCE / "q" / "runs.jsonl").write_text(json.dumps(records_of_it) + "\n")
-    for read in (lambda: manifest.load(run.folder), lambda: records.find("p"), lambda: records.find("q")):
+    for read in (
+        lambda: manifest.load(run.folder),
+        lambda: records.find("p"),
+        lambda: records.find("q", reference=True),
+    ):
         with pytest.raises(manifest.RecordError, match=message) as raised:
             read()
         assert "\n" not in str(raised.value)
@@ -434,7 +428,7 @@ def test_publish_without_finished_runs_keeps_the_reference_and_says_so() -> None
     failed()
     with pytest.raises(FileNotFoundError, match=r"No finished runs of profile 'p' in .*outputs; run a grid first"):
         records.publish("p")
-    assert records.find("p")["reference"].tolist() == [True]
+    assert records.find("p", reference=True)["reference"].tolist() == [True]
 
 
 # --- grids ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 
 from gcpo import paths, records
 from gcpo.__main__ import main
-from gcpo.runs import manifest
+from gcpo.runs import manifest, runner
 from gcpo.runs.gradient_statistics import gradient_statistics
 from gcpo.runs.params import load_profile, validate
 from gcpo.runs.plan import Plan
@@ -89,6 +89,29 @@ def test_a_killed_and_resumed_training_run_ends_as_an_uninterrupted_one(outputs:
     assert kept == {name: (folder / name).read_bytes() for name in kept}
 
 
+def test_two_processes_that_want_the_same_run_make_it_once(outputs: Path) -> None:
+    values = {**load_profile("smoke"), **LONGER}
+    both = [in_process("train", values, outputs) for _ in range(2)]
+    assert [process.wait(timeout=240) for process in both] == [0, 0]
+    run = manifest.load(Plan("train", validate(values)).folder)
+    assert run.finished and run.manifest["attempts"] == 1
+    assert not list(run.folder.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("kind", ["train", "gradients"])
+def test_a_finished_run_stays_finished_whatever_fails_around_it(
+    kind: str, outputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(kind, validate({**load_profile("smoke"), "max_steps": 0, "eval_limit": 2}))
+
+    def breaks_after_the_run(*_: Any) -> None:
+        {"train": train, "gradients": gradient_statistics}[kind](plan.params)
+        raise OSError("no space left to write the notebook")
+
+    monkeypatch.setattr(runner, "execute", breaks_after_the_run)
+    assert runner.run(plan).finished and manifest.load(plan.folder).finished
+
+
 def test_killed_and_resumed_gradient_statistics_end_as_uninterrupted_ones(outputs: Path) -> None:
     values = {**load_profile("smoke"), "eval_limit": 35}
     folder = Plan("gradients", validate(values)).folder
@@ -155,7 +178,7 @@ def test_a_grid_goes_on_after_a_failure_and_says_what_failed(
     assert main(["grid", "broken", "--profile", "smoke", "--jobs", "1"]) == 1
     printed = capsys.readouterr()
     assert "no/such-policy" in printed.err and "finished in" in printed.out
-    states = {run.manifest["status"]: run for run in records.runs("smoke")[0]}
+    states = {run.manifest["status"]: run for run in records.runs("smoke")}
     assert set(states) == {"finished", "failed"}
     assert "Hub name" in states["failed"].manifest["exit"]
     assert (states["failed"].folder / "notebook.ipynb").exists()

@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="make these runs the reference: records, tables, figures, committed notebooks and the README's results",
     )
+    reported.add_argument("--reference", action="store_true", help="show the committed reference instead")
     reported.add_argument("--any-code", action="store_true", help="compare runs of different code of this package")
     reported.add_argument("--grid", help="a grid for all of them, instead of each report's own")
     command("methods", "print every method with its rule and range")
@@ -119,7 +120,9 @@ def _report(options: argparse.Namespace) -> int:
     if options.publish:
         print(f"published {publish(options.profile)} runs to {paths.REFERENCE / options.profile}")
     else:
-        print(*report(options.profile, options.grid, options.any_code), sep="\n")
+        flags = {"any_code": options.any_code, "reference": options.reference}
+        made, left_out = report(options.profile, options.grid, **flags)
+        print(*made, *left_out, sep="\n")
     return 0
 
 

@@ -24,21 +24,16 @@ TABLES = ("eval", "metrics", "queries")  # what runs leave behind beside their m
 OLDEST = 0  # schema of a reference that can still be read: 0 was converted from records without one
 
 
-def runs(profile: str, reference: bool = False, wanted: set[str] | None = None) -> tuple[list[Run], bool]:
-    """All runs of a profile, and whether they are those of the committed reference.
-
-    The reference is read when asked for, and where no finished run (with an id in ``wanted``, if given) is on disk.
+def runs(profile: str, reference: bool = False) -> list[Run]:
+    """All runs of a profile: those in this machine's outputs, or, only when asked for, the committed reference's.
 
     Raises:
         RecordError: a record of another version.
     """
     name = profile_name(profile)
-    if not reference:
-        on_disk = [load(path.parent) for path in sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))]
-        if any(run.finished and (wanted is None or run.folder.name in wanted) for run in on_disk):
-            return on_disk, False
-    reference_runs = _committed(paths.REFERENCE / name)
-    return reference_runs, reference or bool(reference_runs)
+    if reference:
+        return _committed(paths.REFERENCE / name)
+    return [load(path.parent) for path in sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))]
 
 
 def _committed(folder: Path) -> list[Run]:
@@ -64,8 +59,7 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
             this package, which are not to be compared.
     """
     labels = {plan.id: plan.label for plan in expand(grid, profile)} if grid is not None else None
-    recorded, committed = runs(profile, reference, set(labels) if labels is not None else None)
-    manifests = [(run.folder, run.manifest) for run in recorded if run.finished]
+    manifests = [(run.folder, run.manifest) for run in runs(profile, reference) if run.finished]
     if labels is None:
         axes = varied((manifest["kind"], manifest["params"]) for _, manifest in manifests)
         labels = {
@@ -85,7 +79,7 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
             **{key: manifest.get(key) for key in ("id", "kind", "seconds", "peak_memory_gb")},
             **{key: manifest.get(key) for key in ("code", "commit", "dirty", "schema")},
             "folder": folder,
-            "reference": committed,
+            "reference": reference,
         }
         for folder, manifest in manifests
         if manifest["id"] in labels
@@ -110,8 +104,7 @@ def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
     ``source`` says "this machine" or "reference"; ``dirty`` counts runs made with uncommitted changes.
     """
     plans = expand(grid, profile)
-    recorded, committed = runs(profile, reference, {plan.id for plan in plans})
-    by_id = {run.manifest.get("id"): run.manifest for run in recorded}
+    by_id = {run.manifest.get("id"): run.manifest for run in runs(profile, reference)}
     rows = []
     for plan in plans:
         manifest = by_id.get(plan.id, {})
@@ -129,7 +122,7 @@ def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
     table = pd.DataFrame(rows).groupby(["task", "run"], sort=False)
     counts = table[["wanted", "finished", "failed", "dirty"]].sum()
     counts["commits"] = table["commit"].agg(lambda c: ", ".join(sorted(set(c) - {""})))
-    return counts.assign(source="reference" if committed else "this machine").reset_index()
+    return counts.assign(source="reference" if reference else "this machine").reset_index()
 
 
 def gather(table: pd.DataFrame, name: str, keys: list[str]) -> pd.DataFrame:
@@ -163,9 +156,8 @@ def publish(profile: str) -> int:
     Raises:
         FileNotFoundError: there is none.
     """
-    recorded, committed = runs(profile)
-    finished = [run for run in recorded if run.finished]
-    if committed or not finished:
+    finished = [run for run in runs(profile) if run.finished]
+    if not finished:
         raise FileNotFoundError(f"No finished runs of profile {profile!r} in {paths.OUTPUTS}; run a grid first.")
     write_reference(paths.REFERENCE / profile_name(profile), finished)
     return len(finished)

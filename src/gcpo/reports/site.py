@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import nbformat
+import papermill
 
 from gcpo import paths
 from gcpo.reports import records
 from gcpo.reports.tables import write_readme
+from gcpo.runs.manifest import RecordError
 from gcpo.runs.params import profile_name
 from gcpo.runs.runner import execute
 
@@ -18,24 +21,56 @@ def reports() -> list[str]:
     return sorted(path.stem for path in paths.NOTEBOOKS.glob("[2-9][0-9]_*.ipynb"))
 
 
-def report(profile: str, grid: str | None = None, any_code: bool = False) -> list[Path]:
-    """Execute every report notebook on this machine's runs of a profile, or on the reference where there are none; each
-    notebook has the grid of its table unless ``grid`` names another. ``any_code`` compares runs of different code.
+def grid_of(report: str) -> str:
+    """The grid that a report notebook shows unless told otherwise."""
+    grid = papermill.inspect_notebook(str(paths.NOTEBOOKS / f"{report}.ipynb"))["grid"]["default"]
+    return str(ast.literal_eval(grid))
 
-    Tables and figures go to ``outputs/<profile>/reports``, beside the executed copies, which are returned.
+
+def report(
+    profile: str, grid: str | None = None, *, any_code: bool = False, reference: bool = False
+) -> tuple[list[Path], list[str]]:
+    """Execute every report notebook on the runs of a profile; each has the grid of its table unless ``grid`` names
+    another.
+
+    Args:
+        profile: a profile's name, or a parameter file.
+        grid: one grid for all of them.
+        any_code: compare runs of different code of this package.
+        reference: show the committed reference in place of this machine's runs.
+
+    Returns:
+        the executed copies, in ``outputs/<profile>/reports`` beside their tables and figures; and, for each report of
+        whose grid nothing has run, a line that says so.
     """
     folder = paths.OUTPUTS / profile_name(profile) / "reports"
     if profile.endswith((".yaml", ".yml")):
         profile = str(Path(profile).resolve())  # notebooks work in a folder of their own
-    chosen = {"any_code": any_code, **({"grid": grid} if grid else {})}
-    made = [folder / f"{name}.ipynb" for name in reports()]
-    for output in made:
-        execute(output.stem, output, {"profile": profile, "reference": False, "write_to": str(folder), **chosen})
-    return made
+    made, left_out = [], []
+    for name in reports():
+        wanted = grid or grid_of(name)
+        if not records.coverage(wanted, profile, reference)["finished"].sum():
+            left_out.append(f"{name}: nothing has run of grid {wanted} with {profile}: python -m gcpo grid {wanted}")
+            continue
+        settings = {"profile": profile, "grid": wanted, "reference": reference, "any_code": any_code}
+        execute(name, folder / f"{name}.ipynb", {**settings, "write_to": str(folder)})
+        made.append(folder / f"{name}.ipynb")
+    return made, left_out
 
 
 def publish(profile: str) -> int:
-    """Make this machine's runs of a profile the reference, and rebuild what is made from it; returns how many runs."""
+    """Make this machine's runs of a profile the reference, and rebuild what is made from it; returns how many runs.
+
+    Raises:
+        RecordError: a report's grid has runs that are not finished here; the reference stays as it is.
+    """
+    for grid in dict.fromkeys(grid_of(name) for name in reports()):
+        counts = records.coverage(grid, profile)[["finished", "wanted"]].sum()
+        if counts["finished"] < counts["wanted"]:
+            raise RecordError(
+                f"Grid {grid} has {counts['finished']} of {counts['wanted']} runs finished with {profile}: a reference "
+                f"holds every report's whole grid. First: python -m gcpo grid {grid} --profile {profile}"
+            )
     count = records.publish(profile)
     rebuild(profile)
     return count

@@ -18,7 +18,7 @@ from gcpo.gradients import gradient_variance
 from gcpo.methods import base_advantages
 from gcpo.methods.parts import likelihoods
 from gcpo.rollouts import Rollouts
-from gcpo.runs.manifest import Run, load, record
+from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.runs.train import models, quiet
@@ -38,9 +38,12 @@ def gradient_statistics(params: Params) -> Run:
     was killed goes on to the same result.
     """
     plan = Plan("gradients", params)
-    run = load(plan.folder)
-    if run.finished:
-        return run
+    with claim(plan) as run:
+        return run if run.finished else _measure(plan)
+
+
+def _measure(plan: Plan) -> Run:
+    params = plan.params
     with record(plan) as run:
         quiet()
         split = plan.task.load(params.eval_split, limit=params.eval_limit, revision=params.data_revision)

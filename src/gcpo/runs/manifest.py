@@ -21,6 +21,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from filelock import FileLock
 
 from gcpo import paths
 from gcpo.runs.plan import SCHEMA, Plan
@@ -87,6 +88,15 @@ def check_schema(manifest: dict[str, Any], where: str, oldest: int = SCHEMA) -> 
         raise RecordError(
             f"{where} was made by a newer version of gcpo (schema {schema}; this one reads up to {SCHEMA}): update it."
         )
+
+
+@contextlib.contextmanager
+def claim(plan: Plan) -> Iterator[Run]:
+    """The run, which no other process works on meanwhile: one that does is waited for, and has then finished it, or has
+    died, which frees its claim."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(plan.folder / ".lock"):
+        yield load(plan.folder)
 
 
 @contextlib.contextmanager

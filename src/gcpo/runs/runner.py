@@ -77,7 +77,7 @@ def run(plan: Plan, threads: int | None = None) -> Run:
             execute(KINDS[plan.kind], folder / "notebook.ipynb", values, threads)
         except Exception as error:
             done = load(folder)
-            if done.manifest.get("status") != "failed":  # it died before or outside the run's own record
+            if done.manifest.get("status") not in ("failed", "finished"):  # it died outside the run's own record
                 reason = f"{type(error).__name__}: {error}".strip()
                 done.manifest |= {**describe(plan), "status": "failed", "exit": reason}
                 done.write()

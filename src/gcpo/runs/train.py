@@ -14,7 +14,7 @@ import transformers
 from datasets import Dataset
 
 from gcpo import world
-from gcpo.runs.manifest import Run, load, record
+from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.tasks.base import Row, Task
@@ -39,9 +39,12 @@ def train(params: Params) -> Run:
         OSError: a model cannot be loaded; the manifest says so.
     """
     plan = Plan("train", params)
-    run = load(plan.folder)
-    if run.finished:
-        return run
+    with claim(plan) as run:
+        return run if run.finished else _train(plan)
+
+
+def _train(plan: Plan) -> Run:
+    params = plan.params
     with record(plan) as run:
         quiet()
         task = plan.task
@@ -63,7 +66,9 @@ def train(params: Params) -> Run:
             run.write()
             trainer.add_callback(_Progress(run))
             trainer.train(resume_from_checkpoint=_last_checkpoint(run.folder))
-            run.table("metrics.csv", step_metrics(trainer.state.log_history))
+            metrics = step_metrics(trainer.state.log_history)
+            run.table("metrics.csv", metrics)
+            run.manifest["replaced_weights"] = int(metrics.get("gcpo/replaced_weights", pd.Series(0)).sum())
             model = trainer.accelerator.unwrap_model(trainer.model)
             trainer.save_model(str(run.folder / "policy"))
         scores = evaluate(

@@ -1,0 +1,78 @@
+"""Reports: which runs they show, what they say where nothing has run, and a reference that is never half replaced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from gcpo import paths
+from gcpo.__main__ import main
+from gcpo.reports import records, site
+from gcpo.runs import manifest
+from gcpo.runs.grids import expand, grids
+from gcpo.runs.plan import Plan
+
+
+@pytest.fixture(autouse=True)
+def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Outputs and reference of the test's own; what would be executed, with its parameters."""
+    for name in ("OUTPUTS", "REFERENCE"):
+        monkeypatch.setattr(paths, name, tmp_path / name.lower())
+    monkeypatch.setattr(manifest, "environment", lambda: {"code": "c0de", "commit": "c0ffee", "dirty": False})
+    calls: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(site, "execute", lambda name, output, parameters: calls.append((name, parameters)))
+    return calls
+
+
+def finish(plan: Plan) -> None:
+    with manifest.record(plan) as run:
+        run.table("eval.csv", pd.DataFrame({"query": ["a"], "decoding": ["greedy"], "f1": [0.5]}))
+
+
+def test_every_report_has_a_grid_of_its_own() -> None:
+    assert {site.grid_of(name) for name in site.reports()} <= set(grids())
+    assert site.grid_of("21_table1") == "table1"
+
+
+def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
+    executed: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(expand("figure1", "smoke")[0])
+    assert main(["report", "--profile", "smoke"]) == 0
+    assert [name for name, _ in executed] == ["20_figure1"]
+    assert executed[0][1]["reference"] is False and executed[0][1]["any_code"] is False
+    printed = capsys.readouterr().out
+    assert "21_table1: nothing has run of grid table1 with smoke: python -m gcpo grid table1" in printed
+
+
+def test_the_reference_is_shown_when_asked_for(executed: list[tuple[str, dict[str, Any]]]) -> None:
+    finish(expand("figure1", "smoke")[0])
+    records.publish("smoke")
+    assert main(["report", "--profile", "smoke", "--reference", "--any-code"]) == 0
+    assert [(name, call["reference"], call["any_code"]) for name, call in executed] == [("20_figure1", True, True)]
+
+
+def test_a_profile_may_be_an_own_file(executed: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("profile: mine\nseed: 3\n")
+    finish(expand("figure1", str(path))[0])
+    assert main(["report", "--profile", str(path)]) == 0
+    assert executed[0][1]["profile"] == str(path)
+    assert executed[0][1]["write_to"] == str(paths.OUTPUTS / "mine" / "reports")
+
+
+def test_a_stray_run_does_not_replace_the_reference(
+    executed: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = paths.REFERENCE / "smoke" / "runs.jsonl"
+    reference.parent.mkdir(parents=True)
+    reference.write_text(json.dumps({"schema": 1, "id": "precious"}) + "\n")
+    finish(expand("figure1", "smoke")[0])
+    assert main(["report", "--publish", "--profile", "smoke"]) == 2
+    assert "Grid figure1 has 1 of 2 runs finished with smoke" in capsys.readouterr().err
+    assert "precious" in reference.read_text()
+    assert executed == []
