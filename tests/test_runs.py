@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -182,6 +183,38 @@ def test_a_grid_goes_on_after_a_failure_and_says_what_failed(
     assert set(states) == {"finished", "failed"}
     assert "Hub name" in states["failed"].manifest["exit"]
     assert (states["failed"].folder / "notebook.ipynb").exists()
+
+
+def processes_of(outputs: Path) -> list[int]:
+    """The processes that work for these outputs."""
+    mark = f"GCPO_OUTPUTS={outputs}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize(("sent", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -9)])
+def test_a_signal_ends_a_grid_with_all_that_it_started(sent: str, status: int, outputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text("- {kind: train, method: [grpo], seed: [0, 1, 2, 3], max_steps: [4000]}\n")
+    command = ["-m", "gcpo", "grid", str(tmp_path / "long.yaml"), "--profile", "smoke", "--jobs", "2"]
+    environment = {**os.environ, "GCPO_OUTPUTS": str(outputs)}
+    grid = subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.DEVNULL, cwd=tmp_path)
+    deadline = time.monotonic() + 240
+    while len(list(outputs.glob("smoke/runs/*/progress"))) < 2:
+        assert grid.poll() is None, "the grid ended before it could be stopped"
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    grid.send_signal(signal.Signals[sent])
+    start = time.monotonic()
+    assert grid.wait(timeout=10) == status
+    while processes_of(outputs) and time.monotonic() - start < 10:
+        time.sleep(0.2)
+    assert processes_of(outputs) == []
+    assert len(list(outputs.glob("smoke/runs/*/manifest.json"))) == 2  # no other was begun
 
 
 def test_bad_parameters_end_the_command_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,6 @@ import pytest
 import torch
 import transformers
 from helpers import (
-    LONGEST,
     MIXED,
     OFF_POLICY,
     PRODUCT,
@@ -374,17 +373,24 @@ def test_a_reward_outside_its_range_warns_once_and_only_rd_is_clipped(make: Make
 # --- groups that leave the loss -------------------------------------------------------------------------------------
 
 
-def test_dapo_drops_groups_of_equal_rewards_from_the_token_count(make: Make, spy: Spy, scripted: Script) -> None:
+@pytest.mark.parametrize("allowed", [6, 10])  # with ten, nobody gets near the end
+def test_dapo_drops_groups_of_equal_rewards_and_long_completions_cost(
+    make: Make, spy: Spy, scripted: Script, allowed: int
+) -> None:
     scripted()
-    tasks = ((0, 0.5, 2, 1), (1, 1, 1, 1), (2, 0, None, 0))
-    trainer = make("dapo", reward_funcs=table(*tasks), answer_extractor=last_word)
+    tasks = ((0, 0.5, 2, 1), (1, 1, 1, 1), (2, 0, 0.5, 0))
+    trainer = make("dapo", reward_funcs=table(*tasks), max_completion_length=allowed)
     batch = generate(trainer)
-    lengths = torch.tensor([min(len(text) + 1, LONGEST) for text in TEXTS]).view(PROMPTS, G)
-    kept = torch.tensor([True, False, True]).unsqueeze(1) * lengths
+    found = loss_of(trainer, batch)
+    lengths = [[min(len(text) + 1, allowed) for text in TEXTS[G * q : G * (q + 1)]] for q in range(PROMPTS)]
+    costs = [[papers.dapo_eq13(n, allowed) for n in group] for group in lengths]
+    base = [papers.grpo([r + c for r, c in zip(*rows, strict=True)]) for rows in zip(tasks, costs, strict=True)]
+    base[1] = [0.0] * G
+    kept = torch.tensor([[1.0], [0.0], [1.0]]) * torch.tensor(lengths)
+    close(spy.advantages, base)
     assert batch["completion_mask"].sum(1).tolist() == kept.flatten().tolist()
     assert batch["num_items_in_batch"] == kept.sum()
-    expected = advantages("dapo", rollouts_of(trainer, spy, tasks))
-    close(loss_of(trainer, batch).detach(), -(expected * kept).sum() / kept.sum())
+    close(found.detach(), -(torch.tensor(base) * kept).sum() / kept.sum())
     assert trainer._metrics["train"]["gcpo/dropped_groups"] == pytest.approx([1 / 3])
 
 

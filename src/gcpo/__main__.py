@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from gcpo import paths
@@ -56,13 +60,35 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, 1 when a run failed, 2 for bad parameters."""
+    """Entry point; returns the exit status: 0, 1 when a run failed, 2 for bad parameters, 130 or 143 when ended by a
+    signal."""
     options = _parser().parse_args(arguments)
     try:
-        return _COMMANDS[options.command](options)
+        with _ends_by_sigterm():
+            return _COMMANDS[options.command](options)
+    except KeyboardInterrupt:
+        print("gcpo: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
     except (ParameterError, RecordError, FileNotFoundError) as error:
         print(f"gcpo: {error}", file=sys.stderr)
         return 2
+
+
+@contextlib.contextmanager
+def _ends_by_sigterm() -> Iterator[None]:
+    """A SIGTERM ends this process as an interrupt would, with everything that it has started."""
+
+    def end(*_: Any) -> None:
+        raise SystemExit(143)
+
+    if threading.current_thread() is not threading.main_thread():  # only there are signals received
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _given(pairs: list[list[str]]) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -87,12 +90,13 @@ def run(plan: Plan, threads: int | None = None) -> Run:
 def run_grid(plans: Sequence[Plan], jobs: int) -> list[Run]:
     """All runs, ``jobs`` at a time with the cores shared out; a failed run does not stop the others.
 
-    Returns the runs that did not finish.
+    Returns the runs that did not finish. An interrupt, or the end of this process in any way, ends what is running;
+    the next start goes on from there.
     """
     threads = max(1, (os.cpu_count() or 1) // jobs)
     start, failed, total = time.monotonic(), [], len(plans)
     with (
-        ProcessPoolExecutor(max_workers=jobs) as pool,
+        _workers(jobs) as pool,
         tqdm(total=total, unit="run", disable=not sys.stderr.isatty()) as bar,
     ):
         folders = {pool.submit(run, plan, threads): plan.folder for plan in plans}
@@ -117,6 +121,32 @@ def run_grid(plans: Sequence[Plan], jobs: int) -> list[Run]:
                 sys.stdout.flush()
             bar.set_postfix_str("; ".join(_progress(folders[future]) for future in waiting if future.running()))
     return failed
+
+
+@contextlib.contextmanager
+def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end when this one is interrupted, and soon after it has died; their kernels end with them."""
+    pool = ProcessPoolExecutor(max_workers=jobs, initializer=_end_with, initargs=(os.getpid(),))
+    try:
+        yield pool
+    except BaseException:
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with(parent: int) -> None:
+    """Let this process end when its parent has; an interrupt of the terminal is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _progress(folder: Path) -> str:
