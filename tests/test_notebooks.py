@@ -45,6 +45,11 @@ class TestNotebook:
         outputs = [output for cell in code(read(path)) for output in cell.outputs]
         assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
 
+    def test_shows_no_object_as_python_would_print_it(self, path: Path) -> None:
+        shown = [output.get("data", {}) for cell in code(read(path)) for output in cell.outputs]
+        texts = [data.get("text/plain", "") for data in shown if "image/png" not in data]
+        assert not [text for text in texts if re.search(r"^\[?(Text\(|<[\w.]+ (object )?at 0x)", text)]
+
     def test_keeps_to_the_limits_of_length(self, path: Path) -> None:
         notebook = read(path)
         assert len(notebook.cells) <= 45
