@@ -36,7 +36,7 @@ def factors(row: Method) -> list[Any]:
 
 # --- the table of methods -------------------------------------------------------------------------------------------
 
-# Where each acts and the finest thing that it tells apart.
+# Where each of the papers' methods acts, and the finest thing that it tells apart.
 PLACES = {
     "grpo dr_grpo dapo": ("base", "response"),
     "se seed_grpo kle cd_only bot_only rd_only gcpo_cd gcpo_bot gcpo_shuffled qhawkeye": ("advantage", "group"),
@@ -48,13 +48,15 @@ PLACES = {
 }
 
 
+PLACE = {name: place for names, place in PLACES.items() for name in names.split()}
+
+
 def test_where_each_method_acts_and_on_what() -> None:
-    expected = {name: place for names, place in PLACES.items() for name in names.split()}
-    assert {name: (row.acts, row.granularity) for name, row in METHODS.items()} == expected
+    assert {name: (METHODS[name].acts, METHODS[name].granularity) for name in PLACE} == PLACE
 
 
 def those(flag: Callable[[Method], bool]) -> list[str]:
-    return [name for name, row in METHODS.items() if flag(row)]
+    return [name for name in PLACE if flag(METHODS[name])]
 
 
 def test_what_methods_need_to_be_told() -> None:
