@@ -14,7 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
-from helpers import DISTRIBUTED, make_trainer
+from helpers import DISTRIBUTED, G, make_trainer
 from trl import GRPOTrainer
 
 # Adam would divide rounding errors by themselves.
@@ -22,7 +22,8 @@ SGD = {"optim": "sgd", "learning_rate": 0.3, "max_steps": 3}
 
 
 def sample(trainer: Any, prompt_ids: Sequence[Sequence[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
-    """In the place of sampling: lower-case letters, and often an end, drawn by prompt, step and place in the batch."""
+    """In the place of sampling: lower-case letters, and often an end, drawn by prompt, step and place in the batch. In
+    the first step the first half of the batch, which is the first process's, ends early."""
     tokens = trainer.processing_class
     letters = tokens("abeiou", add_special_tokens=False)["input_ids"]
     completions = []
@@ -31,6 +32,8 @@ def sample(trainer: Any, prompt_ids: Sequence[Sequence[int]], *_: Any, **__: Any
         seed = zlib.crc32(repr((list(prompt), trainer.state.global_step, place)).encode())
         drawn = torch.randint(0, 8, (trainer.max_completion_length,), generator=torch.Generator().manual_seed(seed))
         ids = [[*letters, letters[0], tokens.eos_token_id][number] for number in drawn.tolist()]
+        if trainer.state.global_step == 0 and place < len(prompt_ids) * trainer.accelerator.num_processes / 2:
+            ids[2] = tokens.eos_token_id
         ends = [place for place, token in enumerate(ids) if token == tokens.eos_token_id]
         completions.append(ids[: ends[0] + 1] if ends else ids)
     return completions, None
@@ -38,17 +41,22 @@ def sample(trainer: Any, prompt_ids: Sequence[Sequence[int]], *_: Any, **__: Any
 
 def outcome(scratch: Path, folder: Path, method: str, changes: dict[str, Any], processes: int) -> dict[str, Any]:
     """Everything that must not depend on how many processes there are."""
-    share = {"per_device_train_batch_size": changes["per_device_train_batch_size"] // processes}
-    trainer = make_trainer(scratch, folder, method, **{**SGD, **changes, **share})
+    sizes = {"per_device_eval_batch_size": 2 * G, **changes}
+    shares = {name: size // processes for name, size in sizes.items() if name.endswith("batch_size")}
+    trainer = make_trainer(scratch, folder, method, **{**SGD, **changes, **shares})
     trainer.remove_callback(transformers.PrinterCallback)  # what a failed run has to say stands at the end
     trained: list[torch.Tensor] = []
     logged: list[dict[str, list[float]]] = []
     inherited = trainer._generate_and_score_completions
 
+    def extra() -> dict[str, list[float]]:
+        return {name: list(values) for name, values in sorted(trainer._logs["extra"].items())}
+
     def spy(inputs: Any) -> dict[str, Any]:
         output = inherited(inputs)
-        extra = {name: list(values) for name, values in sorted(trainer._logs["extra"].items())}
-        logged.append({**extra, "advantage": list(trainer._logs["advantages"])})
+        if not trainer.model.training:
+            return output
+        logged.append({**extra(), "advantage": list(trainer._logs["advantages"])})
         # Padded to one length: how long the longest completion of a process is depends on its rows.
         advantages = output["advantages"] if output["advantages"].ndim == 2 else output["advantages"].unsqueeze(1)
         masked = advantages * output["completion_mask"]
@@ -59,7 +67,9 @@ def outcome(scratch: Path, folder: Path, method: str, changes: dict[str, Any], p
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     kept = ("loss", "grad_norm")
+    trainer.evaluate(trainer.train_dataset.select(range(2)))
     return {
+        "evaluated": extra(),
         "weights": {name: value.clone() for name, value in trainer.model.state_dict().items()},
         "logged": logged,
         "trained": trained,

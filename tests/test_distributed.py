@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import DISTRIBUTED, close
+from helpers import DISTRIBUTED, G, close
 
 from gcpo.methods import get_method
 from gcpo.tasks.evaluation import load_policy
@@ -95,6 +96,9 @@ def test_two_processes_train_as_one_does(alone: dict[str, Any], together: list[d
             close(ranks[0]["logged"][step][name], values, f"{name}, generation {step}")
         rows = torch.cat([rank["trained"][step] for rank in ranks])
         close(rows, one["trained"][step], f"the advantages trained on, generation {step}")
+    for name, values in one["evaluated"].items():
+        assert all(math.isnan(value) for value in values[-2 * G :]), "the rows of two prompts have no weight"
+        close(ranks[0]["evaluated"][name], values, f"{name}, after an evaluation")
     assert len(one["steps"]) == len(ranks[0]["steps"]) == 3
     for step, entries in enumerate(one["steps"]):
         assert entries.keys() == ranks[0]["steps"][step].keys()

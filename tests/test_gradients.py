@@ -131,18 +131,6 @@ def test_eq20_divides_by_all_rows() -> None:
     assert stats.mean_squared_norm == pytest.approx(stats.variance)
 
 
-def test_the_gradient_is_that_of_a_sum_over_tokens() -> None:
-    model, batch = qwen2(), rollouts(1)
-    batch["attention_mask"][:] = 1
-    gradients = []
-    for t in range(PROMPT, LENGTH):
-        batch["completion_mask"] = (torch.arange(LENGTH) == t).long().unsqueeze(0)
-        gradients.append(score_gradients(model, **batch))
-    batch["completion_mask"] = (torch.arange(LENGTH) >= PROMPT).long().unsqueeze(0)
-    # Qwen2 normalises in float32 whatever its weights, hence the tolerance.
-    torch.testing.assert_close(score_gradients(model, **batch), torch.stack(gradients).sum(0), rtol=1e-4, atol=1e-5)
-
-
 def test_a_tied_parameter_counts_once() -> None:
     tied, batch = qwen2(tied=True), rollouts()
     size = sum(p.numel() for p in tied.parameters())
