@@ -55,7 +55,7 @@ class TestNotebook:
         assert len(notebook.cells) <= 45
         for cell in code(notebook):
             lines = cell.source.splitlines()
-            assert len(lines) <= 31 and max(map(len, lines)) <= 110, cell.source[:80]
+            assert len(lines) <= 30 and max(map(len, lines)) <= 110, cell.source[:80]
         kinds = "".join("c" if cell.cell_type == "code" else "m" for cell in notebook.cells)
         assert "cccc" not in kinds, "more than three code cells in a row"
 
