@@ -22,6 +22,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads wo
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Outputs, reference, profiles and grids of the test's own; what a manifest says of the machine is left out."""
+    from record_builders import write_profile
+
+    from gcpo import paths
+    from gcpo.runs import manifest
+
+    for name in ("OUTPUTS", "REFERENCE", "PARAMS"):
+        monkeypatch.setattr(paths, name, tmp_path / name.lower())
+    monkeypatch.setattr(manifest, "environment", lambda: {"code": "c0de", "commit": "c0ffee", "dirty": False})
+    (tmp_path / "params" / "grids").mkdir(parents=True)
+    write_profile("p", {})
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the untrained byte-level policy."""

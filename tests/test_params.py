@@ -17,7 +17,7 @@ import yaml
 from gcpo import paths
 from gcpo.methods import METHODS
 from gcpo.runs.grids import expand, grids
-from gcpo.runs.params import ParameterError, Params, from_notebook, load_profile, profiles, validate
+from gcpo.runs.params import ParameterError, Params, from_notebook, load_profile, parse_yaml, profiles, validate
 from gcpo.runs.plan import KINDS
 from gcpo.tasks import TASKS
 
@@ -27,7 +27,7 @@ def refused(**values: Any) -> str:
     with pytest.raises(ParameterError) as raised:
         validate(values, "test.yaml")
     message = str(raised.value)
-    assert message.startswith("Bad test.yaml:\n")
+    assert message.startswith(("Bad test.yaml: ", "Bad test.yaml:\n"))
     return message
 
 
@@ -59,7 +59,7 @@ def test_defaults_are_valid() -> None:
 )
 def test_an_unknown_name_is_an_error_with_the_nearest_one(values: dict[str, Any], key: str, nearest: str) -> None:
     message = refused(**values)
-    assert re.search(rf"^  {key}: .*[Dd]id you mean '{nearest}'\?", message, re.MULTILINE), message
+    assert re.search(rf"^Bad test.yaml: {key}: .*[Dd]id you mean '{nearest}'\?", message, re.MULTILINE), message
 
 
 def test_an_unknown_name_that_is_like_nothing_comes_with_the_valid_ones() -> None:
@@ -112,15 +112,15 @@ def test_every_problem_is_listed_at_once() -> None:
     ],
 )
 def test_a_wrong_value_is_named_with_its_key(key: str, value: Any) -> None:
-    (line,) = refused(**{key: value}).splitlines()[1:]
+    (line,) = refused(**{key: value}).splitlines()
     # A text that reads as a number is shown as that number.
     shown = value if value != "1.5" else 1.5
-    assert line.startswith(f"  {key}: ")
+    assert line.startswith(f"Bad test.yaml: {key}: ")
     assert line.endswith(f" (got {shown!r})")
 
 
 def test_a_parameter_that_was_removed_is_refused_with_what_to_do() -> None:
-    assert "  reward_range: the task owns it (Task.reward_range): remove it here" in refused(reward_range=[0, 2])
+    assert " reward_range: the task owns it (Task.reward_range): remove it here" in refused(reward_range=[0, 2])
 
 
 @pytest.mark.parametrize("key", ["learning_rate", "alpha", "beta", "temperature", "entailment_threshold"])
@@ -144,7 +144,7 @@ def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None
     ],
 )
 def test_an_impossible_combination_is_an_error(values: dict[str, Any], key: str, reason: str) -> None:
-    assert re.search(rf"^  {key}: .*{reason}", refused(**values), re.MULTILINE)
+    assert re.search(rf"^Bad test.yaml: {key}: .*{reason}", refused(**values), re.MULTILINE)
 
 
 def test_values_at_the_edge_of_what_is_possible_are_accepted() -> None:
@@ -307,5 +307,10 @@ def test_the_parameters_of_a_notebook_are_the_plain_values_of_its_globals() -> N
 
 @pytest.mark.parametrize("value", [4, "4", 4.0, None, [4], {"default": 4}, True])
 def test_a_misspelt_name_that_papermill_injects_is_caught(value: Any) -> None:
-    with pytest.raises(ParameterError, match=r"Bad notebook parameters:\n  grop_size: .*Did you mean 'group_size'\?"):
+    with pytest.raises(ParameterError, match=r"Bad notebook parameters: grop_size: .*Did you mean 'group_size'\?"):
         from_notebook(namespace(grop_size=value))
+
+
+def test_a_number_that_yaml_reads_as_text_is_a_number_among_the_method_s_options() -> None:
+    made = validate({"method": "kle", "method_options": parse_yaml("{t: 5e-5, form: square}", "x")})
+    assert made.method_options == {"t": 5e-5, "form": "square"}

@@ -34,6 +34,8 @@ OTHER: dict[str, Any] = {
     "embedder": "other",
     "entailment": "other",
     "entailment_threshold": 0.5,
+    "reward": "binary",
+    "full_completion": True,
     "alpha": 0.5,
     "equalize_mean": True,
     "group_size": 8,
@@ -45,8 +47,10 @@ OTHER: dict[str, Any] = {
     "max_completion_length": 17,
     "save_steps": 3,
     "grpo": {"epsilon": 0.1},
-    "train_split": "validation",
+    "train_split": "spare",
     "train_limit": 100,
+    "validation_split": "spare",
+    "validation_limit": 9,
     "eval_split": "validation",
     "eval_limit": 17,
     "eval_samples": 3,
@@ -60,7 +64,8 @@ def id_of(kind: str = "train", **values: Any) -> str:
 
 
 def test_another_value_is_tried_for_every_parameter() -> None:
-    assert set(OTHER) == set(Params.model_fields) - {"profile"}
+    assert set(OTHER) == set(Params.model_fields) - {"profile", "skip_malformed", "at_step"}
+    assert id_of(skip_malformed=True) == id_of()  # it can only turn an error into this very run
 
 
 def test_any_other_parameter_is_another_training_run() -> None:
@@ -106,10 +111,10 @@ def test_a_changed_default_is_a_new_run(monkeypatch: pytest.MonkeyPatch) -> None
         changed.setitem(TRAINER, "weight_decay", 0.1)
         assert not {id_of(method=name) for name in METHODS} & set(before.values())
     with monkeypatch.context() as changed:
-        changed.setattr(plans, "SCHEMA", 2)
+        changed.setattr(plans, "SCHEMA", 99)
         assert not {id_of(method=name) for name in METHODS} & set(before.values())
     with monkeypatch.context() as changed:
-        changed.setattr(world, "key", lambda: "another")
+        changed.setattr(world, "key", lambda settings: "another")
         assert id_of() != before["gcpo_bot"]
         assert id_of(policy="a/b", entailment="c/d") == hub  # which has nothing of the embedded world
     assert {name: id_of(method=name) for name in METHODS} == before
@@ -118,12 +123,15 @@ def test_a_changed_default_is_a_new_run(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_values_name_the_method_s_parts_with_their_constants_and_the_task_s_range() -> None:
     values = Plan("train", validate({"method": "gcpo_bot", "alpha": 0.3, "seed": 4})).values
     bot, rd = values["method"]["parts"]
-    assert (bot["part"], bot["form"], bot["clusters"], bot["alpha"]) == ("BarycentricTransport", "square", "nli", 0.3)
+    assert (bot["part"], bot["form"], bot["alpha"]) == ("BarycentricTransport", "square", 0.3)
+    assert (bot["clusters"], bot["alpha_norm"]) == ("greedy", "log_g")
     assert (rd["part"], rd["form"], rd["alpha"]) == ("RewardDispersion", "boost", 0.3)
     assert values["task"] == {"reward_range": [0.0, 2.0], "reward_metric": "f1", "full_completion": False}
     assert values["trainer"]["per_device_train_batch_size"] == 8 and values["trainer"]["num_generations"] == 4
     assert values["trainer"]["seed"] == 4
-    assert values["world"] == world.key()
+    assert values["world"] == {"policy": world.key(), "entailment": world.key()}
+    own = Plan("train", validate({"policy": "tiny-llama", "entailment": "a/b"})).values["world"]
+    assert own == {"policy": world.key(world.POLICIES["tiny-llama"])} != {"policy": world.key()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,6 +139,11 @@ def test_the_values_survive_json(kind: str) -> None:
     for name in METHODS:
         values = Plan(kind, validate({"method": name})).values
         assert json.loads(json.dumps(values, allow_nan=False)) == values
+
+
+def test_a_reward_that_is_right_or_wrong_already_is_the_same_run() -> None:
+    assert id_of(task="tinymath", reward="binary") == id_of(task="tinymath")
+    assert id_of(task="tinymath", full_completion=True) == id_of(task="tinymath")
 
 
 def test_the_name_of_the_profile_is_no_other_run_but_another_folder() -> None:

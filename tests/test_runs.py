@@ -27,6 +27,7 @@ from gcpo.runs.train import train
 
 pytestmark = pytest.mark.slow
 
+RECORDS = ("metrics.csv", "validation.csv", "eval.csv")
 LONGER = {"max_steps": 8, "save_steps": 2}
 
 
@@ -64,30 +65,65 @@ def kill_when(process: subprocess.Popen[bytes], reached: Any) -> None:
 
 def test_two_runs_of_the_same_parameters_give_the_same_files(outputs: Path) -> None:
     first = train(params(**LONGER))
-    kept = {name: (first.folder / name).read_bytes() for name in ("metrics.csv", "eval.csv")}
+    kept = {name: (first.folder / name).read_bytes() for name in RECORDS}
     shutil.rmtree(first.folder)
     second = train(params(**LONGER))
     assert kept == {name: (second.folder / name).read_bytes() for name in kept}
+    along = pd.read_csv(second.folder / "validation.csv")
+    assert sorted(set(along["step"])) == [0, 2, 4, 6, 8] and along["query"].str.startswith("validation").all()
+    assert len(along) == 5 * 2 * 8 and set(along["decoding"]) == {"greedy", "sampled"}
     metrics = pd.read_csv(second.folder / "metrics.csv")
     assert list(metrics["step"]) == list(range(1, 9)) and metrics["reward"].nunique() > 1
     assert train(params(**LONGER)).manifest["attempts"] == 1  # a finished run is only read
+    phases = second.manifest["phases"]
+    assert set(phases) == {"generate", "score", "measure", "loss", "optimise", "evaluate"}
+    assert 0.5 * second.manifest["seconds"] < sum(phases.values()) < second.manifest["seconds"] + 0.5
     other = train(params(**LONGER, seed=1))
     assert (other.folder / "metrics.csv").read_bytes() != kept["metrics.csv"]
 
 
-def test_a_killed_and_resumed_training_run_ends_as_an_uninterrupted_one(outputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [None, "model.safetensors"])
+def test_a_killed_and_resumed_training_run_ends_as_an_uninterrupted_one(
+    cut: str | None, outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     values = {**load_profile("smoke"), **LONGER}
     folder = Plan("train", validate(values)).folder
-    kill_when(in_process("train", values, outputs), (folder / "checkpoint-4" / "trainer_state.json").exists)
+    kill_when(in_process("train", values, outputs), (folder / "checkpoint-4" / "SHA256SUMS").exists)
     killed = manifest.load(folder)
     assert killed.manifest["status"] == "running" and not (folder / "eval.csv").exists()
+    newest = max(folder.glob("checkpoint-*"))
+    if cut:
+        (newest / cut).write_bytes((newest / cut).read_bytes()[:1000])
     resumed = train(validate(values))
+    said = f"{newest / cut} is not what was written: going on from before it" if cut else ""
+    assert said in capsys.readouterr().out
     assert resumed.finished and resumed.manifest["attempts"] == 2
-    kept = {name: (folder / name).read_bytes() for name in ("metrics.csv", "eval.csv")}
+    kept = {name: (folder / name).read_bytes() for name in RECORDS}
     shutil.rmtree(folder)
     whole = train(validate(values))
     assert whole.manifest["attempts"] == 1
     assert kept == {name: (folder / name).read_bytes() for name in kept}
+
+
+@pytest.mark.parametrize("save_steps", [2, 4])
+def test_a_run_that_is_stopped_after_its_last_step_ends_as_an_uninterrupted_one(
+    save_steps: int, outputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gcpo.runs.train.summary", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(params(save_steps=save_steps))
+    folder = Plan("train", params(save_steps=save_steps)).folder
+    assert (folder / "checkpoint-4").exists() and (folder / "checkpoint-2").exists() == (save_steps == 2)
+    train(params(save_steps=save_steps))
+    kept = {name: (folder / name).read_bytes() for name in RECORDS}
+    shutil.rmtree(folder)
+    train(params(save_steps=save_steps))
+    assert kept == {name: (folder / name).read_bytes() for name in kept}
+    assert len(pd.read_csv(folder / "metrics.csv")) == 4
 
 
 def test_two_processes_that_want_the_same_run_make_it_once(outputs: Path) -> None:
@@ -116,7 +152,7 @@ def test_a_finished_run_stays_finished_whatever_fails_around_it(
 def test_killed_and_resumed_gradient_statistics_end_as_uninterrupted_ones(outputs: Path) -> None:
     values = {**load_profile("smoke"), "eval_limit": 35}
     folder = Plan("gradients", validate(values)).folder
-    kill_when(in_process("gradients", values, outputs), (folder / "chunks" / "000010.csv").exists)
+    kill_when(in_process("gradients", values, outputs), (folder / "chunks" / "queries-000010.csv").exists)
     assert not manifest.load(folder).finished
     kept = (gradient_statistics(validate(values)).folder / "queries.csv").read_bytes()
     shutil.rmtree(folder)
@@ -197,14 +233,28 @@ def processes_of(outputs: Path) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(("sent", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -9)])
-def test_a_signal_ends_a_grid_with_all_that_it_started(sent: str, status: int, outputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("verb", "sent", "status"),
+    [("grid", "SIGINT", 130), ("grid", "SIGTERM", 143), ("grid", "SIGKILL", -9), ("run", "SIGTERM", 143)],
+)
+def test_a_signal_ends_a_command_with_all_that_it_started(
+    verb: str, sent: str, status: int, outputs: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     (tmp_path / "long.yaml").write_text("- {kind: train, method: [grpo], seed: [0, 1, 2, 3], max_steps: [4000]}\n")
-    command = ["-m", "gcpo", "grid", str(tmp_path / "long.yaml"), "--profile", "smoke", "--jobs", "2"]
+    words = {"grid": [str(tmp_path / "long.yaml"), "--jobs", "2"], "run": ["-p", "max_steps", "4000"]}
+    command = ["-m", "gcpo", verb, *words[verb], "--profile", "smoke"]
     environment = {**os.environ, "GCPO_OUTPUTS": str(outputs)}
-    grid = subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.DEVNULL, cwd=tmp_path)
-    deadline = time.monotonic() + 240
-    while len(list(outputs.glob("smoke/runs/*/progress"))) < 2:
+    grid = subprocess.Popen(
+        [sys.executable, *command],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path,
+        # What runs these tests in the background may ignore interrupts, and what it starts would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    request.addfinalizer(grid.kill)
+    deadline, at_once = time.monotonic() + 240, 2 if verb == "grid" else 1
+    while len(list(outputs.glob("smoke/runs/*/progress"))) < at_once:
         assert grid.poll() is None, "the grid ended before it could be stopped"
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -214,7 +264,7 @@ def test_a_signal_ends_a_grid_with_all_that_it_started(sent: str, status: int, o
     while processes_of(outputs) and time.monotonic() - start < 10:
         time.sleep(0.2)
     assert processes_of(outputs) == []
-    assert len(list(outputs.glob("smoke/runs/*/manifest.json"))) == 2  # no other was begun
+    assert len(list(outputs.glob("smoke/runs/*/manifest.json"))) == at_once  # no other was begun
 
 
 def test_bad_parameters_end_the_command_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,6 +285,7 @@ def test_notebook_10_trains_on_real_narrativeqa_rows(outputs: Path, tmp_path: Pa
             "policy": "scratch",
             "method": "gcpo_bot",
             "train_split": "validation",
+            "validation_limit": 0,
             "max_steps": 3,
             "train_limit": 20,
             "eval_limit": 4,

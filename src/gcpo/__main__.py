@@ -11,9 +11,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from gcpo import paths
+from gcpo import files, paths
+from gcpo.reports import records
+from gcpo.runs.contents import Seen
 from gcpo.runs.grids import expand, grids
-from gcpo.runs.manifest import RecordError
+from gcpo.runs.manifest import RecordError, load
 from gcpo.runs.params import ParameterError, load_profile, parse_yaml, profiles, validate
 from gcpo.runs.plan import Plan
 
@@ -36,15 +38,20 @@ def _parser() -> argparse.ArgumentParser:
     many = command("grid", "every run of params/grids/NAME.yaml that is not finished")
     many.add_argument("name", nargs="+", help="one or more grids")
     many.add_argument("--jobs", type=_positive, default=max(1, min(os.cpu_count() or 1, 4)), help="runs at a time")
+    many.add_argument("--dry-run", action="store_true", help="say what would run, and run nothing")
+    many.add_argument("--only-failed", action="store_true", help="only runs that have failed before")
     parameters(many)
     checked = command("check", "check parameter files and grids, and show what is run and what is not")
     checked.add_argument("name", nargs="*", help="grids (default: all)")
+    checked.add_argument("--gate", metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
+    checked.add_argument("--reference", action="store_true", help="with --gate: read the committed reference")
     reported = command("report", "execute the report notebooks")
     reported.add_argument(
         "--publish",
         action="store_true",
         help="make these runs the reference: records, tables, figures, committed notebooks and the README's results",
     )
+    reported.add_argument("--partial", action="store_true", help="with --publish: though grids are not finished")
     reported.add_argument("--reference", action="store_true", help="show the committed reference instead")
     reported.add_argument("--any-code", action="store_true", help="compare runs of different code of this package")
     reported.add_argument("--grid", help="a grid for all of them, instead of each report's own")
@@ -60,8 +67,8 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, 1 when a run failed, 2 for bad parameters, 130 or 143 when ended by a
-    signal."""
+    """Entry point; returns the exit status: 0, 1 when a run or the gate failed, 2 for bad parameters or missing runs,
+    130 or 143 when ended by a signal."""
     options = _parser().parse_args(arguments)
     try:
         with _ends_by_sigterm():
@@ -69,8 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("gcpo: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
-    except (ParameterError, RecordError, FileNotFoundError) as error:
-        print(f"gcpo: {error}", file=sys.stderr)
+    except (ParameterError, RecordError, OSError) as error:
+        # The system's own text begins with a number.
+        said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        print(f"gcpo: {said}", file=sys.stderr)
         return 2
 
 
@@ -100,55 +109,94 @@ def _run(options: argparse.Namespace) -> int:
 
     params = validate({**load_profile(options.profile), **_given(options.p)}, f"{options.profile} with -p")
     plan = Plan(options.kind, params)
+    files.check_writable(paths.OUTPUTS)
     _make_world([plan])
     done = run(plan)
+    assert done is not None  # it waits for another process that makes this run
     print(f"{done.folder}: {done.manifest['status']} {done.manifest.get('exit') or done.manifest.get('results', '')}")
     return 0 if done.finished else 1
 
 
 def _grid(options: argparse.Namespace) -> int:
-    from gcpo.runs.runner import run_grid
-
     expanded = [plan for name in options.name for plan in expand(name, options.profile, _given(options.p))]
     plans = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
-    _make_world(plans)
-    failed = run_grid(plans, options.jobs)
+    status = dict(zip((plan.id for plan in plans), _status(plans), strict=True))
+    if options.only_failed:
+        plans = [plan for plan in plans if status[plan.id] == "failed"]
+    wanted = [plan for plan in plans if status[plan.id] != "finished"]
+    if options.dry_run:
+        print(*(f"{plan.id}: {status[plan.id]}" for plan in plans), sep="\n")
+        print(f"{len(wanted)} of {len(plans)} runs would be made")
+        return 0
+    if len(wanted) < len(plans):
+        print(f"{len(plans) - len(wanted)} of {len(plans)} runs are finished already", flush=True)
+    if not wanted:
+        return 0
+    from gcpo.runs.runner import run_grid  # seconds to import
+
+    files.check_writable(paths.OUTPUTS)
+    _make_world(wanted)
+    failed = run_grid(wanted, options.jobs)
     for done in failed:
         print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')}", file=sys.stderr)
     return 1 if failed else 0
 
 
+def _status(plans: list[Plan]) -> list[str]:
+    """What there is of each run: "not run", "running" (or killed), "finished", "failed", or "left out (why)"."""
+    seen: Seen = {}
+    found = [load(plan.folder, seen) for plan in plans]
+    files.remember()
+    return [f"left out ({run.fault})" if run.fault else run.manifest.get("status", "not run") for run in found]
+
+
 def _make_world(plans: list[Plan]) -> None:
     """Make the embedded models once, before runs in parallel would wait for them."""
-    from gcpo.world import bootstrap
+    from gcpo.world import resolve
 
-    if any(plan.embedded for plan in plans):
-        bootstrap()
+    for kind, name in sorted({(kind, getattr(plan.params, kind)) for plan in plans for kind in plan.embedded}):
+        resolve(name, kind)
 
 
 def _check(options: argparse.Namespace) -> int:
-    from gcpo.runs.manifest import load
-
+    if options.gate:
+        return _gate(options)
     for name in profiles():
         validate(load_profile(name), f"params/{name}.yaml")
     print(f"profiles: {', '.join(profiles())}: good")
     for name in options.name or grids():
         plans = expand(name, options.profile)
-        status = [load(plan.folder).manifest.get("status", "not run") for plan in plans]
+        status = [said.split(" (")[0] for said in _status(plans)]
         counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
         print(f"grid {name} with {options.profile}: {len(plans)} runs ({counts})")
+    for fault in records.faults(options.profile):
+        print(f"left out: {fault}")
     return 0
+
+
+def _gate(options: argparse.Namespace) -> int:
+    from gcpo.reports.gate import GRID, gate
+
+    grid = options.name[0] if options.name else GRID
+    found = gate(options.gate, grid, options.reference)
+    if len(found.table):
+        print(found.table.round(1).to_string(index=False))
+    if found.missing:
+        raise RecordError("; ".join(f"{task}: {said}" for task, said in found.missing.items()))
+    print(found.said(found.tasks))
+    return 0 if found.passed else 1
 
 
 def _report(options: argparse.Namespace) -> int:
     from gcpo.reports.site import publish, report
 
     if options.publish:
-        print(f"published {publish(options.profile)} runs to {paths.REFERENCE / options.profile}")
+        print(f"published {publish(options.profile, options.partial)} runs to {paths.REFERENCE / options.profile}")
     else:
         flags = {"any_code": options.any_code, "reference": options.reference}
         made, left_out = report(options.profile, options.grid, **flags)
-        print(*made, *left_out, sep="\n")
+        faults = [f"left out: {fault}" for fault in records.faults(options.profile, options.reference)]
+        print(*made, *left_out, *faults, sep="\n")
     return 0
 
 

@@ -1,5 +1,5 @@
 """The records of runs, as users read them."""
 
-from gcpo.reports.records import coverage, find, gather, publish, runs
+from gcpo.reports.records import coverage, faults, find, gather, runs, source
 
-__all__ = ["coverage", "find", "gather", "publish", "runs"]
+__all__ = ["coverage", "faults", "find", "gather", "runs", "source"]

@@ -1,56 +1,89 @@
-"""Gradient statistics of a policy: V(q) and every uncertainty measure for each of many queries (GCPO, App. D)."""
+"""Gradient statistics of a policy: V(q) and every uncertainty measure for each of many queries (GCPO, App. D), and the
+assumption behind them, that rollouts which differ in meaning differ in gradient (App. C).
+
+All of it follows from the inner products of a group's gradients at the temperature they were sampled at. The paper's
+V(q) (Eq. 20) is of A_i g_i; Eq. 2-3 and App. C speak of g_i, without advantages: columns of that begin with ``score_``,
+and pairs are of g_i unless they say otherwise.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 import transformers
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from gcpo import measures, world
-from gcpo.gradients import gradient_variance
+from gcpo import files, measures, statistics, world
+from gcpo.gradients import gradient_gram, gradient_variance, gram_decomposition, gram_distances
 from gcpo.methods import base_advantages
 from gcpo.methods.parts import likelihoods
 from gcpo.rollouts import Rollouts
 from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
-from gcpo.runs.train import models, quiet
+from gcpo.runs.train import models, quiet, train
 from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
-from gcpo.tasks.evaluation import generate, load_policy, texts
+from gcpo.tasks.evaluation import check_lengths, generate, grade, load_policy, texts
 
 CHUNK = 10  # queries between two writes: what a kill can lose
+PAIRS = 20  # of a query, that are kept in pairs.csv
+TABLES = ("queries", "pairs")
+
+Columns = dict[str, Any]
 
 
 def gradient_statistics(params: Params) -> Run:
-    """Sample G answers to each held-out query and write ``queries.csv``; a finished run is returned as it is.
+    """Sample G answers to each held-out query and write what follows; a finished run is returned as it is.
 
-    Columns, one line per query: V (Eq. 20, over ``gradient_parameters``), mean_squared_norm (of the group's mean
-    gradient), the measures of :data:`gcpo.reports.alignment.MEASURES`, success_rate (mean of the task's first metric),
-    zero_variance (of rewards), mean_tokens, answered. Chunks of queries are seeded by themselves, so that a run that
-    was killed goes on to the same result.
+    ``queries.csv``, one line per query:
+
+    - V (Eq. 20, over ``gradient_parameters``, at the temperature of sampling), V_t1 (the same rollouts and advantages,
+      g_i at temperature 1), V_within and V_between (its parts by the clusters of BoT, Eq. 3; their sum is V),
+      score_within and score_between (the same of g_i), mean_squared_norm (of the group's mean A_i g_i);
+    - the measures of :data:`gcpo.reports.alignment.MEASURES`; the same with the suffix ``_half`` from the first half of
+      the group alone, and V_half from the other half, advantages included (missing where G < 4);
+    - pair_spearman: over the group's pairs, of 1 - cosine of the embeddings with |g_i - g_j|; pair_spearman_distinct
+      leaves out pairs of equal texts, pair_spearman_advantage takes A_i g_i; missing where either side is constant;
+    - success_rate (mean of the task's first metric), zero_variance (of rewards), clusters (how many), mean_tokens,
+      answered.
+
+    ``pairs.csv``: :data:`PAIRS` pairs of every query, drawn by the seed; columns as in :func:`pair_table`.
+
+    With ``at_step`` the policy is that of the training run of the same parameters with so many steps, which is made
+    first unless it is there. Chunks of queries are seeded by themselves, so that a run that was killed goes on to the
+    same result.
     """
     plan = Plan("gradients", params)
     with claim(plan) as run:
-        return run if run.finished else _measure(plan)
+        if run.finished:
+            return run
+        return _measure(plan, train(plan.training.params) if plan.training else None)
 
 
-def _measure(plan: Plan) -> Run:
+def _measure(plan: Plan, trained: Run | None) -> Run:
     params = plan.params
     with record(plan) as run:
         quiet()
-        split = plan.task.load(params.eval_split, limit=params.eval_limit, revision=params.data_revision)
+        where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
+        split = plan.task.load(params.eval_split, limit=params.eval_limit, **where)
         run.manifest["data"] = {"eval": split.source}
-        model, tokens = load_policy(
-            world.resolve(params.policy, "policy"), revision=params.policy_revision, dtype=params.dtype
-        )
+        name, revision = world.resolve(params.policy, "policy"), params.policy_revision
+        if trained is not None:
+            name, revision = str(trained.folder / "policy"), None
+            run.manifest["training"] = {"run": trained.manifest["id"], "policy": files.hashes(Path(name))}
+        model, tokens = load_policy(name, revision=revision, dtype=params.dtype)
+        check_lengths(model, tokens, split.rows, params.max_completion_length)
         run.manifest["models"] = models(params, model)
         embedder = Embedder(params.embedder)
         entailment = Entailment(world.resolve(params.entailment, "entailment"))
@@ -58,32 +91,48 @@ def _measure(plan: Plan) -> Run:
         parts = run.folder / "chunks"
         parts.mkdir(exist_ok=True)
         for first in range(0, len(split.rows), CHUNK):
-            path = parts / f"{first:06d}.csv"
-            if not path.exists():
-                transformers.set_seed(params.seed * 1_000_003 + first)
-                lines = _chunk(plan, model, tokens, embedder, entailment, split.rows[first : first + CHUNK])
-                _write(path, lines)
+            queries, pairs = (parts / f"{name}-{first:06d}.csv" for name in TABLES)
+            if not queries.exists():
+                transformers.set_seed(chunk_seed(params.seed, first))
+                rows = split.rows[first : first + CHUNK]
+                sampled = _sample(run, plan, model, tokens, rows)
+                found = _statistics(run, plan, model, embedder, entailment, rows, sampled)
+                drawn = np.random.default_rng(chunk_seed(params.seed, first))
+                _write(pairs, pd.concat([_some(table, drawn) for _, table in found]))
+                _write(queries, pd.DataFrame([line for line, _ in found]))  # last: it says that the chunk is done
                 run.progress(min(first + CHUNK, len(split.rows)), len(split.rows), "queries")
-        queries = pd.concat([pd.read_csv(path) for path in sorted(parts.glob("*.csv"))], ignore_index=True)
-        run.table("queries.csv", queries)
-        run.manifest["results"] = {
-            "queries": len(queries),
-            "success_rate": float(queries["success_rate"].mean()),
-            "zero_variance": float(queries["zero_variance"].mean()),
-        }
+        whole = {name: _joined(sorted(parts.glob(f"{name}-*.csv"))) for name in TABLES}
+        for name, table in whole.items():
+            run.table(f"{name}.csv", table)
+        means = whole["queries"][["success_rate", "zero_variance", "pair_spearman"]].mean()
+        run.manifest["results"] = {"queries": len(whole["queries"]), **means.dropna().astype(float).to_dict()}
         shutil.rmtree(parts)
     return run
 
 
-def _write(path: Path, lines: list[dict[str, Any]]) -> None:
-    draft = path.with_suffix(".draft")
-    pd.DataFrame(lines).to_csv(draft, index=False, float_format="%.9g")
-    draft.replace(path)
+def chunk_seed(seed: int, first: int) -> int:
+    """A seed below 2^32 for the chunk that begins at query ``first``: chunks and runs draw apart."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{first}".encode()).digest()[:4])
+
+
+def _write(path: Path, lines: pd.DataFrame) -> None:
+    with files.replacing(path) as draft:
+        lines.to_csv(draft, index=False, float_format="%.9g")
+
+
+def _joined(paths: Sequence[Path]) -> pd.DataFrame:
+    return pd.concat([pd.read_csv(path, float_precision="round_trip") for path in paths], ignore_index=True)
+
+
+def _some(pairs: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+    kept = np.sort(rng.choice(len(pairs), size=min(PAIRS, len(pairs)), replace=False))
+    return pairs.iloc[kept]
 
 
 def uncertainties(rollouts: Rollouts) -> dict[str, Float[Tensor, " B"]]:
-    """Every measure of the rollouts' groups by its column; sequences count by their length-normalised likelihoods."""
+    """Every measure of the rollouts' groups by its column; clusters weigh sequences by their mean log-likelihood."""
     r, clusters, likelihood = rollouts, rollouts.clusters, likelihoods(rollouts)[0]
+    total, lengths = (r.logps * r.mask).sum(-1), r.mask.sum(-1)
     return {
         "token_entropy": measures.token_entropy(r.entropies, r.mask),
         "se": measures.semantic_entropy(clusters),
@@ -92,66 +141,172 @@ def uncertainties(rollouts: Rollouts) -> dict[str, Float[Tensor, " B"]]:
         "se_rao": measures.semantic_entropy(clusters, likelihood, estimator="rao"),
         "se_mc": measures.semantic_entropy(clusters, likelihood, estimator="mc"),
         "kle": measures.kernel_language_entropy(r.nli),
-        "predictive_entropy": measures.predictive_entropy(likelihood),
+        "predictive_entropy": measures.predictive_entropy(r.exact_clusters),
+        "sequence_entropy": measures.sequence_entropy(total),
+        "sequence_entropy_mean": measures.sequence_entropy(total, normalise=True, lengths=lengths),
         "self_consistency": measures.self_consistency(clusters),
         "rd": measures.reward_dispersion(r.rewards, r.reward_range),
     }
 
 
-def _chunk(
-    plan: Plan, model: Any, tokens: Any, embedder: Embedder, entailment: Entailment, rows: Sequence[Row]
-) -> list[dict[str, Any]]:
-    """A line for each query."""
+@dataclass(frozen=True)
+class _Sampled:
+    """The rollouts of some queries: B x G rows of tokens, and what is known of each."""
+
+    ids: Tensor
+    attention: Tensor
+    completion: Tensor
+    texts: list[list[str]]
+    scores: list[list[dict[str, float]]]
+    logps: Float[Tensor, "B G T"]
+    entropies: Float[Tensor, "B G T"]
+    mask: Int[Tensor, "B G T"]
+
+
+def _sample(run: Run, plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> _Sampled:
     params, task, shape = plan.params, plan.task, (len(rows), plan.params.group_size)
-    ids, attention, completion = generate(
-        model,
-        tokens,
-        [row.prompt for row in rows],
-        n=params.group_size,
-        temperature=params.temperature,
-        max_new_tokens=params.max_completion_length,
-    )
+    with run.clock.phase("generate"):
+        ids, attention, completion = generate(
+            model,
+            tokens,
+            [row.prompt for row in rows],
+            n=params.group_size,
+            temperature=params.temperature,
+            max_new_tokens=params.max_completion_length,
+        )
     flat = texts(tokens, ids, completion)
     groups = [flat[shape[1] * i : shape[1] * (i + 1)] for i in range(len(rows))]
-    scores = [
-        [task.score(task.extract(text), row.references) for text in group]
-        for group, row in zip(groups, rows, strict=True)
-    ]
-    logps, entropies, mask = _token_statistics(model, ids, attention, completion, params.temperature)
-    rollouts = from_texts(
-        torch.tensor([[task.reward_of(score) for score in group] for group in scores]),
-        groups,
-        extract=task.extract,
-        full_completion=task.full_completion,
-        embedder=embedder,
-        entailment=entailment,
-        threshold=params.entailment_threshold,
-        reward_range=task.reward_range,
-        logps=logps.unflatten(0, shape),
-        entropies=entropies.unflatten(0, shape),
-        mask=mask.unflatten(0, shape),
-    )
-    columns, advantages = uncertainties(rollouts), base_advantages(rollouts.rewards)
-    lines = []
+    with run.clock.phase("score"):
+        scores = grade(task, rows, groups)
+    with run.clock.phase("measure"):
+        of_tokens = _token_statistics(model, ids, attention, completion, params.temperature)
+    return _Sampled(ids, attention, completion, groups, scores, *(values.unflatten(0, shape) for values in of_tokens))
+
+
+def _statistics(
+    run: Run,
+    plan: Plan,
+    model: Any,
+    embedder: Embedder,
+    entailment: Entailment,
+    rows: Sequence[Row],
+    sampled: _Sampled,
+) -> list[tuple[Columns, pd.DataFrame]]:
+    """For each query its line of ``queries.csv`` and the table of its pairs."""
+    params, task, size = plan.params, plan.task, plan.params.group_size
+    rewards = torch.tensor([[task.reward_of(score) for score in group] for group in sampled.scores])
+
+    def rollouts(part: slice) -> Rollouts:
+        return from_texts(
+            rewards[:, part],
+            [group[part] for group in sampled.texts],
+            extract=task.extract,
+            full_completion=task.full_completion,
+            embedder=embedder,
+            entailment=entailment,
+            threshold=params.entailment_threshold,
+            reward_range=task.reward_range,
+            logps=sampled.logps[:, part],
+            entropies=sampled.entropies[:, part],
+            mask=sampled.mask[:, part],
+        )
+
+    whole, half = rollouts(slice(size)), size // 2 if size >= 4 else 0
+    with run.clock.phase("measure"):
+        columns, halves = uncertainties(whole), uncertainties(rollouts(slice(half))) if half else {}
+        columns |= {f"{name}_half": halves.get(name, torch.full((len(rows),), torch.nan)) for name in columns}
+    advantages, others = base_advantages(rewards), base_advantages(rewards[:, half:]) if half else None
+    found = []
     for i, row in enumerate(rows):
-        group = slice(shape[1] * i, shape[1] * (i + 1))
-        stats = gradient_variance(
-            model, ids[group], attention[group], completion[group], advantages[i], params=params.gradient_parameters
-        )
-        rewards = rollouts.rewards[i]
-        lines.append(
-            {
-                "query": row.id,
-                "V": stats.variance,
-                "mean_squared_norm": stats.mean_squared_norm,
-                **{name: float(values[i]) for name, values in columns.items()},
-                "success_rate": sum(score[task.metrics[0]] for score in scores[i]) / shape[1],
-                "zero_variance": bool((rewards == rewards[0]).all()),
-                "mean_tokens": float(rollouts.mask[i].sum(-1).float().mean()),
-                "answered": float(rollouts.answered[i].float().mean()),
-            }
-        )
-    return lines
+        group = slice(size * i, size * (i + 1))
+        batch = sampled.ids[group], sampled.attention[group], sampled.completion[group]
+        with run.clock.phase("gradients"):
+            chosen, heat = params.gradient_parameters, params.temperature
+            gram = gradient_gram(model, *batch, params=chosen, temperature=heat)
+            plain = gradient_variance(model, *batch, advantages[i], params=chosen, temperature=1.0)
+        pairs = pair_table(whole.embeddings[i], gram, advantages[i], whole.clusters[i], sampled.texts[i])
+        line = {
+            "query": row.id,
+            **variances(gram, advantages[i], whole.clusters[i]),
+            "V_t1": plain.variance,
+            "V_half": variance(gram[half:, half:], others[i]) if others is not None else np.nan,
+            **{name: float(values[i]) for name, values in columns.items()},
+            **pair_correlations(pairs),
+            "success_rate": sum(score[task.metrics[0]] for score in sampled.scores[i]) / size,
+            "zero_variance": bool((rewards[i] == rewards[i][0]).all()),
+            "clusters": len(whole.clusters[i].unique()),
+            "mean_tokens": float(whole.mask[i].sum(-1).float().mean()),
+            "answered": float(whole.answered[i].float().mean()),
+        }
+        found.append((line, pairs.assign(query=row.id)))
+    return found
+
+
+def variance(gram: Float[Tensor, "G G"], advantages: Float[Tensor, " G"]) -> float:
+    """V(q), Eq. 20, from the inner products of g_i."""
+    return variances(gram, advantages, torch.zeros(len(gram), dtype=torch.long))["V"]
+
+
+def variances(
+    gram: Float[Tensor, "G G"], advantages: Float[Tensor, " G"], clusters: Int[Tensor, " G"]
+) -> dict[str, float]:
+    """V(q) of Eq. 20 with its parts within and between clusters (Eq. 3), and the parts of the variance of g_i alone."""
+    scaled = advantages.double().unsqueeze(-1) * advantages.double() * gram
+    within, between = (float(part) for part in gram_decomposition(scaled, clusters))
+    score_within, score_between = (float(part) for part in gram_decomposition(gram, clusters))
+    return {
+        "V": within + between,
+        "V_within": within,
+        "V_between": between,
+        "score_within": score_within,
+        "score_between": score_between,
+        "mean_squared_norm": float(scaled.mean()),
+    }
+
+
+def pair_table(
+    embeddings: Float[Tensor, "G d"],
+    gram: Float[Tensor, "G G"],
+    advantages: Float[Tensor, " G"],
+    clusters: Int[Tensor, " G"],
+    texts: Sequence[str],
+) -> pd.DataFrame:
+    """The pairs i < j of a group: how far they are in meaning, and how far in gradient (GCPO App. C, F.4).
+
+    Columns: first and second (places in the group), embedding_distance (1 - cosine, App. C's d), gradient_distance
+    |g_i - g_j|, advantage_distance |A_i g_i - A_j g_j|, same_cluster, same_text. Embedding distances are rounded to
+    1e-6, float32's precision, below which equal answers would differ.
+    """
+    first, second = torch.triu_indices(len(gram), len(gram), 1)
+    unit = normalize(embeddings.double(), dim=-1)
+    scaled = advantages.double().unsqueeze(-1) * advantages.double() * gram
+    return pd.DataFrame(
+        {
+            "first": first,
+            "second": second,
+            "embedding_distance": (1 - (unit[first] * unit[second]).sum(-1)).clamp(min=0).round(decimals=6),
+            "gradient_distance": gram_distances(gram)[first, second],
+            "advantage_distance": gram_distances(scaled)[first, second],
+            "same_cluster": clusters[first] == clusters[second],
+            "same_text": [texts[i] == texts[j] for i, j in zip(first.tolist(), second.tolist(), strict=True)],
+        }
+    )
+
+
+def pair_correlations(pairs: pd.DataFrame) -> dict[str, float]:
+    """Spearman of embedding with gradient distances over the pairs of one group; nan where one is constant."""
+    different = pairs[~pairs["same_text"]]
+    return {
+        "pair_spearman": _rho(pairs, "gradient_distance"),
+        "pair_spearman_distinct": _rho(different, "gradient_distance"),
+        "pair_spearman_advantage": _rho(pairs, "advantage_distance"),
+    }
+
+
+def _rho(pairs: pd.DataFrame, column: str) -> float:
+    if len(pairs) < statistics.FEWEST_POINTS:
+        return float("nan")
+    return statistics.spearman(pairs["embedding_distance"].to_numpy(), pairs[column].to_numpy())
 
 
 @torch.no_grad()

@@ -5,19 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from gcpo import paths
-from gcpo.errors import nearest
 from gcpo.methods import METHODS
-from gcpo.runs.params import ParameterError, Params, load_profile, plain_name, read_yaml, validate
+from gcpo.runs.params import ParameterError, Params, file_of, load_profile, names_in, read_yaml, validate
 from gcpo.runs.plan import KINDS, Plan
 
 
 def grids() -> list[str]:
     """Names of the grids in ``params/grids/``."""
-    return sorted(path.stem for path in (paths.PARAMS / "grids").glob("*.yaml"))
+    return names_in(paths.PARAMS / "grids")
 
 
 def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> list[Plan]:
@@ -30,11 +28,7 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
     Raises:
         ParameterError: no such grid, a block without a kind, or a bad parameter.
     """
-    path = (
-        Path(grid) if grid.endswith((".yaml", ".yml")) else paths.PARAMS / "grids" / f"{plain_name(grid, 'grid')}.yaml"
-    )
-    if not path.is_file():
-        raise ParameterError(f"Unknown grid {grid!r}.{nearest(grid, grids())}")
+    path = file_of(grid, "grid", paths.PARAMS / "grids")
     base = load_profile(profile)
     listed: dict[str, tuple[Plan, set[str]]] = {}
     blocks = read_yaml(path) or []
@@ -42,7 +36,7 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
         raise ParameterError(f"{path}: expected a list of blocks, each a mapping with a kind and lists of values.")
     for block in blocks:
         kind, axes = block.get("kind"), {key: value for key, value in block.items() if key != "kind"}
-        if kind not in KINDS:
+        if kind not in [*KINDS]:
             raise ParameterError(f"{path}: kind must be one of {', '.join(KINDS)}, got {kind!r}.")
         if bad := [key for key, value in axes.items() if not isinstance(value, list)]:
             raise ParameterError(f"{path}: {bad[0]} must be a list of values.")
@@ -62,10 +56,11 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
 
 
 def _methods(listed: list[Any]) -> list[Any]:
-    """The methods that a list means."""
+    """The methods that a list means; what is no name at all is left for the check of parameters."""
     chosen = [name for entry in listed for name in (METHODS if entry == "all" else [entry])]
-    left_out = {name[1:] for name in chosen if str(name).startswith("-")}
-    return [name for name in dict.fromkeys(chosen) if not str(name).startswith("-") and name not in left_out]
+    minus = [entry for entry in chosen if isinstance(entry, str) and entry.startswith("-")]
+    left_out = [*minus, *(entry[1:] for entry in minus)]
+    return [name for place, name in enumerate(chosen) if name not in chosen[:place] and name not in left_out]
 
 
 def likes(kind: str, max_steps: int) -> tuple[str, bool]:

@@ -1,4 +1,4 @@
-"""Run records, the writing side: one folder for each run, written atomically."""
+"""Run records, the writing side: one folder for each run, written atomically, and records that prove themselves."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import resource
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,100 +23,191 @@ from typing import Any
 
 import pandas as pd
 import torch
-from filelock import FileLock
+from filelock import LeaseCompromise, SoftFileLease, Timeout
 
-from gcpo import paths
-from gcpo.runs.plan import SCHEMA, Plan
+from gcpo import files, paths
+from gcpo.runs.clock import Clock
+from gcpo.runs.contents import Seen, changed, contents
+from gcpo.runs.plan import SCHEMA, Plan, digest
 
 PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl".split()
+CLAIM = ".claim"  # names the process, host and boot that work on a run
+LEASE = 300.0  # seconds without a sign of life after which another machine may take a claim over
+EMPTY = 10.0  # seconds after which a claim without a name is one of a dead process
+ASIDE = "set-aside-"  # folders of what could not be trusted, kept inside the run's own
 
 
 @dataclass
 class Run:
-    """One run's folder and manifest. ``manifest["status"]`` is running, finished or failed."""
+    """One run's folder and manifest. ``manifest["status"]`` is running, finished or failed; ``fault`` says why the
+    record is not to be trusted, None if it is; ``clock`` counts the phases of an attempt."""
 
     folder: Path
     manifest: dict[str, Any] = field(default_factory=dict)
+    fault: str | None = None
+    clock: Clock = field(default_factory=Clock)
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete; such a run is never run again."""
-        return self.manifest.get("status") == "finished"
+        """Whether the run is complete and its record in order; such a run is never run again."""
+        return self.fault is None and self.manifest.get("status") == "finished"
 
     def write(self) -> None:
         """Replace the manifest in one step, so that a kill leaves the old or the new one."""
-        draft = self.folder / "manifest.json.draft"
-        draft.write_text(json.dumps(self.manifest, indent=1, sort_keys=True, default=str) + "\n")
-        draft.replace(self.folder / "manifest.json")
+        self.manifest = json.loads(json.dumps(self.manifest, default=str))
+        self.manifest["sha256"] = _own_hash(self.manifest)
+        files.write(self.folder / "manifest.json", json.dumps(self.manifest, indent=1, sort_keys=True) + "\n")
 
     def progress(self, done: int, total: int, what: str = "") -> None:
         """Say how far the run is, for whoever waits; a line of text in ``progress``."""
         (self.folder / "progress").write_text(f"{done}/{total} {what}".strip())
 
     def table(self, name: str, data: pd.DataFrame) -> None:
-        """Write one of the run's CSV files in one step; floats keep 9 significant digits, enough for float32."""
-        draft = self.folder / f"{name}.draft"
-        data.to_csv(draft, index=False, float_format="%.9g")
-        draft.replace(self.folder / name)
+        """Write one of the run's CSV files in one step, and its SHA-256 into the manifest.
+
+        Floats keep 9 significant digits, enough for float32. A text that a spreadsheet would take for a formula gets
+        an apostrophe in front, and a carriage return becomes a space.
+        """
+        texts: pd.DataFrame = data.select_dtypes("str")
+        # Python's CSV writer leaves a bare carriage return unquoted, and readers end the line there.
+        texts = texts.replace("\r", " ", regex=True).replace(r"^(?=[=+\-@\t])", "'", regex=True)
+        data = data.assign(**texts)
+        with files.replacing(self.folder / name) as draft:
+            data.to_csv(draft, index=False, float_format="%.9g")
+        self.manifest.setdefault("files", {})[name] = files.sha256(self.folder / name)
 
 
 class RecordError(ValueError):
-    """A record that this version cannot read, or must not put beside others; the message says what to do."""
+    """Records that must not be put beside others, or a reference that must not be replaced; says what to do."""
 
 
-def load(path: Path) -> Run:
-    """A run from its folder; an unreadable or missing manifest gives an empty one.
+def load(path: Path, seen: Seen | None = None) -> Run:
+    """A run from its folder, checked; without a manifest an empty one. ``seen`` as in ``contents.changed``.
 
-    Raises:
-        RecordError: it was written by an older or a newer version.
+    A record that cannot be read, was edited, cut or copied here from elsewhere, or whose models or data have changed
+    since, has a ``fault`` that says so: it counts as not run.
     """
     try:
-        run = Run(path, json.loads((path / "manifest.json").read_text()))
-    except (OSError, json.JSONDecodeError):
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
         return Run(path)
-    check_schema(run.manifest, str(path))
-    return run
+    except (OSError, ValueError, RecursionError) as error:
+        return Run(path, fault=f"manifest.json cannot be read ({type(error).__name__})")
+    if not isinstance(manifest, dict):
+        return Run(path, fault="manifest.json holds no mapping")
+    try:
+        return Run(path, manifest, another_version(manifest) or _fault(path, manifest, seen))
+    except (KeyError, TypeError, AttributeError) as error:  # its own hash is right, and yet it is none of ours
+        return Run(path, manifest, f"manifest.json is no record of a run ({type(error).__name__}: {error})")
 
 
-def check_schema(manifest: dict[str, Any], where: str, oldest: int = SCHEMA) -> None:
-    """Refuse what was written by another version; raises :class:`RecordError` that says which."""
+def another_version(manifest: dict[str, Any], oldest: int = SCHEMA) -> str | None:
+    """Why this version cannot read a record, or None if it can."""
     schema = manifest.get("schema")
-    if schema is None or schema < oldest:
-        raise RecordError(
-            f"{where} was made by an older version of gcpo, and its name does not say what ran: move it away and run "
-            "it again."
-        )
+    if not isinstance(schema, int) or schema < oldest:
+        return "made by an older version of gcpo: move it away and run it again"
     if schema > SCHEMA:
-        raise RecordError(
-            f"{where} was made by a newer version of gcpo (schema {schema}; this one reads up to {SCHEMA}): update it."
-        )
+        return f"made by a newer version of gcpo (schema {schema}; this one reads up to {SCHEMA}): update gcpo"
+    return None
+
+
+def _fault(path: Path, manifest: dict[str, Any], seen: Seen | None) -> str | None:
+    if manifest.get("sha256") != _own_hash(manifest):
+        return "manifest.json was edited"
+    if manifest["id"] != path.name:
+        return f"the record of {manifest['id']}, in a folder of another name"
+    if not path.name.endswith(f"-{digest(manifest['resolved'])}"):
+        return "its id is not the hash of what ran"
+    if manifest["status"] == "finished":
+        for name, expected in manifest.get("files", {}).items():
+            if not (path / name).is_file():
+                return f"{name} is missing"
+            if files.sha256(path / name) != expected:
+                return f"{name} was changed"
+    return changed(manifest.get("contents", {}), manifest["params"], seen)
+
+
+def _own_hash(manifest: dict[str, Any]) -> str:
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 @contextlib.contextmanager
-def claim(plan: Plan) -> Iterator[Run]:
-    """The run, which no other process works on meanwhile: one that does is waited for, and has then finished it, or has
-    died, which frees its claim."""
+def claim(plan: Plan, timeout: float = -1) -> Iterator[Run]:
+    """The run, which no other process works on meanwhile, on this machine or on another that shares the folder.
+
+    A claim of a process that has died is void at once on its own machine, and after :data:`LEASE` seconds without a
+    sign of life on others. What is there and cannot be trusted is moved into a folder inside the run's own.
+
+    Raises:
+        filelock.Timeout: another process has had it for ``timeout`` seconds; -1 waits as long as it takes.
+    """
     plan.folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(plan.folder / ".lock"):
-        yield load(plan.folder)
+    path = plan.folder / CLAIM
+    deadline = math.inf if timeout < 0 else time.monotonic() + timeout
+    lease = SoftFileLease(path, poll_interval=0.2, lease_duration=LEASE, on_compromise=_lost)
+    while not lease.is_locked:
+        _clear(path)
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            lease.acquire(timeout=min(EMPTY, left))
+        except Timeout:
+            if left <= EMPTY:
+                raise
+    try:
+        run = load(plan.folder)
+        yield run if run.fault is None else _set_aside(run)
+    finally:
+        lease.release()
+
+
+def _clear(path: Path) -> None:
+    """Remove an empty claim: a kill between its creation and its first line leaves one, which no lease voids."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        if not status.st_size and time.time() - status.st_mtime > EMPTY:
+            path.unlink()
+
+
+def _lost(why: LeaseCompromise) -> None:
+    # Another machine took this run over after minutes of silence: one more write here would spoil what it makes.
+    try:
+        print(f"gcpo: this process was silent too long, and another one works on its run: {why}", file=sys.stderr)
+    finally:
+        os._exit(1)
+
+
+def _set_aside(run: Run) -> Run:
+    number = 1 + len(list(run.folder.glob(f"{ASIDE}*")))
+    target = run.folder / f"{ASIDE}{number}"
+    target.mkdir()
+    for path in run.folder.iterdir():
+        if path.name != CLAIM and not path.name.startswith(ASIDE):
+            path.rename(target / path.name)
+    (target / "why.txt").write_text(f"{run.fault}\n")
+    print(f"{run.folder.name}: {run.fault}; it is kept in {target.name} and made again", flush=True)
+    return Run(run.folder)
 
 
 @contextlib.contextmanager
 def record(plan: Plan) -> Iterator[Run]:
     """Open a run: its manifest says running now, and finished or failed (and why) at the end.
 
-    Seconds add up over attempts; one that was killed could not write its own.
+    Seconds, those by phase (``phases``) and those of the processor (``cpu_seconds``: fewer than ``seconds`` times
+    threads where the machine did other work) add up over attempts; one that was killed could not write its own.
     """
     run = load(plan.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
-    before = run.manifest.get("seconds", 0.0)
-    start = time.monotonic()
+    before = {key: run.manifest.get(key, 0.0) for key in ("seconds", "cpu_seconds")}
+    phases: Counter[str] = Counter(run.manifest.get("phases", {}))
+    start, start_cpu = time.monotonic(), time.process_time()
     run.manifest = {
         **describe(plan),
         "status": "running",
         "started": run.manifest.get("started") or _now(),
         "attempts": run.manifest.get("attempts", 0) + 1,
-        "seconds": before,
+        **before,
+        "phases": phases,
         "pid": os.getpid(),
         "exit": None,
         **environment(),
@@ -122,6 +215,7 @@ def record(plan: Plan) -> Iterator[Run]:
     run.write()
     try:
         yield run
+        _same_contents(run)
         run.manifest["status"] = "finished"
     except BaseException as error:
         run.manifest["status"] = "failed"
@@ -130,15 +224,29 @@ def record(plan: Plan) -> Iterator[Run]:
     finally:
         (run.folder / "progress").unlink(missing_ok=True)
         run.manifest["ended"] = _now()
-        run.manifest["seconds"] = round(before + time.monotonic() - start, 1)
+        run.manifest["seconds"] = round(before["seconds"] + time.monotonic() - start, 1)
+        run.manifest["cpu_seconds"] = round(before["cpu_seconds"] + time.process_time() - start_cpu, 1)
+        phases.update(run.clock.seconds)  # which adds
+        run.manifest["phases"] = {phase: round(seconds, 2) for phase, seconds in phases.items()}
         run.manifest["peak_memory_gb"] = round(_peak_memory(), 2)
         run.write()
+        files.remember()
+
+
+def _same_contents(run: Run) -> None:
+    """Keep what the run was made of, which by now is all on this machine."""
+    if why := changed(run.manifest["contents"], run.manifest["params"]):
+        raise RecordError(f"While the run was made, {why}.")
+    run.manifest["contents"] = contents(run.manifest["params"])
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """What a manifest says of its plan: the parameters as given, and every value as resolved."""
+    """What a manifest says of its plan: the parameters as given, every value as resolved, and the models and data."""
     given = plan.params.model_dump(mode="json")
-    return {"schema": SCHEMA, "id": plan.id, "kind": plan.kind, "params": given, "resolved": plan.values}
+    return {
+        **{"schema": SCHEMA, "id": plan.id, "kind": plan.kind, "params": given, "resolved": plan.values},
+        "contents": contents(given),
+    }
 
 
 def _now() -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gcpo import paths
+from gcpo import paths, world
 from gcpo.errors import nearest
 from gcpo.methods import get_method, one_spelling
 from gcpo.tasks import TASKS, get_task
@@ -38,6 +38,7 @@ def _number(value: Any) -> Any:
 Positive = Annotated[int, BeforeValidator(_number), Field(gt=0)]
 Count = Annotated[int, BeforeValidator(_number), Field(ge=0)]
 Number = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
+Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**32)]  # what numpy takes
 Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
 
 
@@ -54,9 +55,9 @@ class Params(BaseModel):
     task: str = Field("tinyqa", description="a name in gcpo.tasks.TASKS")
     method: str = Field("gcpo_bot", description="a name in gcpo.methods.METHODS, or a product of them")
     method_options: dict[str, Any] = Field({}, description="constants of the method")
-    seed: Count = Field(0, description="of everything random in the run")
+    seed: Seed = Field(0, description="of everything random in the run")
 
-    policy: str = Field("tiny", description='starting policy: path, Hub name, "tiny" or "scratch"')
+    policy: str = Field("tiny", description="starting policy: path, Hub name or a name in gcpo.world.POLICIES")
     policy_revision: str | None = Field(None, description="commit or branch of a policy on the Hub")
     lora_rank: Count = Field(0, description="rank of LoRA adapters; 0 trains all weights")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the policy's weights")
@@ -64,6 +65,10 @@ class Params(BaseModel):
     entailment: str = Field("tiny", description='sequence classifier: path, Hub name or "tiny"')
     entailment_threshold: Share = Field(0.35, description="to join a cluster (GCPO App. E.3)")
 
+    reward: Literal["metric", "binary"] = Field("metric", description="the task's metric, or right and wrong alone")
+    full_completion: bool | None = Field(
+        None, description="embed and cluster whole completions, not answers; as the task does it if null"
+    )
     alpha: Number | None = Field(None, description="alpha_base; the method's own if null (GCPO App. E.3: 0.6)")
     equalize_mean: bool = Field(False, description="divide weights by their mean over the batch")
     group_size: Positive = Field(4, description="G, responses per prompt")
@@ -78,12 +83,18 @@ class Params(BaseModel):
 
     train_split: str = Field("train", description="split to train on")
     train_limit: Positive = Field(200, description="prompts of it")
+    validation_split: str = Field("validation", description="held-out split that is looked at while training")
+    validation_limit: Count = Field(
+        8, description="questions of it, asked at 0, 25, 50, 75 and 100 % of the steps; 0 for none"
+    )
     eval_split: str = Field("test", description="held-out split")
     eval_limit: Annotated[int, BeforeValidator(_number), Field(ge=2)] = Field(
         16, description="questions of it, for evaluation and gradient statistics"
     )
     eval_samples: Count = Field(2, description="sampled answers per question beside the greedy one")
     data_revision: str | None = Field(None, description="commit of the data set on the Hub")
+    skip_malformed: bool = Field(False, description="leave out, and count, rows of the data set that are malformed")
+    at_step: Count = Field(0, description="optimiser steps of ``method`` before gradient statistics are taken")
     gradient_parameters: list[str] | None = Field(None, description="patterns of parameter names for V(q); all if null")
 
     @model_validator(mode="before")
@@ -113,6 +124,14 @@ class Params(BaseModel):
             raise ValueError(f"outputs/{name} has another use; choose another name")
         return name
 
+    @field_validator("policy", "embedder", "entailment")
+    @classmethod
+    def _absolute(cls, name: str) -> str:
+        """A path as seen from here: notebooks work in another folder."""
+        if name.startswith(("./", "../", "~/")) or (not world.embedded(name, "policy") and _is_there(Path(name))):
+            return str(Path(name).expanduser().resolve())
+        return name
+
     @field_validator("task")
     @classmethod
     def _known_task(cls, name: str) -> str:
@@ -124,6 +143,11 @@ class Params(BaseModel):
     def _known_method(cls, name: str) -> str:
         get_method(name)
         return one_spelling(name)
+
+    @field_validator("method_options")
+    @classmethod
+    def _numbers(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return {name: _number(value) if isinstance(value, str) else value for name, value in options.items()}
 
     @field_validator("grpo")
     @classmethod
@@ -158,6 +182,13 @@ class Params(BaseModel):
         if get_method(self.method, **self.method_options).permuted and self.prompts_per_step < 2:
             raise ValueError(f"prompts_per_step: {self.method} permutes weights across groups and needs at least 2")
         return self
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a path, or with a NUL in it
+        return False
 
 
 # Fields of GRPOConfig that parameters of ours decide.
@@ -195,8 +226,9 @@ def validate(values: Mapping[str, Any], source: str = "parameters") -> Params:
                 message = _REMOVED.get(key) or f"unknown parameter.{nearest(key, Params.model_fields)}"
             elif key and "input" in detail and not isinstance(detail["input"], Mapping):
                 message += f" (got {detail['input']!r})"
-            problems.append(f"  {key + ': ' if key else ''}{message}")
-        raise ParameterError(f"Bad {source}:\n" + "\n".join(problems)) from None
+            problems.append(f"{key + ': ' if key else ''}{message}")
+        listed = f" {problems[0]}" if len(problems) == 1 else "".join(f"\n  {problem}" for problem in problems)
+        raise ParameterError(f"Bad {source}:{listed}") from None
 
 
 def from_notebook(namespace: Mapping[str, Any]) -> Params:
@@ -221,9 +253,31 @@ def plain_name(name: str, kind: str) -> str:
     return name
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a profile or grid is given by the path of its file, and not by its name."""
+    return name.endswith((".yaml", ".yml"))
+
+
+def file_of(name: str, kind: str, folder: Path) -> Path:
+    """The file of a profile or grid (``kind``): the path as given, or ``<folder>/<name>.yaml``, which must be there.
+
+    Raises:
+        ParameterError: no such file, with the nearest name there is.
+    """
+    path = Path(name) if is_file_name(name) else folder / f"{plain_name(name, kind)}.yaml"
+    if not path.is_file():
+        raise ParameterError(f"Unknown {kind} {name!r}.{nearest(name, names_in(folder))}")
+    return path
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of the parameter files in a folder."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
 def profile_name(profile: str) -> str:
     """The name that runs of a profile go by: the name itself, or what a file given by its path says."""
-    if profile.endswith((".yaml", ".yml")):
+    if is_file_name(profile):
         return validate(load_profile(profile), profile).profile
     return plain_name(profile, "profile")
 
@@ -234,9 +288,7 @@ def load_profile(name: str) -> dict[str, Any]:
     Raises:
         ParameterError: no such profile (with the nearest name), or not a mapping.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else paths.PARAMS / f"{plain_name(name, 'profile')}.yaml"
-    if not path.is_file():
-        raise ParameterError(f"Unknown profile {name!r}.{nearest(name, profiles())}")
+    path = file_of(name, "profile", paths.PARAMS)
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise ParameterError(f"{path}: expected a mapping of parameter names to values, got {type(values).__name__}.")
@@ -292,4 +344,4 @@ _PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yam
 
 def profiles() -> list[str]:
     """Names of the profiles in ``params/``."""
-    return sorted(path.stem for path in paths.PARAMS.glob("*.yaml"))
+    return names_in(paths.PARAMS)

@@ -16,7 +16,7 @@ from gcpo.runs.params import ParameterError, Params
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Task
 
-SCHEMA = 1  # of records; raised when a record no longer means what it did
+SCHEMA = 2  # of records; raised when a record no longer means what it did
 KINDS = {"train": "10_train", "gradients": "11_gradient_statistics"}  # kind of run -> its notebook
 
 # Settings of TRL's config that decide a result and are no parameters of ours: pinned, so that another default in TRL
@@ -58,7 +58,7 @@ TRAINER: dict[str, Any] = {
 # What only training reads: of no meaning to gradient statistics.
 TRAINING = frozenset(
     "method equalize_mean lora_rank prompts_per_step max_steps learning_rate beta save_steps train_split train_limit "
-    "eval_samples".split()
+    "validation_split validation_limit eval_samples".split()
 )
 
 
@@ -78,15 +78,33 @@ class Plan:
 
     def __post_init__(self) -> None:
         params = self.params
-        if self.kind == "train" and params.max_steps and params.train_split == params.eval_split:
+        looked_at = {"eval_split": params.eval_split}
+        if params.validation_limit:
+            looked_at["validation_split"] = params.validation_split
+        for name, split in looked_at.items():
+            if self.kind == "train" and params.max_steps and split == params.train_split:
+                raise ParameterError(
+                    f"train_split and {name} are both {split!r}: what is trained on cannot be held out."
+                )
+        if params.at_step and self.kind == "train":
             raise ParameterError(
-                f"train_split and eval_split are both {params.eval_split!r}: what is trained on cannot be held out."
+                f"at_step: {params.at_step} is for gradient statistics alone; a training run's steps are max_steps."
             )
+        if self.training and params.lora_rank:
+            raise ParameterError("at_step: statistics of a policy trained with adapters (lora_rank) are not supported.")
+
+    @cached_property
+    def training(self) -> Plan | None:
+        """The training run whose policy gradient statistics are taken of; None where it is the starting policy."""
+        if self.kind == "train" or not self.params.at_step:
+            return None
+        return Plan("train", self.params.model_copy(update={"max_steps": self.params.at_step, "at_step": 0}))
 
     @cached_property
     def task(self) -> Task:
         """The task."""
-        return get_task(self.params.task)
+        params = self.params
+        return get_task(params.task, reward=params.reward, full_completion=params.full_completion)
 
     @cached_property
     def method(self) -> Method:
@@ -119,14 +137,16 @@ class Plan:
         }
 
     @property
-    def embedded(self) -> bool:
-        """Whether it needs the embedded world's models."""
-        return world.TINY in (self.params.policy, self.params.entailment)
+    def embedded(self) -> dict[str, world.Settings]:
+        """The settings of the embedded models that it needs, by kind."""
+        named = {"policy": self.params.policy, "entailment": self.params.entailment}
+        return {kind: world.POLICIES[name] for kind, name in named.items() if name in world.POLICIES}
 
     @cached_property
     def values(self) -> dict[str, Any]:
         """Every value that decides the result, resolved: what the id is a hash of."""
-        named = {"profile", "alpha", "method_options", "grpo"}  # a folder's name, and what is resolved below
+        # A folder's name, what is resolved below, and what can only turn an error into a run.
+        named = {"profile", "alpha", "method_options", "grpo", "skip_malformed", "at_step", "reward", "full_completion"}
         task, training = self.task, self.kind == "train"
         return {
             "schema": SCHEMA,
@@ -139,15 +159,15 @@ class Plan:
                 "reward_metric": task.reward_metric,
                 "full_completion": task.full_completion,
             },
-            "world": world.key() if self.embedded else None,
+            "world": {kind: world.key(made) for kind, made in self.embedded.items()},
+            **({"training": self.training.values} if self.training else {}),
         }
 
     @cached_property
     def id(self) -> str:
         """task-method-seed-hash for training, task-gradients-seed-hash for gradient statistics; "a+b" for a product."""
         name = self.params.method.replace("*", "+") if self.kind == "train" else self.kind
-        digest = hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()[:8]
-        return f"{self.params.task}-{name}-{self.params.seed}-{digest}"
+        return f"{self.params.task}-{name}-{self.params.seed}-{digest(self.values)}"
 
     @property
     def folder(self) -> Path:
@@ -158,6 +178,11 @@ class Plan:
     def label(self) -> str:
         """What tables call it."""
         return label(self.kind, self.params.model_dump(), self.varied)
+
+
+def digest(values: dict[str, Any]) -> str:
+    """The hash of resolved values that ends a run's id."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def label(kind: str, params: dict[str, Any], varied: Sequence[str] = ()) -> str:

@@ -5,26 +5,31 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import papermill
 import yaml
+from filelock import FileLock, Timeout
 from jupyter_client.manager import AsyncKernelManager
 from tqdm import tqdm
 
-from gcpo import paths
-from gcpo.runs.manifest import Run, describe, load
+from gcpo import files, paths
+from gcpo.processes import end_with
+from gcpo.runs.manifest import Run, claim, describe, load
 from gcpo.runs.params import ParameterError
 from gcpo.runs.plan import KINDS, Plan
+
+PREFIX = "gcpo-"  # of temporary folders
 
 
 class IPCKernelManager(AsyncKernelManager):
@@ -32,7 +37,11 @@ class IPCKernelManager(AsyncKernelManager):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._folder = tempfile.TemporaryDirectory(prefix="gcpo-", ignore_cleanup_errors=True)
+        place = tempfile.gettempdir()
+        place = place if len(place) < 75 else "/tmp"  # a socket's path has room for about 100 characters
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=place, ignore_cleanup_errors=True)
+        self._alive = FileLock(Path(self._folder.name) / "alive")  # free again, however this process ends
+        self._alive.acquire()
         self.transport = "ipc"
         self.ip = str(Path(self._folder.name) / "kernel")
 
@@ -66,67 +75,95 @@ def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: in
     )
 
 
-def run(plan: Plan, threads: int | None = None) -> Run:
+def sweep() -> None:
+    """Remove what kernels of killed processes left in the folder for temporary files."""
+    for place in {tempfile.gettempdir(), "/tmp"}:
+        for folder in Path(place).glob(f"{PREFIX}*"):
+            with contextlib.suppress(OSError, Timeout):
+                if (folder / "alive").exists():
+                    with FileLock(folder / "alive", timeout=0):
+                        shutil.rmtree(folder)
+
+
+def run(plan: Plan, threads: int | None = None, wait: bool = True) -> Run | None:
     """One run in a kernel of its own; its folder gets params.yaml and notebook.ipynb. A finished run is returned as is.
 
-    A failure is in the returned run's manifest, not raised.
+    A failure is in the returned run's manifest, not raised. Without ``wait``, None if another process has the run.
     """
-    folder = plan.folder
-    if not load(folder).finished:
-        folder.mkdir(parents=True, exist_ok=True)
-        values = plan.params.model_dump(mode="json")
-        (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-        try:
-            execute(KINDS[plan.kind], folder / "notebook.ipynb", values, threads)
-        except Exception as error:
-            done = load(folder)
+    values = plan.params.model_dump(mode="json")
+    try:
+        with claim(plan, timeout=-1 if wait else 0) as found:
+            if found.finished:
+                return found
+            files.write(plan.folder / "params.yaml", yaml.safe_dump(values, sort_keys=False))
+        execute(KINDS[plan.kind], plan.folder / "notebook.ipynb", values, threads)
+    except Timeout:
+        return None
+    except Exception as error:
+        with contextlib.suppress(Timeout), claim(plan, timeout=0) as done:
             if done.manifest.get("status") not in ("failed", "finished"):  # it died outside the run's own record
                 reason = f"{type(error).__name__}: {error}".strip()
                 done.manifest |= {**describe(plan), "status": "failed", "exit": reason}
                 done.write()
-    return load(folder)
+    return load(plan.folder)
 
 
 def run_grid(plans: Sequence[Plan], jobs: int) -> list[Run]:
     """All runs, ``jobs`` at a time with the cores shared out; a failed run does not stop the others.
 
-    Returns the runs that did not finish. An interrupt, or the end of this process in any way, ends what is running;
-    the next start goes on from there.
+    What another process is making is left to it and looked at again at the end. Returns the runs that did not finish.
+    An interrupt, or the end of this process in any way, ends what is running; the next start goes on from there.
     """
+    sweep()
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    start, failed, total = time.monotonic(), [], len(plans)
+    start = time.monotonic()
+    failed: list[Run] = []
+    elsewhere: list[Plan] = []
     with (
-        _workers(jobs) as pool,
-        tqdm(total=total, unit="run", disable=not sys.stderr.isatty()) as bar,
+        _workers(min(jobs, len(plans))) as pool,
+        tqdm(total=len(plans), unit="run", disable=not sys.stderr.isatty()) as bar,
     ):
-        folders = {pool.submit(run, plan, threads): plan.folder for plan in plans}
-        waiting = set(folders)
-        before = sum(load(folder).finished for folder in folders.values())  # cost no time, and tell none
+        started = {pool.submit(run, plan, threads, wait=False): plan for plan in plans}
+        waiting, count = set(started), 0
         while waiting:
             ended, waiting = wait(waiting, timeout=2, return_when=FIRST_COMPLETED)
-            count = total - len(waiting)
             for future in ended:
-                folder = folders[future]
+                plan = started[future]
                 try:
                     done = future.result()
+                except BrokenProcessPool:
+                    raise ChildProcessError(
+                        "A worker process was killed, perhaps for want of memory (try fewer --jobs); the same command "
+                        "goes on from here."
+                    ) from None
                 except Exception:
-                    done = Run(folder, {"id": folder.name, "exit": traceback.format_exc(limit=1)})
+                    done = Run(plan.folder, {"id": plan.id, "exit": traceback.format_exc(limit=1)})
+                if done is None:
+                    elsewhere.append(plan)
+                    continue
+                count += 1
                 if not done.finished:
                     failed.append(done)
                 bar.update()
-                left = (time.monotonic() - start) / max(1, count - before) * len(waiting) / 60
-                bar.write(
-                    f"[{count}/{total}] {folder.name}: {_outcome(done)}; about {left:.0f} min left", file=sys.stdout
-                )
+                left = (time.monotonic() - start) / count * (len(plans) - count) / 60
+                said = f"[{count}/{len(plans)}] {plan.id}: {_outcome(done)}; about {left:.0f} min left"
+                bar.write(said, file=sys.stdout)
                 sys.stdout.flush()
-            bar.set_postfix_str("; ".join(_progress(folders[future]) for future in waiting if future.running()))
+            if not waiting and elsewhere:
+                bar.write(f"waiting for {len(elsewhere)} runs that another process makes", file=sys.stdout)
+                later = {pool.submit(run, plan, threads): plan for plan in elsewhere}
+                started |= later
+                waiting, elsewhere = set(later), []
+            bar.set_postfix_str("; ".join(_progress(started[f].folder) for f in waiting if f.running()))
     return failed
 
 
 @contextlib.contextmanager
 def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end when this one is interrupted, and soon after it has died; their kernels end with them."""
-    pool = ProcessPoolExecutor(max_workers=jobs, initializer=_end_with, initargs=(os.getpid(),))
+    # Not forked: this process has threads (of torch, of claims), and a lock that one of them holds would stay held.
+    fresh = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(max_workers=jobs, mp_context=fresh, initializer=_worker, initargs=(os.getpid(),))
     try:
         yield pool
     except BaseException:
@@ -137,16 +174,10 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _end_with(parent: int) -> None:
+def _worker(parent: int) -> None:
     """Let this process end when its parent has; an interrupt of the terminal is the parent's to handle."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    end_with(parent)
 
 
 def _progress(folder: Path) -> str:

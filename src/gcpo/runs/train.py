@@ -13,12 +13,12 @@ import pandas as pd
 import transformers
 from datasets import Dataset
 
-from gcpo import world
+from gcpo import files, world
 from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.tasks.base import Row, Task
-from gcpo.tasks.evaluation import evaluate, load_policy
+from gcpo.tasks.evaluation import check_lengths, evaluate, load_policy
 from gcpo.trainer import GCPOConfig, GCPOTrainer
 
 # Of TRL's log, what depends on the clock and not on the run.
@@ -32,15 +32,20 @@ def train(params: Params) -> Run:
     """Train and evaluate one run, or return it if it is finished; an interrupted run goes on from its checkpoint.
 
     Writes to the run's folder: ``metrics.csv`` (one line per step), ``eval.csv`` (one line per held-out question and
-    decoding), ``completions/*.parquet`` (every sampled completion with its measures and weights), ``policy/`` and
-    ``manifest.json`` with the results.
+    decoding), ``validation.csv`` (likewise, at each of five steps along the way), ``completions/*.parquet`` (every
+    sampled completion with its measures and weights), ``policy/`` and ``manifest.json`` with the results.
 
     Raises:
         OSError: a model cannot be loaded; the manifest says so.
     """
     plan = Plan("train", params)
     with claim(plan) as run:
-        return run if run.finished else _train(plan)
+        done = run if run.finished else _train(plan)
+        for checkpoint in done.folder.glob("checkpoint-*"):  # of no use once the record says finished
+            shutil.rmtree(checkpoint)
+        shutil.rmtree(done.folder / "validation", ignore_errors=True)
+        (done.folder / "README.md").unlink(missing_ok=True)  # TRL's model card, written with each checkpoint
+    return done
 
 
 def _train(plan: Plan) -> Run:
@@ -48,45 +53,67 @@ def _train(plan: Plan) -> Run:
     with record(plan) as run:
         quiet()
         task = plan.task
-        train_rows = task.load(
-            params.train_split, limit=params.train_limit, seed=params.seed, revision=params.data_revision
-        )
+        where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
+        train_rows = task.load(params.train_split, limit=params.train_limit, seed=params.seed, **where)
+        if len(train_rows.rows) < params.prompts_per_step:
+            raise ValueError(
+                f"{params.task}/{params.train_split} has {len(train_rows.rows)} questions, fewer than the "
+                f"{params.prompts_per_step} of a step (prompts_per_step)"
+            )
         # The held-out questions do not depend on the run's seed: methods and seeds are compared on the same ones.
-        eval_rows = task.load(params.eval_split, limit=params.eval_limit, revision=params.data_revision)
+        eval_rows = task.load(params.eval_split, limit=params.eval_limit, **where)
+        along = None
+        if params.max_steps and params.validation_limit:
+            along = task.load(params.validation_split, limit=params.validation_limit, **where)
         run.manifest["data"] = {"train": train_rows.source, "eval": eval_rows.source}
+        if along:
+            run.manifest["data"]["validation"] = along.source
         name = world.resolve(params.policy, "policy")
         # Everything that is drawn while policy, adapters and trainer are built depends on the run's seed.
         transformers.set_seed(params.seed)
         model, tokens = load_policy(name, revision=params.policy_revision, dtype=params.dtype)
+        rows = [*train_rows.rows, *eval_rows.rows, *(along.rows if along else ())]
+        check_lengths(model, tokens, rows, params.max_completion_length)
         run.manifest["models"] = models(params, model)
         run.write()
         if params.max_steps:
             trainer = build_trainer(plan, model, tokens, train_rows.rows, run.folder)
             run.manifest["trl"] = {key: value for key, value in trainer.args.to_dict().items() if key not in _PLACES}
             run.write()
+            trainer.add_callback(_Checkpoints())
             trainer.add_callback(_Progress(run))
-            trainer.train(resume_from_checkpoint=_last_checkpoint(run.folder))
+            validation = _Validation(plan, run, tokens, along.rows) if along else None
+            if validation:
+                trainer.add_callback(validation)
+            run.clock.watch(trainer)
+            with run.clock.phase("optimise"):
+                trainer.train(resume_from_checkpoint=_last_checkpoint(run.folder, params.max_steps))
             metrics = step_metrics(trainer.state.log_history)
             run.table("metrics.csv", metrics)
             run.manifest["replaced_weights"] = int(metrics.get("gcpo/replaced_weights", pd.Series(0)).sum())
+            if validation:
+                run.table("validation.csv", validation.table())
             model = trainer.accelerator.unwrap_model(trainer.model)
             trainer.save_model(str(run.folder / "policy"))
-        scores = evaluate(
-            model,
-            tokens,
-            task,
-            eval_rows.rows,
-            n=params.eval_samples,
-            temperature=params.temperature,
-            max_new_tokens=params.max_completion_length,
-            seed=params.seed,
-        )
+        with run.clock.phase("evaluate"):
+            scores = _evaluate(plan, model, tokens, eval_rows.rows)
         run.table("eval.csv", scores)
         run.manifest["results"] = summary(scores, task)
-    for checkpoint in run.folder.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
-    (run.folder / "README.md").unlink(missing_ok=True)  # TRL's model card, written with each checkpoint
     return run
+
+
+def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> pd.DataFrame:
+    params = plan.params
+    return evaluate(
+        model,
+        tokens,
+        plan.task,
+        rows,
+        n=params.eval_samples,
+        temperature=params.temperature,
+        max_new_tokens=params.max_completion_length,
+        seed=params.seed,
+    )
 
 
 def models(params: Params, policy: Any) -> dict[str, Any]:
@@ -108,6 +135,40 @@ class _Progress(transformers.TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs and "reward" in logs:
             self.run.progress(state.global_step, state.max_steps, f"reward {logs['reward']:.2f}")
+
+
+class _Validation(transformers.TrainerCallback):
+    """Scores on the validation split at 0, 25, 50, 75 and 100 % of the steps, each in a file of its own until the end,
+    so that a run which goes on from a checkpoint has those before it."""
+
+    def __init__(self, plan: Plan, run: Run, tokens: Any, rows: Sequence[Row]) -> None:
+        self.plan, self.run, self.tokens, self.rows = plan, run, tokens, rows
+        self.steps = sorted({round(quarter * plan.params.max_steps / 4) for quarter in range(5)})
+        self.folder = run.folder / "validation"
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.on_step_end(args, state, control, **keywords)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        path = self.folder / f"{state.global_step:06d}.csv"
+        if state.global_step in self.steps and not path.exists():
+            with self.run.clock.phase("evaluate"), files.replacing(path) as draft:
+                scores = _evaluate(self.plan, model, self.tokens, self.rows)
+                scores.insert(0, "step", state.global_step)
+                scores.to_csv(draft, index=False)
+
+    def table(self) -> pd.DataFrame:
+        """All of them."""
+        return pd.concat([pd.read_csv(self.folder / f"{step:06d}.csv") for step in self.steps], ignore_index=True)
+
+
+class _Checkpoints(transformers.TrainerCallback):
+    """Seals each checkpoint, so that one that was cut short is told from a whole one."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            files.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
 def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], folder: Path) -> GCPOTrainer:
@@ -176,15 +237,20 @@ def _lora(params: Params) -> Any:
     )
 
 
-def _last_checkpoint(folder: Path) -> str | None:
-    """The newest complete checkpoint; what a kill cut short is removed (the trainer's state is written last)."""
-    complete = []
-    for path in folder.glob("checkpoint-*"):
-        if (path / "trainer_state.json").exists():
-            complete.append(path)
-        else:
-            shutil.rmtree(path)
-    return str(max(complete, key=lambda path: int(path.name.split("-")[1]))) if complete else None
+def _last_checkpoint(folder: Path, max_steps: int) -> str | None:
+    """The newest checkpoint that is whole; one that is not, cut short by a kill or a full disk, is removed.
+
+    That of the last step goes too: the trainer would take one step more from it.
+    """
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), reverse=True)
+    for path in checkpoints:
+        if path.name != f"checkpoint-{max_steps}":
+            why = files.broken(path)
+            if why is None:
+                return str(path)
+            print(f"{why}: going on from before it", flush=True)
+        shutil.rmtree(path)
+    return None
 
 
 def step_metrics(log_history: list[dict[str, Any]]) -> pd.DataFrame:

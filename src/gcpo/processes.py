@@ -1,0 +1,18 @@
+"""Processes that do not outlive the one that started them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+
+def end_with(parent: int) -> None:
+    """Let this process end soon after its parent (a process id) has, however that ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,75 @@
+"""What a run is made of beside its parameters: the content of its models and data, whatever they are called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gcpo import files, world
+from gcpo.semantics.models import embedder_path
+from gcpo.tasks.base import DATA_DIR
+
+Contents = dict[str, dict[str, str]]
+Seen = dict[tuple[Any, ...], Contents]
+_NAMES = (
+    "task",
+    "policy",
+    "policy_revision",
+    "embedder",
+    "entailment",
+    "train_split",
+    "validation_split",
+    "eval_split",
+)
+
+
+def contents(params: Mapping[str, Any]) -> Contents:
+    """SHA-256 of every file of the policy, the embedder, the entailment model, and of the data files, by name; of what
+    comes from the Hub, its commit. What is not on this machine is left out.
+    """
+    found = {
+        "policy": _model(params["policy"], "policy", params["policy_revision"]),
+        "embedder": _model(str(embedder_path(params["embedder"])), "embedder"),
+        "entailment": _model(params["entailment"], "entailment"),
+    }
+    if folder := os.environ.get(DATA_DIR):
+        for split in (params["train_split"], params["validation_split"], params["eval_split"]):
+            path = Path(folder) / params["task"] / f"{split}.jsonl"
+            found[f"data ({split})"] = files.hashes(path) if path.is_file() else {}
+    return {key: value for key, value in found.items() if value}
+
+
+def _model(name: str, kind: str, revision: str | None = None) -> dict[str, str]:
+    place = world.folder(kind, name) if world.embedded(name, kind) else Path(name)
+    if place.exists():
+        return {file: value for file, value in files.hashes(place).items() if not file.endswith(".md")}
+    from huggingface_hub import try_to_load_from_cache  # seconds to import, and of no use to the embedded world
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:  # a path that is not there
+        return {}
+    return {"commit": Path(config).parent.name} if isinstance(config, str) else {}
+
+
+def changed(recorded: Contents, params: Mapping[str, Any], seen: Seen | None = None) -> str | None:
+    """What is no longer what a run was made of, as far as this machine can tell, or None.
+
+    ``seen`` keeps what was looked at, for many records that share models and data.
+
+    The embedded models are left out: their settings are part of the id, their folder checks itself, and made on another
+    processor they may differ in a last bit.
+    """
+    seen = {} if seen is None else seen
+    names = tuple(params[name] for name in _NAMES)
+    if names not in seen:
+        seen[names] = contents(params)
+    for key, now in seen[names].items():
+        before = recorded.get(key, {} if key.startswith("data") else now)
+        if before != now and not world.embedded(params.get(key, ""), key):
+            name = next(name for name in sorted({*before, *now}) if before.get(name) != now.get(name))
+            return f"{key} is not what it was made of: {params.get(key, params['task'])} has another {name}"
+    return None

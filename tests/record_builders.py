@@ -1,0 +1,76 @@
+"""Records made in a test's own folders: profiles, grids, and runs that finish, fail or leave tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from gcpo import paths
+from gcpo.runs import manifest
+from gcpo.runs.params import validate
+from gcpo.runs.plan import Plan
+
+TINY = {"profile": "p", "task": "tinyqa"}
+
+
+def write_profile(name: str, values: dict[str, Any]) -> None:
+    (paths.PARAMS / f"{name}.yaml").write_text(yaml.safe_dump({"profile": name, **values}))
+
+
+def write_grid(name: str, blocks: Any) -> None:
+    (paths.PARAMS / "grids" / f"{name}.yaml").write_text(yaml.safe_dump(blocks))
+
+
+def planned(kind: str = "train", **values: Any) -> Plan:
+    return Plan(kind, validate({**TINY, **values}))
+
+
+def finished(
+    kind: str = "train",
+    results: dict[str, float] | None = None,
+    tables: dict[str, pd.DataFrame] | None = None,
+    **values: Any,
+) -> manifest.Run:
+    with manifest.record(planned(kind, **values)) as run:
+        run.manifest["results"] = results or {"greedy_f1": 0.5}
+        for name, table in (tables or {}).items():
+            run.table(f"{name}.csv", table)
+    return run
+
+
+def failed(**values: Any) -> manifest.Run:
+    with pytest.raises(RuntimeError), manifest.record(planned(**values)) as run:
+        raise RuntimeError("out of luck")
+    return run
+
+
+def scored(means: dict[str, list[float]], questions: int = 24, metric: str = "f1", noise: float = 0.02) -> pd.DataFrame:
+    """Lines of evaluations, both decodings: label -> the mean score of each seed, spread evenly over questions."""
+    shape = [noise * (2 * number / (questions - 1) - 1) for number in range(questions)]
+    return pd.DataFrame(
+        [
+            {
+                "label": label,
+                "seed": seed,
+                "query": f"q{n}",
+                "decoding": decoding,
+                metric: mean + shape[(n + 7 * seed) % questions],
+            }
+            for label, runs in means.items()
+            for seed, mean in enumerate(runs)
+            for decoding in ("greedy", "sampled")
+            for n in range(questions)
+        ]
+    )
+
+
+def evaluated(
+    mean: float, greedy: float | None = None, metric: str = "f1", questions: int = 24
+) -> dict[str, pd.DataFrame]:
+    """The table eval of one run, for ``finished(tables=...)``, of these mean scores."""
+    lines = scored({"": [mean]}, questions, metric).drop(columns=["label", "seed"])
+    shift = (mean if greedy is None else greedy) - mean
+    return {"eval": lines.assign(**{metric: lines[metric] + shift * (lines["decoding"] == "greedy"), "answered": 1.0})}

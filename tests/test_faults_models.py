@@ -1,0 +1,289 @@
+"""Broken models and folders are refused when they are loaded, with what is missing; whole ones of any make are not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import WORDS, save_classifier, save_embedder
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from gcpo.semantics import Embedder, Entailment
+from gcpo.tasks.base import Row
+from gcpo.tasks.evaluation import check_lengths, load_policy
+
+Break = Callable[[Path], object]
+HUGE = 3e38  # finite, and what follows is not
+
+
+# --- how a model is broken ------------------------------------------------------------------------------------------
+
+
+def weights(change: Callable[[dict[str, Tensor]], object]) -> Break:
+    """Changes the tensors of a folder."""
+
+    def apply(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path, metadata={"format": "pt"})
+
+    return apply
+
+
+def drop(part: str) -> Break:
+    """Without the tensors that have ``part`` in their names."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        gone = [name for name in tensors if part in name]
+        assert gone
+        for name in gone:
+            del tensors[name]
+
+    return weights(change)
+
+
+def add(**tensors: Tensor) -> Break:
+    """With more tensors, "__" for dots."""
+    return weights(lambda known: known.update({name.replace("__", "."): value for name, value in tensors.items()}))
+
+
+def fill(name: str, value: float) -> Break:
+    return weights(lambda tensors: tensors[name].fill_(value))
+
+
+def put_before(prefix: str) -> Break:
+    """Renames the tensors to those of a model that has a head around this one."""
+    return weights(lambda known: known.update({prefix + name: known.pop(name) for name in list(known)}))
+
+
+def both(*changes: Break) -> Break:
+    return lambda folder: [change(folder) for change in changes]
+
+
+def config(**changes: Any) -> Break:
+    """Changes values of config.json; None removes one."""
+
+    def apply(folder: Path) -> None:
+        path = folder / "config.json"
+        values = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+    return apply
+
+
+def remove(*names: str) -> Break:
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def cut(name: str, size: int) -> Break:
+    """A file's first bytes, as a full disk leaves them."""
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+BROKEN_FOLDER = "Is the folder whole? Copy, download or save the model again."
+
+# What fails in any model: how, the error, and what it says.
+FILES: dict[str, tuple[Break, type[Exception], str]] = {
+    "weights cut": (cut("model.safetensors", 3000), OSError, BROKEN_FOLDER),
+    "weights empty": (cut("model.safetensors", 0), OSError, BROKEN_FOLDER),
+    "no weights": (remove("model.safetensors"), OSError, BROKEN_FOLDER),
+    "no config": (remove("config.json"), OSError, BROKEN_FOLDER),
+    "config cut": (cut("config.json", 100), OSError, BROKEN_FOLDER),
+    "tokenizer cut": (cut("tokenizer.json", 500), OSError, BROKEN_FOLDER),
+}
+
+POLICY: dict[str, tuple[Break, type[Exception], str]] = {
+    **FILES,
+    "without a layer's matrices": (
+        drop("layers.1.mlp"),
+        ValueError,
+        "its weights lack 3 tensors (model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight, "
+        "model.layers.1.mlp.up_proj.weight), which would be random numbers",
+    ),
+    "without embeddings": (drop("embed_tokens"), ValueError, "lack 2 tensors (lm_head.weight, model.embed_tokens.w"),
+    "without a head that is its own": (config(tie_word_embeddings=False), ValueError, "lack 1 tensor (lm_head.weight)"),
+    "more layers": (
+        config(num_hidden_layers=3, layer_types=None),
+        ValueError,
+        "lack 12 tensors (model.layers.2.input_layernorm.weight, model.layers.2.mlp.down_proj.weight, "
+        "model.layers.2.mlp.gate_proj.weight, ...)",
+    ),
+    "fewer layers": (
+        config(num_hidden_layers=1, layer_types=None),
+        ValueError,
+        "its config.json leaves out 12 tensors (model.layers.1.input_layernorm.weight, ",
+    ),
+    "another size": (
+        config(intermediate_size=64),
+        ValueError,
+        "its weights have another shape than its config.json says in 6 tensors (model.layers.0.mlp.down_proj.weight, ",
+    ),
+    "another architecture": (
+        config(model_type="llama", architectures=None),
+        ValueError,
+        "its config.json leaves out 6 tensors (model.layers.0.self_attn.k_proj.bias, ",
+    ),
+    "NaN": (fill("model.layers.0.mlp.up_proj.weight", torch.nan), ValueError, "not finite in 1 tensor (model.layers.0"),
+    "infinity": (fill("model.norm.weight", torch.inf), ValueError, "not finite in 1 tensor (model.norm.weight)"),
+    "NaN logits": (fill("model.norm.weight", HUGE), ValueError, "its logits are not finite with dtype float32"),
+    "no tokenizer": (
+        remove(*TOKENIZER),
+        ValueError,
+        "its tokenizer has no vocabulary: it makes nothing of 'the answer",
+    ),
+    "no tokenizer.json": (remove("tokenizer.json"), ValueError, "its tokenizer has no vocabulary"),
+    "no tokenizer_config.json": (
+        remove("tokenizer_config.json"),
+        ValueError,
+        "its tokenizer has a token 262, but it has embeddings for 262 only",
+    ),
+    "no chat template": (remove("chat_template.jinja"), ValueError, "its tokenizer has no chat template"),
+}
+
+CLASSIFIER: dict[str, tuple[Break, type[Exception], str]] = {
+    **FILES,
+    "without its classifier": (
+        drop("classifier"),
+        ValueError,
+        "lack 2 tensors (classifier.bias, classifier.weight), which would be random numbers. Copy, download or save "
+        "the model again, or take one that was trained for entailment, e.g. FacebookAI/roberta-large-mnli.",
+    ),
+    "without its pooler": (drop("pooler"), ValueError, "lack 2 tensors (bert.pooler.dense.bias, "),
+    "fewer layers": (config(num_hidden_layers=1), ValueError, "leaves out 16 tensors (bert.encoder.layer.1."),
+    "another size": (config(intermediate_size=32), ValueError, "another shape than its config.json says in 6 tensors"),
+    "NaN": (fill("classifier.weight", torch.nan), ValueError, "not finite in 1 tensor (classifier.weight)"),
+    "NaN probabilities": (fill("classifier.weight", HUGE), ValueError, "gives NaN for ('the cat', 'a dog')"),
+    "no tokenizer": (remove(*TOKENIZER), ValueError, "its tokenizer has no vocabulary"),
+    "another vocabulary": (config(vocab_size=9), ValueError, "in 1 tensor (bert.embeddings.word_embeddings.weight)"),
+}
+
+EMBEDDER: dict[str, tuple[Break, type[Exception], str]] = {
+    **FILES,
+    "no modules.json": (remove("modules.json"), ValueError, "has no modules.json: it is no sentence-transformers"),
+    "without a layer's matrices": (drop("layer.1.output"), ValueError, "lack 4 tensors (encoder.layer.1.output."),
+    "fewer layers": (config(num_hidden_layers=1), ValueError, "leaves out 16 tensors (encoder.layer.1."),
+    "fewer layers, saved with a head": (
+        both(config(num_hidden_layers=1), put_before("bert.")),
+        ValueError,
+        "leaves out 16 tensors (bert.encoder.layer.1.",
+    ),
+    "another size": (config(intermediate_size=32), ValueError, "another shape than its config.json says in 6 tensors"),
+    "NaN": (fill("embeddings.LayerNorm.weight", torch.nan), ValueError, "not finite in 1 tensor (0."),
+    "NaN embeddings": (fill("embeddings.LayerNorm.weight", HUGE), ValueError, "gives NaN or infinity for 'the cat'"),
+    "no tokenizer": (remove(*TOKENIZER), ValueError, "its tokenizer has no vocabulary"),
+}
+
+# Kind -> what loads it and uses it once.
+USE: dict[str, Callable[[Path], torch.Tensor]] = {
+    "policy": lambda folder: load_policy(str(folder))[0].get_input_embeddings().weight,
+    "entailment": lambda folder: Entailment(folder, device="cpu").pairs(["the cat"], ["a dog"]),
+    "embedding": lambda folder: Embedder(folder, device="cpu")(["the cat"]),
+}
+FAULTS = {"policy": POLICY, "entailment": CLASSIFIER, "embedding": EMBEDDER}
+
+
+@pytest.fixture(scope="module")
+def whole(scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A whole model of each kind, and one of another architecture."""
+    folder = tmp_path_factory.mktemp("whole")
+    return {
+        "policy": scratch,
+        "entailment": save_classifier(folder / "bert"),
+        "embedding": save_embedder(folder / "embedder"),
+        "roberta": save_classifier(folder / "roberta", "roberta"),
+    }
+
+
+@pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind, faults in FAULTS.items() for fault in faults])
+def test_a_broken_model_is_refused_with_what_is_wrong(
+    kind: str, fault: str, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole[kind], folder)
+    change, error, message = FAULTS[kind][fault]
+    change(folder)
+    with pytest.raises(error) as raised:
+        USE[kind](folder)
+    said = str(raised.value)
+    assert said.startswith(f"{kind} model {str(folder)!r} ") and message in said and "\n" not in said
+    assert "network" not in said  # nothing of a folder is downloaded
+
+
+def test_a_causal_model_is_no_embedder(scratch: Path) -> None:
+    with pytest.raises(ValueError, match=r"no modules\.json: it is no sentence-transformers model"):
+        Embedder(scratch)
+
+
+# What real models on the Hub are like: parts left out on purpose, tensors of old versions, both names of a tied one.
+FINE: dict[str, tuple[str, str, Break]] = {
+    "policy": ("policy", "policy", lambda _: None),
+    "entailment": ("entailment", "entailment", lambda _: None),
+    "embedding": ("embedding", "embedding", lambda _: None),
+    "a pooler that is not used": (
+        "entailment",
+        "roberta",
+        add(
+            roberta__pooler__dense__weight=torch.ones(32, 32),
+            roberta__pooler__dense__bias=torch.ones(32),
+            roberta__embeddings__position_ids=torch.arange(18)[None],
+        ),
+    ),
+    "the head of its pre-training": ("entailment", "entailment", add(cls__predictions__bias=torch.ones(14))),
+    "no pooler where none is used": ("embedding", "embedding", drop("pooler")),
+    "saved with a head": ("embedding", "embedding", put_before("bert.")),
+    "a tied tensor under both names": (
+        "policy",
+        "policy",
+        weights(lambda known: known.update({"lm_head.weight": known["model.embed_tokens.weight"].clone()})),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FINE)
+def test_a_whole_model_is_loaded(case: str, whole: dict[str, Path], tmp_path: Path) -> None:
+    kind, model, change = FINE[case]
+    folder = tmp_path / "model"
+    shutil.copytree(whole[model], folder)
+    change(folder)
+    given = USE[kind](folder)
+    assert given.numel() and given.isfinite().all()
+
+
+# --- prompts that are longer than the model -------------------------------------------------------------------------
+
+
+def rows_of(prompts: Sequence[str]) -> list[Row]:
+    return [Row(f"q{number}", prompt, ("a",)) for number, prompt in enumerate(prompts)]
+
+
+def test_a_prompt_that_the_policy_has_no_positions_for_is_refused(scratch: Path) -> None:
+    model, tokens = load_policy(str(scratch))
+    room = 8192 - len(tokens("<|user|><|end|><|assistant|>").input_ids) - 48  # a byte is a token
+    check_lengths(model, tokens, rows_of(["a" * room, "short"]), 48)
+    check_lengths(model, tokens, [], 48)
+    with pytest.raises(ValueError, match=r"'q1' \(2 of 3 rows\): a prompt of 8145 tokens and max_completion_length 48"):
+        check_lengths(model, tokens, rows_of(["short", "a" * (room + 1), "a" * 100_000]), 48)
+    with pytest.raises(ValueError, match=r"are more than the 8192 positions of the policy \(max_position_embeddings\)"):
+        check_lengths(model, tokens, rows_of(["a" * room]), 49)
+
+
+def test_a_token_of_several_bytes_counts_once(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = load_policy(str(scratch))
+    read = len(tokens(f"<|user|>{' '.join(WORDS)}<|end|><|assistant|>").input_ids)
+    monkeypatch.setattr(model.config, "max_position_embeddings", read + 1)
+    check_lengths(model, tokens, rows_of([" ".join(WORDS)]), 1)  # of more bytes: a special token is one
+
+
+def test_a_policy_without_a_limit_takes_any_prompt(scratch: Path) -> None:
+    _, tokens = load_policy(str(scratch))
+    check_lengths(SimpleNamespace(config=PreTrainedConfig()), tokens, rows_of(["a" * 100_000]), 48)

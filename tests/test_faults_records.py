@@ -1,0 +1,379 @@
+"""Records that were damaged, edited, copied or overtaken: named, left out, counted, kept; never shown as results."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from filelock import Timeout
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_builders import failed, finished, planned, write_grid
+
+from gcpo import files, paths
+from gcpo.__main__ import main
+from gcpo.reports import records
+from gcpo.runs import manifest
+from gcpo.runs.plan import SCHEMA
+
+pytestmark = pytest.mark.usefixtures("places")
+
+TABLES = {"eval": pd.DataFrame({"query": ["a", "b"], "decoding": "greedy", "f1": [0.25, 0.5]})}
+
+
+def edit(folder: Path, sealed: bool = False, **values: Any) -> None:
+    """Change values of a manifest, by hand or (``sealed``) as the package would write them."""
+    run = manifest.Run(folder, json.loads((folder / "manifest.json").read_text()))
+    run.manifest |= values
+    if sealed:
+        run.write()
+    else:
+        (folder / "manifest.json").write_text(json.dumps(run.manifest))
+
+
+def halve(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a table halved": (lambda f: halve(f / "eval.csv"), "eval.csv was changed"),
+    "a table replaced": (lambda f: (f / "eval.csv").write_text("query,decoding,f1\na,greedy,1\n"), "eval.csv was chan"),
+    "a table empty": (lambda f: (f / "eval.csv").write_text(""), "eval.csv was changed"),
+    "a table doubled": (
+        lambda f: (f / "eval.csv").write_text(2 * (f / "eval.csv").read_text()),
+        "eval.csv was changed",
+    ),
+    "a table deleted": (lambda f: (f / "eval.csv").unlink(), "eval.csv is missing"),
+    "a result edited": (lambda f: edit(f, results={"greedy_f1": 0.99}), "manifest.json was edited"),
+    "a parameter edited": (lambda f: edit(f, params={"seed": 3}), "manifest.json was edited"),
+    "a manifest that is []": (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json holds no mapping"),
+    "a manifest cut": (lambda f: halve(f / "manifest.json"), "manifest.json cannot be read (JSONDecodeError)"),
+    "a manifest empty": (lambda f: (f / "manifest.json").write_text(""), "manifest.json cannot be read (JSOND"),
+    "a manifest not UTF-8": (lambda f: (f / "manifest.json").write_bytes(b"\xff{}"), "read (UnicodeDecodeError)"),
+    "a manifest nested deep": (lambda f: (f / "manifest.json").write_text("[" * 10**5), "read (RecursionError)"),
+    "a manifest that is a folder": (
+        lambda f: ((f / "manifest.json").unlink(), (f / "manifest.json").mkdir()),
+        "manifest.json cannot be read (IsADirectoryError)",
+    ),
+    "another id": (lambda f: edit(f, sealed=True, id="x-y-0-abc"), "the record of x-y-0-abc, in a folder of another"),
+    "other values under the id": (
+        lambda f: edit(f, sealed=True, resolved={"schema": SCHEMA}),
+        "its id is not the hash of what ran",
+    ),
+    "no parameters": (lambda f: edit(f, sealed=True, params={}), "is no record of a run (KeyError: 'task')"),
+    "no list of files": (lambda f: edit(f, sealed=True, files=3), "is no record of a run (AttributeError"),
+    "an older version": (lambda f: edit(f, schema=None), "made by an older version of gcpo: move it away and run it"),
+    "an odd version": (lambda f: edit(f, schema="new"), "made by an older version of gcpo"),
+    "a newer version": (
+        lambda f: edit(f, schema=SCHEMA + 1),
+        f"made by a newer version of gcpo (schema {SCHEMA + 1}; this one reads up to {SCHEMA})",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_record_that_cannot_be_trusted_is_named_left_out_and_counted(
+    fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1, 2]}])
+    bad, good = (finished(seed=seed, tables=TABLES).folder for seed in (0, 1))
+    damage, message = FAULTS[fault]
+    damage(bad)
+    run = manifest.load(bad)
+    assert not run.finished and message in str(run.fault)
+    for found in (records.find("p"), records.find("p", "g")):
+        assert found["id"].tolist() == [good.name]
+        assert len(records.gather(found, "eval", ["seed"])) == 2
+    (row,) = records.coverage("g", "p").to_dict("records")
+    assert (row["wanted"], row["finished"], row["failed"], row["left_out"]) == (3, 1, 0, 1)
+    assert row["why"].startswith(f"{bad.name}: ") and message in row["why"]
+    assert main(["check", "g", "--profile", "p"]) == 0
+    printed = capsys.readouterr().out
+    assert "3 runs (1 left out, 1 finished, 1 not run)" in printed and f"left out: {bad.name}: " in printed
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if "folder" not in fault])
+def test_what_cannot_be_trusted_is_kept_aside_when_the_run_is_made_again(fault: str) -> None:
+    damage, message = FAULTS[fault]
+    folder = finished(tables=TABLES).folder
+    damage(folder)
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with manifest.claim(planned()) as run:
+        assert run.manifest == {} and not run.finished
+    aside = folder / "set-aside-1"
+    assert message in (aside / "why.txt").read_text()
+    assert {path.name: path.read_bytes() for path in aside.iterdir() if path.name != "why.txt"} == kept
+    assert [path.name for path in folder.iterdir()] == ["set-aside-1"]
+    again = finished(tables=TABLES)
+    assert again.manifest["attempts"] == 1 and manifest.load(folder).finished
+    (folder / "eval.csv").write_text("")
+    with manifest.claim(planned()):
+        assert (folder / "set-aside-2" / "eval.csv").exists() and aside.exists()
+
+
+def test_a_copy_under_another_name_is_foreign() -> None:
+    write_grid("g", [{"kind": "train", "seed": [0]}])
+    folder = finished(tables=TABLES).folder
+    shutil.copytree(folder, folder.with_name("copy of it"))
+    assert records.find("p", "g")["id"].tolist() == [folder.name] == records.find("p")["id"].tolist()
+    own, foreign = records.coverage("g", "p").to_dict("records")
+    assert (own["finished"], own["left_out"], foreign["wanted"], foreign["left_out"]) == (1, 0, 0, 1)
+    assert foreign["why"] == f"copy of it: the record of {folder.name}, in a folder of another name"
+
+
+def test_coverage_has_no_reasons_where_nothing_is_left_out() -> None:
+    write_grid("g", [{"kind": "train", "seed": [0]}])
+    finished()
+    assert "why" not in records.coverage("g", "p")
+    assert records.coverage("g", "p")["left_out"].tolist() == [0]
+
+
+def test_a_failed_run_that_was_edited_is_left_out_too() -> None:
+    write_grid("g", [{"kind": "train", "seed": [0]}])
+    edit(failed().folder, status="finished")
+    assert records.find("p", "g").empty
+    assert records.coverage("g", "p")[["finished", "failed", "left_out"]].values.tolist() == [[0, 0, 1]]
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t"])
+def test_a_text_that_a_spreadsheet_would_execute_is_escaped(begin: str) -> None:
+    table = pd.DataFrame({"query": [f"{begin}cmd|' /C calc'!A0", "a\r=b", None], "f1": [-0.5, 1.0, 2.0]})
+    run = finished(tables={"eval": table})
+    found = pd.read_csv(run.folder / "eval.csv")
+    assert found["query"].tolist()[:2] == [f"'{begin}cmd|' /C calc'!A0", "a =b"] and found["query"].isna()[2]
+    assert found["f1"].tolist() == [-0.5, 1.0, 2.0]
+
+
+# --- models and data under an unchanged name ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Parameters of a run with a policy and data of its own; files that stand for them."""
+    for name in ("policy", "embedder", "entailment"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"weights")
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+        (tmp_path / name / "README.md").write_text("no part of the model")
+    data = tmp_path / "data" / "narrativeqa"
+    data.mkdir(parents=True)
+    for split in ("validation", "test"):
+        (data / f"{split}.jsonl").write_text("{}\n")
+    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path / "data"))
+    models = {name: str(tmp_path / name) for name in ("policy", "embedder", "entailment")}
+    return {"task": "narrativeqa", "train_split": "validation", "validation_limit": 0, **models}
+
+
+def test_a_manifest_says_what_models_and_data_were(own: dict[str, Any]) -> None:
+    found = finished(**own).manifest["contents"]
+    assert set(found) == {"policy", "embedder", "entailment", "data (validation)", "data (test)"}
+    assert set(found["policy"]) == {"model.safetensors", "tokenizer.json"}
+    assert found["data (test)"] == {
+        "test.jsonl": files.sha256(Path(own["policy"]).parent / "data/narrativeqa/test.jsonl")
+    }
+
+
+CHANGES = {
+    "policy/model.safetensors": "policy is not what it was made of: {0}/policy has another model.safetensors",
+    "policy/tokenizer.json": "policy is not what it was made of: {0}/policy has another tokenizer.json",
+    "policy/adapter.json": "policy is not what it was made of: {0}/policy has another adapter.json",
+    "embedder/model.safetensors": "embedder is not what it was made of: {0}/embedder has another model.safetensors",
+    "entailment/tokenizer.json": "entailment is not what it was made of: {0}/entailment has another tokenizer.json",
+    "data/narrativeqa/test.jsonl": "data (test) is not what it was made of: narrativeqa has another test.jsonl",
+    "data/narrativeqa/validation.jsonl": "data (validation) is not what it was made of: narrativeqa has another val",
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+@pytest.mark.parametrize("status", ["finished", "failed"])
+def test_other_weights_or_data_under_the_same_name_are_a_new_run(
+    changed: str, status: str, own: dict[str, Any], tmp_path: Path
+) -> None:
+    run = finished(**own) if status == "finished" else failed(**own)
+    assert manifest.load(run.folder).fault is None
+    (tmp_path / changed).write_text("something else")
+    assert CHANGES[changed].format(tmp_path) in str(manifest.load(run.folder).fault)
+    with manifest.claim(planned(**own)) as again:
+        assert again.manifest == {}
+    assert finished(**own).manifest["attempts"] == 1
+
+
+def test_what_is_not_on_this_machine_is_not_held_against_a_record(
+    own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished(**own)
+    monkeypatch.delenv("GCPO_DATA_DIR")
+    shutil.rmtree(tmp_path / "policy")
+    assert manifest.load(run.folder).finished
+
+
+def test_data_from_a_file_are_not_those_of_the_hub(own: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as hub:
+        hub.delenv("GCPO_DATA_DIR")
+        run = finished(**own)
+    assert "data (validation) is not what it was made of" in str(manifest.load(run.folder).fault)
+
+
+def test_a_model_that_changes_during_the_run_fails_it(own: dict[str, Any]) -> None:
+    with (
+        pytest.raises(manifest.RecordError, match="While the run was made, policy is not"),
+        manifest.record(planned(**own)),
+    ):
+        Path(own["policy"], "model.safetensors").write_bytes(b"other weights")
+
+
+def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "models--lab--policy"
+    (cache / "refs").mkdir(parents=True)
+
+    def is_at(commit: str) -> None:
+        (cache / "refs" / "main").write_text(commit)
+        (cache / "snapshots" / commit).mkdir(parents=True)
+        (cache / "snapshots" / commit / "config.json").write_text("{}")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    is_at("a" * 40)
+    run = finished(policy="lab/policy")
+    assert run.manifest["contents"]["policy"] == {"commit": "a" * 40}
+    is_at("b" * 40)
+    assert "lab/policy has another commit" in str(manifest.load(run.folder).fault)
+
+
+# --- the reference --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("runs.jsonl", "{}\n"), ("runs.jsonl", "[\n"), ("eval.parquet", "x"), ("eval.parquet", None), (files.SUMS, None)],
+)
+def test_an_edited_reference_is_left_out_and_says_so(name: str, content: str | None) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1]}])
+    runs = [finished(seed=seed, tables=TABLES) for seed in (0, 1)]
+    folder = paths.REFERENCE / "p"
+    records.write_reference(folder, runs)
+    assert len(records.find("p", "g", reference=True)) == 2
+    (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    assert records.find("p", "g", reference=True).empty
+    assert records.coverage("g", "p", reference=True)["left_out"].sum() > 0
+    assert all("restore it from the repository, or publish again" in line for line in records.faults("p", True))
+
+
+def test_lines_of_a_reference_by_another_version_are_left_out_one_by_one() -> None:
+    run = finished(tables=TABLES)
+    folder = paths.REFERENCE / "p"
+    records.write_reference(folder, [run])
+    newer = json.dumps({**run.manifest, "id": "newer", "schema": SCHEMA + 1})
+    (folder / "runs.jsonl").write_text((folder / "runs.jsonl").read_text() + f"{newer}\n3\n")
+    (folder / files.SUMS).unlink()
+    files.seal(folder)
+    assert records.find("p", reference=True)["id"].tolist() == [run.folder.name]
+    assert records.faults("p", reference=True) == [
+        f"newer: made by a newer version of gcpo (schema {SCHEMA + 1}; this one reads up to {SCHEMA}): update gcpo",
+        "line 3: not readable",
+    ]
+
+
+# --- claims ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_names_process_and_host_and_is_gone_afterwards() -> None:
+    plan = planned()
+    with manifest.claim(plan):
+        text = (plan.folder / manifest.CLAIM).read_text()
+        assert "pid=" in text and "host=" in text and "start=" in text
+        with pytest.raises(Timeout), manifest.claim(plan, timeout=0):
+            pass
+    assert not (plan.folder / manifest.CLAIM).exists()
+
+
+def claim_of(**values: object) -> str:
+    known = {"pid": 1, "host": "another-machine", "mode": "lease", "token": "0" * 32, "duration": manifest.LEASE}
+    return "filelock/2\n" + "".join(f"{key}={value}\n" for key, value in {**known, **values}.items())
+
+
+def test_a_claim_of_another_machine_is_taken_over_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "LEASE", 1.0)
+    plan = planned()
+    plan.folder.mkdir(parents=True)
+    path = plan.folder / manifest.CLAIM
+    path.write_text(claim_of(duration=1.0))
+    with pytest.raises(Timeout), manifest.claim(plan, timeout=0.3):
+        pass
+    start = time.monotonic()
+    with manifest.claim(plan, timeout=20):
+        assert time.monotonic() - start > 0.5
+        assert "another-machine" not in path.read_text()
+
+
+@pytest.mark.parametrize("content", ["", "filelock/2\npid="])
+def test_a_claim_that_a_kill_left_without_a_name_is_void_after_seconds(
+    content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "EMPTY", 1.0)
+    plan = planned()
+    plan.folder.mkdir(parents=True)
+    (plan.folder / manifest.CLAIM).write_text(content)
+    with pytest.raises(Timeout), manifest.claim(plan, timeout=0):
+        pass  # perhaps its process is just about to write it
+    start = time.monotonic()
+    with manifest.claim(plan, timeout=10):
+        assert time.monotonic() - start < 5
+
+
+# --- anything at all ------------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = ["schema", "id", "kind", "params", "resolved", "contents", "status", "files", "results", "sha256", "seconds"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(values=st.dictionaries(st.sampled_from(KEYS), JSON, min_size=1, max_size=4))
+def test_any_edit_of_a_manifest_is_a_fault_and_never_an_error(values: dict[str, Any]) -> None:
+    run = finished(tables=TABLES)
+    before = run.manifest
+    write_grid("g", [{"kind": "train"}])
+    edit(run.folder, **values)
+    same = json.dumps({**before, **values}, sort_keys=True) == json.dumps(before, sort_keys=True)
+    found = manifest.load(run.folder)
+    assert (found.fault is None) == same and "\n" not in str(found.fault)
+    assert len(records.find("p", "g")) == same == len(records.find("p"))
+    assert records.coverage("g", "p")["left_out"].tolist() == [not same]
+    shutil.rmtree(run.folder)
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_in_place_of_a_manifest_are_a_fault_and_never_an_error(content: bytes) -> None:
+    folder = paths.OUTPUTS / "p" / "runs" / "odd"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_bytes(content)
+    assert manifest.load(folder).fault is not None
+    assert records.find("p").empty
+    (line,) = records.faults("p")
+    assert line.startswith("odd: ") and "\n" not in line
+
+
+def test_a_thousand_records_are_found_in_a_second() -> None:
+    one = finished(tables=TABLES)
+    for seed in range(1, 1000):
+        plan = planned(seed=seed)
+        shutil.copytree(one.folder, plan.folder)
+        params = {**one.manifest["params"], "seed": seed}
+        edit(plan.folder, sealed=True, id=plan.id, resolved=plan.values, params=params)
+    records.find("p")  # which remembers the hashes
+    files._known.clear()
+    files._read = None  # as in a new process
+    start = time.perf_counter()
+    assert len(records.find("p")) == 1000
+    assert time.perf_counter() - start < 1

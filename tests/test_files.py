@@ -1,0 +1,115 @@
+"""Files that are replaced in one step, sealed folders, and hashes that are computed once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gcpo import files, paths
+
+
+@pytest.fixture(autouse=True)
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
+    return tmp_path / "outputs"
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    folder = tmp_path / "sealed"
+    (folder / "inside").mkdir(parents=True)
+    (folder / "one.txt").write_text("1")
+    (folder / "inside" / "two.txt").write_text("2")
+    (folder / ".hidden").write_text("not ours")
+    files.seal(folder)
+    return folder
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    files.write(path, "old")
+
+    def cut_short() -> None:
+        with files.replacing(path) as draft:
+            draft.write_text("ne")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        cut_short()
+    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_folder_is_replaced_whole_and_what_a_kill_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for left in (path, tmp_path / ".a.draft", tmp_path / ".a.old"):
+        left.mkdir()
+        (left / "old").write_text("")
+    with files.replacing(path) as draft:
+        draft.mkdir()
+        (draft / "new").write_text("")
+        assert (path / "old").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["a"] and [p.name for p in path.iterdir()] == ["new"]
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
+def test_a_seal_is_what_sha256sum_writes(sealed: Path) -> None:
+    done = subprocess.run(["sha256sum", "-c", files.SUMS], cwd=sealed, capture_output=True, text=True)
+    assert done.stdout == "inside/two.txt: OK\none.txt: OK\n"
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing": (lambda folder: None, ""),
+    "a file more": (lambda folder: (folder / "three.txt").write_text("3"), ""),
+    "no seal": (lambda folder: (folder / files.SUMS).unlink(), "is not complete (no SHA256SUMS)"),
+    "no text": (lambda folder: (folder / files.SUMS).write_bytes(b"\xff"), "is not complete"),
+    "a file less": (lambda folder: (folder / "one.txt").unlink(), "one.txt is missing"),
+    "another file": (lambda folder: (folder / "one.txt").write_text("7"), "one.txt is not what was written"),
+    "a file cut": (lambda folder: (folder / "inside" / "two.txt").write_text(""), "two.txt is not what was written"),
+}
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_seal_says_what_is_wrong(how: str, sealed: Path) -> None:
+    assert files.broken(sealed) is None
+    change, message = BREAKS[how]
+    change(sealed)
+    found = files.broken(sealed)
+    assert found is None if not message else message in str(found)
+
+
+def test_hashes_are_of_a_file_or_of_all_files_but_hidden_ones(sealed: Path) -> None:
+    assert list(files.hashes(sealed)) == ["inside/two.txt", "one.txt"]
+    assert files.hashes(sealed / "one.txt") == {"one.txt": hashlib.sha256(b"1").hexdigest()}
+
+
+def test_hashes_are_kept_for_the_next_process(tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "big"
+    path.write_text("1")
+    first = files.sha256(path)
+    files.remember()
+    assert list(json.loads((outputs / "hashes.json").read_text())) == [str(path)]
+    monkeypatch.setattr(files, "_read", None)  # as in a new process
+    with monkeypatch.context() as never:
+        never.setattr(files.hashlib, "file_digest", None)
+        assert files.sha256(path) == first
+    path.write_text("2")  # as long, perhaps in the same tick of a coarse clock: written again, it is another file
+    path.touch()
+    assert files.sha256(path) != first
+    path.unlink()
+    files._known[str(tmp_path / "other")] = [0, 0, 0, "x", "new"]
+    files.remember()
+    assert json.loads((outputs / "hashes.json").read_text()) == {}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 3}', "\x00", '{"a": [1, 2]}'])
+def test_a_damaged_memory_is_forgotten(content: str, tmp_path: Path, outputs: Path) -> None:
+    outputs.mkdir()
+    (outputs / "hashes.json").write_text(content)
+    (tmp_path / "a").write_text("1")
+    assert len(files.sha256(tmp_path / "a")) == 64

@@ -1,0 +1,216 @@
+"""Gradient statistics of a group from inner products, against plain loops over the gradients themselves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import for_all, seeds
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from test_gradients import advantages_of, qwen2, rollouts
+
+from gcpo.gradients import (
+    gradient_gram,
+    gradient_variance,
+    gram_decomposition,
+    gram_distances,
+    score_gradients,
+    variance_decomposition,
+)
+from gcpo.methods import base_advantages
+from gcpo.runs import gradient_statistics as module
+from gcpo.runs.gradient_statistics import pair_correlations, pair_table, variance, variances
+from gcpo.runs.params import ParameterError, validate
+from gcpo.runs.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+sizes = st.integers(2, 9)
+
+
+def vectors(seed: int, size: int, width: int = 5) -> torch.Tensor:
+    return torch.randn(size, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def labels(seed: int, size: int) -> torch.Tensor:
+    return torch.randint(3, (size,), generator=torch.Generator().manual_seed(seed))
+
+
+# --- inner products ---------------------------------------------------------------------------------------------------
+
+
+def test_the_gram_matrix_holds_the_inner_products_of_the_gradients() -> None:
+    model, batch = qwen2(), rollouts()
+    gradients = score_gradients(model, **batch)
+    torch.testing.assert_close(gradient_gram(model, **batch), gradients @ gradients.T)
+
+
+def test_equal_rows_and_rows_without_a_completion_have_their_place() -> None:
+    model, batch = qwen2(), rollouts()
+    batch = {name: values[[0, 1, 0, 2]].clone() for name, values in batch.items()}
+    batch["completion_mask"][1] = 0
+    gram = gradient_gram(model, **batch)
+    assert torch.equal(gram[0], gram[2]) and torch.equal(gram[:, 0], gram[:, 2])
+    assert not gram[1].any() and not gram[:, 1].any()
+    assert gram_distances(gram)[0, 2] == 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("params", [None, "lm_head.weight"])
+def test_the_variance_from_inner_products_is_that_of_eq_20(temperature: float, params: str | None) -> None:
+    model, batch, advantages = qwen2(), rollouts(), advantages_of()
+    exact = gradient_variance(model, **batch, advantages=advantages, params=params, temperature=temperature)
+    gram = gradient_gram(model, **batch, params=params, temperature=temperature)
+    found = variances(gram, advantages, labels(0, 6))
+    assert found["V"] == pytest.approx(exact.variance, rel=1e-9)
+    assert found["mean_squared_norm"] == pytest.approx(exact.mean_squared_norm, rel=1e-9)
+    assert variance(gram, advantages) == pytest.approx(exact.variance, rel=1e-9)
+
+
+def test_temperature_divides_the_logits() -> None:
+    model, batch = qwen2(), rollouts()
+    hot = gradient_gram(model, **batch, temperature=2.0)
+    with torch.no_grad():
+        model.lm_head.weight /= 2  # the head has no bias, so this halves every logit
+    halved = gradient_gram(model, **batch, params="model.layers.0.*")
+    torch.testing.assert_close(gradient_gram(model, **batch, params="model.layers.0.*", temperature=1.0), halved)
+    with torch.no_grad():
+        model.lm_head.weight *= 2
+    again = gradient_gram(model, **batch, params="model.layers.0.*", temperature=2.0)
+    torch.testing.assert_close(again, halved)
+    assert not torch.allclose(hot, gradient_gram(model, **batch))
+
+
+@for_all(seed=seeds, size=sizes)
+def test_distances_are_those_of_a_plain_loop(seed: int, size: int) -> None:
+    g = vectors(seed, size)
+    found = gram_distances(g @ g.T)
+    for i in range(size):
+        for j in range(size):
+            assert found[i, j] == pytest.approx(float((g[i] - g[j]).norm()), abs=1e-6)
+
+
+@for_all(seed=seeds, size=sizes)
+def test_within_and_between_are_those_of_the_gradients_and_sum_to_the_variance(seed: int, size: int) -> None:
+    g, clusters, advantages = vectors(seed, size), labels(seed, size), vectors(seed + 1, size, 1)[:, 0]
+    expected = variance_decomposition(advantages.unsqueeze(-1) * g, clusters)
+    found = variances(g @ g.T, advantages, clusters)
+    assert found["V_within"] == pytest.approx(float(expected[0]), abs=1e-9)
+    assert found["V_between"] == pytest.approx(float(expected[1]), abs=1e-9)
+    assert found["V_within"] + found["V_between"] == found["V"]
+    plain = variance_decomposition(g, clusters)
+    assert (found["score_within"], found["score_between"]) == pytest.approx([float(p) for p in plain], abs=1e-9)
+
+
+def test_groups_are_decomposed_side_by_side() -> None:
+    g = torch.stack([vectors(seed, 6) for seed in range(4)])
+    clusters = torch.stack([labels(seed, 6) for seed in range(4)])
+    found, expected = gram_decomposition(g @ g.mT, clusters), variance_decomposition(g, clusters)
+    for some, others in zip(found, expected, strict=True):
+        torch.testing.assert_close(some, others)
+    with pytest.raises(ValueError, match="gram has shape"):
+        gram_decomposition(g @ g.mT, clusters[:, :5])
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_those_of_a_plain_loop() -> None:
+    g, e, a = vectors(0, 6), vectors(1, 6, 4), advantages_of()
+    clusters, texts = torch.tensor([0, 0, 1, 1, 2, 0]), list("abcdea")
+    table = pair_table(e, g @ g.T, a, clusters, texts)
+    assert len(table) == 15
+    for row in table.itertuples():
+        i, j = row.first, row.second
+        assert i < j
+        cosine = float(torch.nn.functional.cosine_similarity(e[i], e[j], dim=0))
+        assert row.embedding_distance == pytest.approx(1 - cosine, abs=1e-6)
+        assert row.gradient_distance == pytest.approx(float((g[i] - g[j]).norm()))
+        assert row.advantage_distance == pytest.approx(float((a[i] * g[i] - a[j] * g[j]).norm()))
+        assert row.same_cluster == (clusters[i] == clusters[j]) and row.same_text == (texts[i] == texts[j])
+    found = pair_correlations(table)
+    assert found["pair_spearman"] == pytest.approx(
+        spearmanr(table["embedding_distance"], table["gradient_distance"]).statistic
+    )
+    other = table[~table["same_text"]]
+    assert len(other) == 14
+    assert found["pair_spearman_distinct"] == pytest.approx(
+        spearmanr(other["embedding_distance"], other["gradient_distance"]).statistic
+    )
+
+
+def test_equal_answers_are_at_distance_0_whatever_they_say() -> None:
+    e = torch.nn.functional.normalize(vectors(0, 3, 384).float(), dim=-1)[[0, 0, 1, 1, 2, 2]]
+    g = vectors(1, 6)
+    table = pair_table(e, g @ g.T, advantages_of(), torch.zeros(6).long(), list("aabbcc"))
+    assert (table["embedding_distance"] == 0).sum() == 3
+
+
+@pytest.mark.parametrize(("size", "spread"), [(2, 1.0), (5, 0.0)])
+def test_where_there_is_nothing_to_rank_there_is_no_correlation(size: int, spread: float) -> None:
+    e, g = torch.ones(size, 3) + spread * vectors(0, size, 3), vectors(1, size)
+    found = pair_correlations(pair_table(e, g @ g.T, torch.ones(size), torch.zeros(size).long(), ["a"] * size))
+    assert all(math.isnan(value) for value in found.values())
+
+
+def test_the_same_pairs_are_drawn_by_the_same_seed_and_in_order() -> None:
+    pairs = pd.DataFrame({"first": range(120)})
+    some, again, others = (module._some(pairs, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert some.equals(again) and not some.equals(others)
+    assert len(some) == module.PAIRS and some["first"].is_monotonic_increasing and some["first"].is_unique
+    assert len(module._some(pairs.head(3), np.random.default_rng(0))) == 3
+
+
+# --- what is a run ----------------------------------------------------------------------------------------------------
+
+
+def plan(kind: str = "gradients", **values: Any) -> Plan:
+    return Plan(kind, validate(values))
+
+
+def test_the_starting_policy_s_statistics_do_not_depend_on_training_and_a_trained_one_s_do() -> None:
+    assert plan().training is None
+    assert plan(method="grpo", learning_rate=1e-4, max_steps=7).id == plan().id
+    ids = {plan().id, *(plan(at_step=step).id for step in (1, 2))}
+    ids |= {plan(at_step=1, **other).id for other in ({"method": "grpo"}, {"learning_rate": 1e-4}, {"alpha": 0.1})}
+    assert len(ids) == 6
+    assert plan(at_step=2, max_steps=7).id == plan(at_step=2).id  # whose steps are at_step
+
+
+def test_the_training_run_is_that_of_the_same_parameters_with_so_many_steps() -> None:
+    training = plan(at_step=3, method="grpo", seed=5).training
+    assert training is not None
+    assert training.id == plan("train", max_steps=3, method="grpo", seed=5).id
+    assert training.kind == "train" and training.training is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "says"),
+    [
+        ("train", {"at_step": 3}, "at_step: 3 is for gradient statistics alone"),
+        ("gradients", {"at_step": 3, "lora_rank": 2}, "adapters"),
+        ("gradients", {"at_step": 3, "train_split": "test"}, "cannot be held out"),
+    ],
+)
+def test_at_step_is_refused_where_it_means_nothing(kind: str, values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParameterError, match=says):
+        plan(kind, **values)
+
+
+def test_a_training_run_s_id_does_not_know_at_step() -> None:
+    assert "at_step" not in plan("train").values["params"]
+
+
+def test_halves_have_advantages_of_their_own() -> None:
+    """The second half's V is that of a group which holds nothing else."""
+    model, batch, rewards = qwen2(), rollouts(8), torch.tensor([2.0, 2, 2, 2, 0, 1, 0, 2])
+    gram = gradient_gram(model, **batch)
+    second = {name: values[4:] for name, values in batch.items()}
+    own = base_advantages(rewards[None, 4:])[0]
+    exact = gradient_variance(model, **second, advantages=own).variance
+    assert variance(gram[4:, 4:], own) == pytest.approx(exact)
+    assert variance(gram[:4, :4], base_advantages(rewards[None, :4])[0]) == 0

@@ -1,0 +1,191 @@
+"""The batch runner around the runs: what it starts, leaves to others, says and cleans up; no notebook is executed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from record_builders import failed, finished, planned, write_grid
+
+from gcpo import paths
+from gcpo.__main__ import main
+from gcpo.runs import manifest, runner
+
+pytestmark = pytest.mark.usefixtures("places")
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Runs that are recorded without being made; the ids of those that were started, in a file."""
+    log = tmp_path / "started"
+    log.write_text("")
+
+    def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: int | None = None) -> None:
+        with log.open("a") as file:
+            file.write(f"{output.parent.name}\n")
+        finished(**parameters)
+
+    @contextlib.contextmanager
+    def workers(jobs: int) -> Iterator[ThreadPoolExecutor]:
+        with ThreadPoolExecutor(jobs) as pool:  # a process of its own would know nothing of these patches
+            yield pool
+
+    monkeypatch.setattr(runner, "execute", execute)
+    monkeypatch.setattr(runner, "_workers", workers)
+    monkeypatch.setattr("gcpo.world.resolve", lambda name, kind: name)
+    return log
+
+
+def test_a_dry_run_says_what_there_is_and_writes_nothing(executed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1, 2, 3]}])
+    finished(seed=0), failed(seed=1)
+    run = finished(seed=2)
+    (run.folder / "manifest.json").write_text("{}")
+    before = sorted(paths.OUTPUTS.rglob("*"))
+    assert main(["grid", "g", "--profile", "p", "--dry-run"]) == 0
+    ids = [planned(seed=seed).id for seed in range(4)]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{ids[0]}: finished",
+        f"{ids[1]}: failed",
+        f"{ids[2]}: left out (made by an older version of gcpo: move it away and run it again)",
+        f"{ids[3]}: not run",
+        "3 of 4 runs would be made",
+    ]
+    assert executed.read_text() == ""
+    assert sorted(paths.OUTPUTS.rglob("*")) == before
+
+
+def test_only_failed_runs_are_made_again_when_asked(executed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1, 2]}])
+    finished(seed=0), failed(seed=1)
+    assert main(["grid", "g", "--profile", "p", "--only-failed", "--jobs", "1"]) == 0
+    assert executed.read_text().split() == [planned(seed=1).id]
+    assert main(["grid", "g", "--profile", "p", "--only-failed", "--jobs", "1"]) == 0
+    assert main(["grid", "g", "--profile", "p", "--jobs", "1"]) == 0
+    assert executed.read_text().split() == [planned(seed=1).id, planned(seed=2).id]
+    assert "2 of 3 runs are finished already" in capsys.readouterr().out
+
+
+def test_a_run_that_another_process_makes_is_left_to_it_and_awaited(executed: Path, capsys: Any) -> None:
+    other, own = planned(seed=0), planned(seed=1)
+    with manifest.claim(other):
+        assert runner.run(other, wait=False) is None
+
+    def make_it() -> None:
+        with manifest.claim(other):
+            claimed.set()
+            while not manifest.load(own.folder).finished:
+                time.sleep(0.05)
+            time.sleep(0.5)
+            finished(seed=0)
+
+    claimed = threading.Event()
+    thread = threading.Thread(target=make_it, daemon=True)
+    thread.start()
+    assert claimed.wait(60)
+    assert runner.run_grid([other, own], jobs=1) == []
+    thread.join(60)
+    assert executed.read_text().split() == [own.id]  # the other was neither made twice nor given up
+    assert manifest.load(other.folder).manifest["attempts"] == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"[1/2] {own.id}: finished") and lines[2].startswith(f"[2/2] {other.id}: finished")
+    assert lines[1] == "waiting for 1 runs that another process makes"
+
+
+def test_a_death_outside_the_record_is_written_into_it(executed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: Any) -> None:
+        raise RuntimeError("Kernel died")
+
+    monkeypatch.setattr(runner, "execute", dies)
+    done = runner.run(planned())
+    assert done is not None and (done.manifest["status"], done.manifest["exit"]) == (
+        "failed",
+        "RuntimeError: Kernel died",
+    )
+    assert done.fault is None
+    finished()
+    assert runner.run(planned()).finished  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own are too long for sockets
+        yield Path(folder)
+
+
+def test_what_dead_kernels_left_is_removed_and_what_live_ones_use_is_not(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    live = runner.IPCKernelManager()
+    assert Path(live._folder.name).parent == short
+    dead, others = short / "gcpo-dead", short / "gcpo-of-somebody-else"
+    for folder in (dead, others):
+        folder.mkdir()
+    (dead / "alive").write_text("")
+    (dead / "kernel-1").write_text("")
+    runner.sweep()
+    assert not dead.exists() and others.exists() and Path(live._folder.name, "alive").exists()
+    with FileLock(others / "alive"):
+        runner.sweep()
+        assert others.exists()
+
+
+def test_a_long_temporary_folder_is_not_used_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 87)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    manager = runner.IPCKernelManager()
+    assert len(f"{manager.ip}-5") < 100 and list(long.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["run", "grid g"])
+def test_outputs_that_cannot_be_written_are_one_line(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "g.yaml").write_text("- {kind: train, seed: [0, 1, 2], policy: [scratch], entailment: [none]}\n")
+    environment = {**os.environ, "GCPO_OUTPUTS": str(tmp_path / "file" / "outputs")}
+    words = command.replace(" g", f" {tmp_path / 'g.yaml'}").split()
+    done = subprocess.run([sys.executable, "-m", "gcpo", *words], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and len((done.stdout + done.stderr).splitlines()) == 1, done.stderr
+    assert done.stderr.startswith(f"gcpo: {tmp_path / 'file'}") and done.stderr.endswith(": Not a directory\n")
+
+
+def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    code = (
+        "import os; from gcpo import paths; from gcpo.runs.params import validate;"
+        "print(paths.OUTPUTS, os.environ['GCPO_OUTPUTS'], os.environ['GCPO_DATA_DIR'],"
+        " *(validate({'policy': name}).policy for name in ('./other', 'model', 'lab/model', 'tiny', '../up', '~/m')))"
+    )
+    environment = {**os.environ, "GCPO_OUTPUTS": "here", "GCPO_DATA_DIR": "../data"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    here, up, home = tmp_path.resolve(), tmp_path.resolve().parent, Path.home()
+    expected = [here / "here", here / "here", up / "data", here / "other", here / "model", "lab/model", "tiny"]
+    assert done.stdout.split() == [str(path) for path in [*expected, up / "up", home / "m"]], done.stderr
+
+
+def test_a_grid_of_which_nothing_is_left_says_so_in_five_seconds(tmp_path: Path) -> None:
+    grid = tmp_path / "g.yaml"
+    grid.write_text("- {kind: train, seed: [0, 1]}\n")
+    from gcpo.runs.grids import expand
+
+    for plan in expand(str(grid), "p"):
+        finished(seed=plan.params.seed)
+    environment = {**os.environ, "GCPO_OUTPUTS": str(paths.OUTPUTS)}
+    profile = str(paths.PARAMS / "p.yaml")
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "gcpo", "grid", str(grid), "--profile", profile]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout == "2 of 2 runs are finished already\n", done.stderr
+    assert time.perf_counter() - start < 5
