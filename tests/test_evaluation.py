@@ -265,6 +265,7 @@ def test_a_policy_is_loaded_in_the_wanted_precision(folder: Path) -> None:
 def test_a_policy_without_padding_pads_with_its_end_token(policy: tuple[Any, Any], tmp_path: Path) -> None:
     model, _ = policy
     tokens = Qwen2Tokenizer(vocab={END: 0, "a": 1}, merges=[], unk_token=END, pad_token=None, eos_token=END)
+    tokens.chat_template = "{{ messages[0]['content'] }}"
     model.save_pretrained(tmp_path)
     tokens.save_pretrained(tmp_path)
     assert load_policy(str(tmp_path))[1].pad_token == END

@@ -140,6 +140,12 @@ def test_a_context_is_cut_to_its_first_words(write: Write) -> None:
     assert "Summary: one two\nthree four\n" in load_narrativeqa("test", limit=1, max_context_words=4).rows[0].prompt
 
 
+def test_a_context_without_words_is_cut_by_characters(write: Write) -> None:
+    write(record(1, "x" * 100_000))
+    prompt = load_narrativeqa("test", limit=1, max_context_words=3).rows[0].prompt
+    assert f"Summary: {'x' * 30}\n\nQuestion" in prompt
+
+
 def test_a_limit_is_a_nested_subset_that_does_not_depend_on_the_file_s_order(write: Write) -> None:
     records = [record(number) for number in range(12)]
     write(*records)

@@ -15,8 +15,10 @@ import pytest
 from gcpo.rewards import token_f1
 from gcpo.tasks import get_task, tinymath, tinyqa
 from gcpo.tasks.base import Row
+from gcpo.tasks.tinyqa import RELATIONS
 
 TASKS = ("tinyqa", "tinymath")
+OPERATIONS = "+++---*"  # of the events, in the order of tinymath.EVENTS
 SPLITS = ("train", "validation", "test")
 DRAWS = 300
 
@@ -168,8 +170,8 @@ def test_all_questions_about_a_passage_are_answered_by_it(split: str) -> None:
         assert question.fact in question.passage.facts
         assert (" of " in question.text) == (question.hops == 2)
         hops[question.hops] += 1
-    # Two of four questions are about the first person; half of those take two hops.
-    assert 0.2 < hops[2] / sum(hops.values()) < 0.3
+    # Two of three questions are about the first person; half of those take two hops.
+    assert 0.28 < hops[2] / sum(hops.values()) < 0.39
 
 
 def test_a_two_hop_question_does_not_name_the_person_it_is_about() -> None:
@@ -186,7 +188,7 @@ def test_the_relation_alone_does_not_give_the_answer() -> None:
     for question in drawn_questions("train", 100):
         counts = Counter(relation for _, relation, _ in question.passage.facts)
         assert max(counts.values()) >= 2
-        assert len({fact[:2] for fact in question.passage.facts}) == 4  # and of each person once
+        assert len({fact[:2] for fact in question.passage.facts}) == 3  # and of each person once
 
 
 # --- tinyqa: wrong answers ------------------------------------------------------------------------------------------
@@ -210,10 +212,10 @@ def test_a_paraphrase_is_right_and_wrong_answers_are_at_graded_distances() -> No
 def test_a_near_miss_changes_one_attribute() -> None:
     rng = random.Random(0)
     changed = Counter()
-    for relation, spec in tinyqa.RELATIONS.items():
+    for spec in tinyqa.RELATIONS.values():
         for value in itertools.product(range(len(spec.first)), range(len(spec.second))):
             for _ in range(4):
-                other = tinyqa.near_miss(rng, relation, value)
+                other = tinyqa.near_miss(rng, spec, value)
                 assert other[0] < len(spec.first) and other[1] < len(spec.second)
                 same = [a == b for a, b in zip(value, other, strict=True)]
                 assert sum(same) == 1
@@ -224,11 +226,34 @@ def test_a_near_miss_changes_one_attribute() -> None:
 def test_the_noisy_corpus_is_wrong_at_the_rate_of_each_relation() -> None:
     rng = random.Random(2)
     right: dict[str, list[bool]] = {name: [] for name in tinyqa.RELATIONS}
-    for question in drawn_questions("train", 3000):
-        right[question.fact[1]].append(tinyqa.noisy_answer(rng, question) in question.references)
+    for question in drawn_questions("train", 6000):
+        if question.hops == 1:
+            right[question.fact[1]].append(tinyqa.noisy_answer(rng, question) in question.references)
     for relation, found in right.items():
         # About 2000 draws: four standard errors are below 0.045. A wrong answer may repeat the value by chance.
         assert 1 - fmean(found) == pytest.approx(tinyqa.RELATIONS[relation].noise, abs=0.05), relation
+
+
+def test_the_noisy_corpus_forgets_a_link_at_its_rate_and_answers_about_the_person_named() -> None:
+    rng = random.Random(3)
+    named: dict[str, list[bool]] = {link: [] for link in tinyqa.LINKS}
+    for question in drawn_questions("train", 6000):
+        about = question.passage.facts[2]
+        assert about[0] in question.text or question.hops == 1 or question.text.split()[3] == about[0]
+        if question.hops == 2 and RELATIONS[question.fact[1]].noise == 0:
+            told = tinyqa.noisy_answer(rng, question)
+            named[question.passage.link].append(
+                told in [RELATIONS[about[1]].wording(about[2], form) for form in (0, 1)]
+            )
+    for link, found in named.items():
+        assert fmean(found) == pytest.approx(tinyqa.LINKS[link], abs=0.08), link
+
+
+def test_what_is_not_understood_is_answered_with_another_relation() -> None:
+    rng = random.Random(4)
+    asked = [q for q in drawn_questions("train", 2000) if q.fact[1] == "work" and q.hops == 1]
+    f1 = [token_f1(tinyqa.noisy_answer(rng, question), question.references) for question in asked]
+    assert fmean(value < 0.4 for value in f1) > 0.9
 
 
 # --- tinymath -------------------------------------------------------------------------------------------------------
@@ -255,9 +280,9 @@ def every_value(start: int, operations: str) -> list[int]:
 
 
 def solve(row: Row) -> list[int]:
-    told = re.fullmatch(r"(\w+) has (\w+) (\w+) \. (\w+) (.+) \. How many (\w+) does (\w+) have \?", row.prompt)
+    told = re.fullmatch(r"(\w+) has (\w+) (\w+) \. (\w+) (.+) \. How many (\w+) \?", row.prompt)
     assert told, row.prompt
-    assert told[1] == told[4] == told[7] and told[3] == told[6]
+    assert told[1] == told[4] and told[3] == told[6]
     return every_value(NUMBER[told[2]], told[5])
 
 
@@ -276,7 +301,8 @@ def test_numbers_of_drawn_problems_stay_within_0_and_20() -> None:
     for problem in itertools.chain(*(drawn_problems(split, 1000) for split in SPLITS)):
         value = problem[0]
         assert 1 <= value <= 9
-        for operation, operand in problem[1]:
+        for event, operand in problem[1]:
+            operation = OPERATIONS[event]
             assert 1 <= operand <= 9
             value = {"+": value + operand, "-": value - operand, "*": value * operand}[operation]
             assert 0 <= value <= 20
@@ -291,7 +317,7 @@ def test_problems_are_split_without_overlap() -> None:
 
 
 def test_every_problem_has_a_split_and_the_shares_are_as_planned() -> None:
-    steps = [*((sign, k) for sign in "+-" for k in range(1, 10)), ("*", 2), ("*", 3)]
+    steps = [*((event, k) for event in range(6) for k in range(1, 10)), (6, 2), (6, 3)]
     everything = [(start, pair) for start in range(1, 10) for pair in itertools.product(steps, repeat=2)]
     counts = Counter(tinymath.split_of(problem) for problem in everything)
     shares = {split: counts[split] / len(everything) for split in SPLITS}
@@ -317,7 +343,8 @@ def test_a_solution_without_slips_has_every_step_in_symbols_or_in_words() -> Non
     for problem in drawn_problems("train"):
         text = tinymath.solution(rng, problem)
         value, used = problem[0], []
-        for operation, operand in problem[1]:
+        for event, operand in problem[1]:
+            operation = OPERATIONS[event]
             result = {"+": value + operand, "-": value - operand, "*": value * operand}[operation]
             used.append((value, operand, result))
             value = result
@@ -326,9 +353,9 @@ def test_a_solution_without_slips_has_every_step_in_symbols_or_in_words() -> Non
         styles[symbols] += 1
         if symbols:
             assert numbers == [number for step in used for number in step]
-            assert [c for c in text.split() if c in "+-*"] == [operation for operation, _ in problem[1]]
+            assert [c for c in text.split() if c in "+-*"] == [OPERATIONS[event] for event, _ in problem[1]]
         else:
-            assert numbers == [problem[0], *(number for _, operand, result in used for number in (operand, result))]
+            assert numbers == [number for _, operand, result in used for number in (operand, result)]
     assert min(styles[True], styles[False]) > DRAWS / 3
 
 
@@ -342,3 +369,56 @@ def test_slips_make_some_solutions_wrong_and_keep_their_numbers_in_range() -> No
         assert {word for word in text.split() if word.endswith("teen")} <= set(NUMBER)
         wrong[int(boxed) != tinymath.answer(problem)] += 1
     assert 0.15 < wrong[True] / 1000 < 0.5
+
+
+def test_the_noisy_corpus_misreads_each_event_at_its_rate() -> None:
+    rng = random.Random(5)
+    misread: dict[int, list[bool]] = {event: [] for event in range(len(OPERATIONS))}
+    for problem in drawn_problems("train", 4000):
+        for (event, _), operation in zip(problem[1], tinymath.misread(rng, problem), strict=True):
+            misread[event].append(operation != OPERATIONS[event])
+            assert operation in (OPERATIONS[event], {"+": "-", "-": "+", "*": "+"}[OPERATIONS[event]])
+    for event, found in misread.items():
+        assert fmean(found) == pytest.approx(tinymath.EVENTS[event].misread, abs=0.05), tinymath.EVENTS[event]
+
+
+def test_a_solution_follows_the_operations_it_is_given() -> None:
+    rng = random.Random(6)
+    for problem in drawn_problems("train", 200):
+        read = [rng.choice("+-*") for _ in problem[1]]
+        text = tinymath.solution(rng, problem, read)
+        value = problem[0]
+        for (_, operand), operation in zip(problem[1], read, strict=True):
+            value = min(max({"+": value + operand, "-": value - operand, "*": value * operand}[operation], 0), 20)
+        assert tinymath.TASK.extract(text) == str(value)
+
+
+def test_the_variant_thinks_before_it_answers() -> None:
+    rng, task = random.Random(7), get_task("tinymath_think")
+    for problem in drawn_problems("train", 50):
+        text = tinymath.solution(rng, problem, think=True)
+        thought = re.fullmatch(r"<think> (.+) </think> \\boxed\{(\d+)\}", text)
+        assert (
+            thought and "boxed" not in thought[1] and task.extract(text) == thought[2] == str(tinymath.answer(problem))
+        )
+    assert task.load("test", limit=5).rows == get_task("tinymath").load("test", limit=5).rows
+
+
+# --- options of every task ------------------------------------------------------------------------------------------
+
+
+def test_a_binary_reward_is_the_largest_for_a_right_answer_and_the_smallest_for_any_other() -> None:
+    plain, binary = get_task("tinyqa"), get_task("tinyqa", reward="binary")
+    assert plain.reward("black dog", ["a black cat"]) == 1.0  # F1 is 1/2, which the papers do not call right
+    assert binary.reward("black dog", ["a black cat"]) == 0.0
+    assert binary.reward("big black cat", ["a black cat"]) == binary.reward("a black cat", ["a black cat"]) == 2.0
+    with pytest.raises(ValueError, match="reward is 'half', expected one of metric, binary"):
+        get_task("tinyqa", reward="half")
+
+
+def test_whole_completions_or_answers_by_choice() -> None:
+    assert [get_task("tinymath", full_completion=choice).full_completion for choice in (None, True, False)] == [
+        True,
+        True,
+        False,
+    ]

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from gcpo import world
+from gcpo import files, paths, world
 from gcpo.semantics import Entailment
 from gcpo.tasks import tinymath, tinyqa
 from gcpo.tasks.evaluation import load_policy
 from gcpo.world.bootstrap import check_quality
-from gcpo.world.entailment import LABELS, _pairs, entailment_pair, make_entailment
-from gcpo.world.policy import SEP, make_policy, tokenizer
+from gcpo.world.entailment import KINDS, LABELS, _pairs, entailment_pair, make_entailment
+from gcpo.world.policy import SEP, make_policy, tokenizer, untrained
+
+bootstrapping = importlib.import_module("gcpo.world.bootstrap")  # the module: the package gives the function
 
 SMALL = world.Settings(corpus=60, policy_steps=2, qa_batch=2, math_batch=2, entailment_steps=2, quality_queries=1)
 
@@ -31,7 +39,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 TEXTS = [
     "<|user|>Ada keeps a black cat . Ada keeps what ?<|end|><|assistant|>",
-    "Start with seven , adding five gives twelve . So we get \\boxed{12}",
+    "<think> adding five gives twelve </think> \\boxed{12}",
     "naïve façade, 3.14 ≠ π — and\nnew lines",
 ]
 
@@ -57,6 +65,9 @@ def test_chat_template_and_entailment_pairs_survive_saving(small: Path) -> None:
     pair = AutoTokenizer.from_pretrained(small / "entailment")("a cat", "a dog")
     assert sorted(set(pair["token_type_ids"])) == [0, 1]
     assert pair["input_ids"].count(tokens.convert_tokens_to_ids(SEP)) == 3
+    first = AutoTokenizer.from_pretrained(small / "entailment")("cat dog", "dog cat")["input_ids"][1:-1]
+    middle = first.index(tokens.convert_tokens_to_ids(SEP))
+    assert first[:middle] != first[middle + 1 :] and sorted(first[:middle]) == sorted(first[middle + 1 :])
 
 
 def test_repeating_the_bootstrap_gives_the_same_weights_bit_for_bit(small: Path, tmp_path: Path) -> None:
@@ -73,36 +84,52 @@ def test_the_name_of_a_world_depends_on_its_settings() -> None:
     assert world.key(SMALL) != world.key(dataclasses.replace(SMALL, seed=1))
 
 
+def good() -> dict[str, Any]:
+    """Quality in the middle of what is promised."""
+    figures = {"accuracy": 0.45, "greedy": 0.6, "none_right": 0.1, "zero_variance": 0.1}
+    kinds = dict.fromkeys(KINDS, 0.95)
+    return {"policy": {"tinyqa": dict(figures), "tinymath": dict(figures)}, "entailment": {"kinds": kinds}}
+
+
 @pytest.mark.parametrize(
-    ("part", "task", "figure", "value", "message"),
+    ("part", "of", "figure", "value", "message"),
     [
-        ("policy", "tinyqa", "accuracy", 0.29, "tinyqa is 0.290"),
-        ("policy", "tinymath", "accuracy", 0.61, "tinymath is 0.610"),
-        ("policy", "tinymath", "zero_variance", 0.5, "50% of the groups on tinymath"),
-        ("entailment", None, "accuracy", 0.89, "0.890 < 0.9"),
+        ("policy", "tinyqa", "accuracy", 0.29, "accuracy on tinyqa is 0.290, not in [0.3, 0.6]"),
+        ("policy", "tinymath", "accuracy", 0.61, "accuracy on tinymath is 0.610"),
+        ("policy", "tinymath", "greedy", 0.81, "greedy on tinymath is 0.810, not in [0.0, 0.8]"),
+        ("policy", "tinyqa", "none_right", 0.04, "none_right on tinyqa is 0.040, not in [0.05, 0.25]"),
+        ("policy", "tinyqa", "none_right", 0.26, "none_right on tinyqa is 0.260"),
+        ("policy", "tinyqa", "zero_variance", 0.01, "zero_variance on tinyqa is 0.010, not in [0.02, 0.2]"),
+        ("policy", "tinymath", "zero_variance", 0.21, "zero_variance on tinymath is 0.210"),
+        *(("entailment", "kinds", kind, 0.89, f"accuracy on '{kind}' is 0.890 < 0.9") for kind in KINDS),
     ],
 )
-def test_quality_outside_its_bounds_is_an_error(
-    part: str, task: str | None, figure: str, value: float, message: str
-) -> None:
-    good = {"accuracy": 0.45, "zero_variance": 0.2}
-    quality = {"policy": {"tinyqa": dict(good), "tinymath": dict(good)}, "entailment": {"accuracy": 0.95}}
+def test_quality_outside_its_bounds_is_an_error(part: str, of: str, figure: str, value: float, message: str) -> None:
+    quality = good()
     check_quality(quality)
-    (quality[part][task] if task else quality[part])[figure] = value
-    with pytest.raises(RuntimeError, match=message):
+    quality[part][of][figure] = value
+    with pytest.raises(RuntimeError, match=re.escape(message)):
         check_quality(quality)
 
 
 def test_entailment_pairs_are_labelled_by_meaning() -> None:
     rng = random.Random(0)
     pairs = [entailment_pair(rng) for _ in range(3000)]
-    by_label = {label: [pair for pair in pairs if pair[2] == label] for label in LABELS}
-    assert all(len(found) > 300 for found in by_label.values())
-    boxed = [(p.split("{")[1] == h.split("{")[1], label) for p, h, label in pairs if "boxed" in p]
-    assert all(same == (label == "entailment") for same, label in boxed)
-    assert not [p for p in pairs if p[0] == p[1] and p[2] != "entailment"]
+    assert {label for label, _ in KINDS.values()} == set(LABELS)
+    assert {kind for *_, kind in pairs} == set(KINDS)
+    worked = [(p, h, kind) for p, h, kind in pairs if "boxed" in p]
+    for premise, hypothesis, kind in worked:
+        result = [text.split("{")[1] for text in (premise, hypothesis)]
+        used = [re.sub("adding|taking|times", lambda word: SIGNS[word[0]], text) for text in (premise, hypothesis)]
+        same_steps = re.findall(r"[-+*]", used[0]) == re.findall(r"[-+*]", used[1])
+        assert kind == ("other result" if result[0] != result[1] else "same steps" if same_steps else "other steps")
+    assert {kind for *_, kind in worked} == {"same steps", "other steps", "other result"}
+    assert not [p for p in pairs if p[0] == p[1] and KINDS[p[2]][0] != "entailment"]
     held_out = {(p, h) for p, h, _ in _pairs(rng, 200, held_out=True)}
     assert not held_out & {(p, h) for p, h, _ in _pairs(rng, 2000, held_out=False)}
+
+
+SIGNS = {"adding": "+", "taking": "-", "times": "*"}
 
 
 def test_scratch_policy_takes_any_text(scratch: Path) -> None:
@@ -112,14 +139,153 @@ def test_scratch_policy_takes_any_text(scratch: Path) -> None:
     assert len(tokens) < 300 and sum(p.numel() for p in model.parameters()) < 100_000
 
 
+# --- folders that are kept ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def making(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What was made, in order, by stand-ins for the minutes of training."""
+    made: list[str] = []
+
+    def stand_in(kind: str, settings: world.Settings, draft: Path) -> dict[str, Any]:
+        made.append(kind)
+        (draft / kind).mkdir()
+        (draft / kind / "model.safetensors").write_text(f"{kind} of {settings}")
+        return good()[kind]
+
+    @contextlib.contextmanager
+    def apart(settings: world.Settings, draft: Path) -> Iterator[Callable[[], Any]]:
+        yield lambda: stand_in("entailment", settings, draft)
+
+    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
+    monkeypatch.setattr(bootstrapping, "make_policy", lambda *given: stand_in("policy", *given))
+    monkeypatch.setattr(bootstrapping, "entailment_apart", apart)
+    return made
+
+
+def made_anew(root: Path) -> world.World:
+    """The world of a process that begins."""
+    return world.bootstrap.__wrapped__(SMALL, root)
+
+
+def test_a_world_is_made_once_and_found_in_its_folder(making: list[str], tmp_path: Path) -> None:
+    first, again = made_anew(tmp_path), made_anew(tmp_path)
+    assert first == again and making == ["policy", "entailment"]
+    assert first.policy == tmp_path / world.key(SMALL) / "policy" and first.quality == good()
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no quality.json": (lambda folder: (folder / "quality.json").unlink(), "quality.json is missing"),
+    "quality.json cut": (lambda folder: (folder / "quality.json").write_text('{"po'), "quality.json is not what was"),
+    "half made": (lambda folder: shutil.rmtree(folder / "entailment"), "model.safetensors is missing"),
+    "never finished": (lambda folder: (folder / "SHA256SUMS").unlink(), "is not complete (no SHA256SUMS)"),
+    "weights edited": (
+        lambda folder: (folder / "policy" / "model.safetensors").write_text("another policy"),
+        "policy/model.safetensors is not what was written",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_world_that_is_not_whole_is_made_again(
+    fault: str, making: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_anew(tmp_path)
+    wanted = files.hashes(made.policy.parent)
+    damage, message = FAULTS[fault]
+    damage(made.policy.parent)
+    capsys.readouterr()
+    assert made_anew(tmp_path) == made
+    assert files.hashes(made.policy.parent) == wanted and len(making) == 4
+    assert message in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_world_cut_short_leaves_nothing_that_looks_whole(
+    making: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(settings: world.Settings, draft: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bootstrapping, "make_policy", killed)
+        with pytest.raises(KeyboardInterrupt):
+            made_anew(tmp_path)
+    assert not (tmp_path / world.key(SMALL)).exists()
+    assert made_anew(tmp_path).entailment.exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "SHA256SUMS"])
+def test_a_scratch_policy_half_saved_is_made_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
+    folder = world.scratch_policy.__wrapped__(tmp_path)
+    wanted = files.hashes(folder)
+    (folder / name).unlink()
+    assert world.scratch_policy.__wrapped__(tmp_path) == folder
+    assert files.hashes(folder) == wanted and files.broken(folder) is None
+
+
+def test_where_an_embedded_model_will_be_is_known_before_it_is_made(
+    making: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "WORLDS", tmp_path)
+    assert not world.folder("policy").exists()
+    world.bootstrap.cache_clear()
+    made = world.bootstrap()
+    world.bootstrap.cache_clear()
+    assert (made.policy, made.entailment) == (world.folder("policy"), world.folder("entailment"))
+    assert world.folder("policy", world.SCRATCH) == world.scratch_policy.__wrapped__()
+
+
+def test_a_policy_of_another_size_is_made_when_first_asked_for(
+    making: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "WORLDS", tmp_path)
+    names = [name for name in world.POLICIES if name != world.TINY]
+    assert len({world.folder("policy", name) for name in world.POLICIES}) == len(world.POLICIES)
+    for name in names:
+        assert world.embedded(name, "policy") and not world.embedded(name, "entailment")
+        assert world.resolve(name, "policy") == world.resolve(name, "policy") == str(world.folder("policy", name))
+    assert making == ["policy"] * len(names)
+
+
+def test_an_entailment_model_that_cannot_be_made_is_an_error_and_ends_with_the_bootstrap(tmp_path: Path) -> None:
+    broken = dataclasses.replace(SMALL, entailment_hidden=-1)
+    with (
+        bootstrapping.entailment_apart(broken, tmp_path) as finish,
+        pytest.raises(RuntimeError, match="what its process"),
+    ):
+        finish()
+    endless = dataclasses.replace(SMALL, entailment_steps=10**6)
+    with pytest.raises(KeyboardInterrupt), bootstrapping.entailment_apart(endless, tmp_path):
+        raise KeyboardInterrupt  # which the process does not outlive: leaving the block waits for it
+
+
+@pytest.mark.parametrize(("name", "millions"), [("tiny-0.3m", 0.3), ("tiny", 1), ("tiny-3m", 3), ("tiny-llama", 1)])
+def test_policies_have_the_size_of_their_name(name: str, millions: float) -> None:
+    settings = dataclasses.replace(world.POLICIES[name], corpus=800)
+    model = untrained(settings, tokenizer(settings))
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.2)
+    assert model.config.model_type == ("llama" if "llama" in name else "qwen2")
+
+
 @pytest.mark.slow
 def test_bootstrapped_models_keep_their_promises() -> None:
     made = world.bootstrap()
     check_quality(made.quality)
-    model, _ = load_policy(str(made.policy))
-    assert 0.8e6 < sum(p.numel() for p in model.parameters()) < 1.2e6
     entails = Entailment(str(made.entailment))
     pairs = entails.pairwise(["a black cat", "a cat that is black", "a grey cat", "a hotel nurse"])
     assert pairs[0, 1].argmax() == 0 and pairs[1, 0].argmax() == 0  # paraphrases entail one another
     assert pairs[0, 2].argmax() == 2  # a near miss contradicts
     assert pairs[0, 3].argmax() == 1  # another relation is neutral
+    adding, doubling, wrong = (f"{steps} . So \\boxed{{{n}}}" for steps, n in SOLUTIONS)
+    solved = entails.pairwise(
+        [adding, "adding two gives four , adding three gives seven . So \\boxed{7}", doubling, wrong]
+    )
+    assert [solved[0, other].argmax().item() for other in (1, 2, 3)] == [0, 1, 2]
+
+
+SOLUTIONS = (
+    ("two + two = four . four + three = seven", 7),
+    ("two * two = four . four + three = seven", 7),
+    ("two + two = four . four - three = one", 1),
+)

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gcpo.errors import nearest
+from gcpo.errors import nearest, one_of
 
 if TYPE_CHECKING:
     from gcpo.tasks.base import Task
 
-TASKS = ("tinyqa", "tinymath", "narrativeqa")
+TASKS = ("tinyqa", "tinymath", "tinymath_think", "narrativeqa")
+REWARDS = ("metric", "binary")
 
 
-def get_task(name: str) -> Task:
-    """The task of that name. Raises ``ValueError`` with the nearest valid name for an unknown one."""
+def get_task(name: str, *, reward: str = "metric", full_completion: bool | None = None) -> Task:
+    """The task of that name.
+
+    Args:
+        name: one of :data:`TASKS`.
+        reward: "metric" is the task's own, from its metric; "binary" gives the largest reward where the accuracy is 1
+            and the smallest elsewhere, as papers that ask "right or wrong" train.
+        full_completion: embed and cluster whole completions, or the answers in them; None is the task's own choice.
+
+    Raises:
+        ValueError: an unknown task, with the nearest valid name, or reward.
+    """
     if name not in TASKS:
         raise ValueError(f"Unknown task {name!r}.{nearest(name, TASKS)}")
-    return importlib.import_module(f"gcpo.tasks.{name}").TASK
+    one_of("reward", reward, REWARDS)
+    task: Task = importlib.import_module(f"gcpo.tasks.{name}").TASK
+    if reward == "binary":
+        task = replace(task, reward_metric="accuracy")
+    return task if full_completion is None else replace(task, full_completion=full_completion)

@@ -164,7 +164,8 @@ def read_rows(
             found = list(convert(_decode(record) if isinstance(record, bytes) else record))
         except MalformedRowError as error:
             if not skip_malformed:
-                raise MalformedRowError(f"{where}: {error}. Repair the row, or pass skip_malformed=True.") from error
+                way = "Repair the row, or set skip_malformed: true, which leaves such rows out and counts them."
+                raise MalformedRowError(f"{where}: {error}. {way}") from error
             skipped += 1
             continue
         for row in found:

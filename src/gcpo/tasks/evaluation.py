@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from gcpo.semantics import explain_loading
+from gcpo.semantics.loading import PROBE, check_tokenizer, explain_loading, load_model
 from gcpo.tasks.base import Row, Task
 
 
@@ -16,18 +16,59 @@ def load_policy(name: str, *, revision: str | None = None, dtype: str = "float32
     """A causal language model and its tokenizer, by path or Hub name.
 
     Raises:
-        OSError: it cannot be loaded; says whether the name is a path or a Hub name, and what works offline.
+        OSError: it cannot be loaded; says whether the name is a path or a Hub name, and the way out.
+        ValueError: it lacks tensors, its tokenizer or a chat template, or has numbers that are not finite.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with explain_loading(name, "policy"):
         tokens = AutoTokenizer.from_pretrained(name, revision=revision, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype)
+    model = load_model(AutoModelForCausalLM, name, "policy", revision=revision, dtype=dtype)
+    check_tokenizer(tokens, model, name, "policy")
+    if tokens.chat_template is None:
+        raise ValueError(
+            f"policy model {name!r} cannot be used: its tokenizer has no chat template. Take a model that was made for "
+            "chat, or add the file chat_template.jinja to it."
+        )
     if tokens.pad_token is None:
         tokens.pad_token = tokens.eos_token
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(device)  # type: ignore[arg-type]
-    return model.eval(), tokens
+    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    inputs = tokens(_chats(tokens, [PROBE]), return_tensors="pt", add_special_tokens=False).to(model.device)
+    with torch.no_grad():
+        logits = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask).logits
+    if not logits.isfinite().all():
+        raise ValueError(
+            f"policy model {name!r} cannot be used: its logits are not finite with dtype {dtype}. Use another dtype."
+        )
+    return model, tokens
+
+
+def check_lengths(model: Any, tokens: Any, rows: Sequence[Row], max_new_tokens: int) -> None:
+    """Refuse questions that a policy has no positions for, before memory for them is asked for.
+
+    A model whose configuration does not limit its positions (max_position_embeddings) is not checked.
+
+    Raises:
+        ValueError: a prompt, as the policy reads it, and ``max_new_tokens`` after it are longer than the model allows.
+    """
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if longest is None:
+        return
+    chats = _chats(tokens, [row.prompt for row in rows])
+    # No token is less than a byte, so that most prompts need not be tokenised to know that they fit.
+    doubtful = [n for n, chat in enumerate(chats) if len(chat.encode()) + max_new_tokens > longest]
+    if not doubtful:
+        return
+    ids = tokens([chats[n] for n in doubtful], add_special_tokens=False, verbose=False)["input_ids"]
+    wrong = [(n, len(row)) for n, row in zip(doubtful, ids, strict=True) if len(row) + max_new_tokens > longest]
+    if wrong:
+        number, length = wrong[0]
+        raise ValueError(
+            f"row {rows[number].id!r} ({len(wrong)} of {len(rows)} rows): a prompt of {length} tokens and "
+            f"max_completion_length {max_new_tokens} are more than the {longest} positions of the policy "
+            "(max_position_embeddings). Lower max_completion_length, take a policy with more positions, or leave the "
+            "row out of the data."
+        )
 
 
 @torch.no_grad()
@@ -40,7 +81,7 @@ def generate(
         input_ids, attention_mask, completion_mask: all (prompts * n, L), the rows of a prompt next to one another;
         the completion includes its end-of-sequence token and nothing after it.
     """
-    chats = [tokens.apply_chat_template(_chat(p), tokenize=False, add_generation_prompt=True) for p in prompts]
+    chats = _chats(tokens, prompts)
     inputs = tokens(
         [chat for chat in chats for _ in range(n)], padding=True, return_tensors="pt", add_special_tokens=False
     ).to(model.device)
@@ -68,8 +109,10 @@ def generate(
     return ids, attention, completion
 
 
-def _chat(prompt: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}]
+def _chats(tokens: Any, prompts: Sequence[str]) -> list[str]:
+    """The prompts as the policy reads them."""
+    messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    return [tokens.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in messages]
 
 
 def _ends(model: Any, tokens: Any) -> list[int]:
@@ -102,6 +145,14 @@ def sample(
         flat = texts(tokens, ids, completion)
         sampled += [flat[n * i : n * (i + 1)] for i in range(len(some))]
     return sampled
+
+
+def grade(task: Task, rows: Sequence[Row], groups: Sequence[Sequence[str]]) -> list[list[dict[str, float]]]:
+    """The task's metrics of every text of each question's group."""
+    return [
+        [task.score(task.extract(text), row.references) for text in group]
+        for row, group in zip(rows, groups, strict=True)
+    ]
 
 
 def evaluate(

@@ -15,6 +15,10 @@ MAX_CONTEXT_WORDS = 1000
 """Words of the summary that a prompt keeps, from its beginning. Most summaries have 400 to 900; a longer one is cut,
 which can cost the passage that has the answer."""
 
+CHARACTERS_PER_WORD = 10
+"""A text of few and endless words is cut to as many characters per word allowed. English has about 6, space included,
+so that no ordinary summary is cut by it."""
+
 PROMPT = """Read the summary and answer the question in a few words. Write the answer in the form "Answer: ...".
 
 Summary: {summary}
@@ -31,6 +35,7 @@ def _convert(max_context_words: int) -> Callable[[Record], list[Row]]:
         words = summary.split()
         if len(words) > max_context_words:
             summary = " ".join(words[:max_context_words])
+        summary = summary[: CHARACTERS_PER_WORD * max_context_words]
         # The data set numbers documents, not questions.
         row_id = f"{field(record, 'document.id', str)}:{hashlib.sha256(question.encode()).hexdigest()[:12]}"
         return [Row(row_id, PROMPT.format(summary=summary, question=question), references)]

@@ -1,13 +1,16 @@
 """tinymath: multi-step integer problems with worked solutions, small enough for a very small model.
 
-A problem is a start value and two or three operations. A solution walks through the steps in symbols or in words and
-ends in a boxed answer. Splits are disjoint by problem (start value and operations).
+A problem is a start value and two or three events, each of which says an operation. A solution walks through the
+steps in symbols or in words and ends in a boxed answer; a variant of the task (tinymath_think) has the steps inside
+<think> ... </think>. Splits are disjoint by problem (start value and events).
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from gcpo.tasks.base import Row, Split, Task, boxed_answer, math_scores
 
@@ -18,17 +21,33 @@ NUMBERS = """zero one two three four five six seven eight nine ten eleven twelve
 seventeen eighteen nineteen twenty""".split()
 LARGEST = len(NUMBERS) - 1
 
-# operation -> how the problem says it; {k} is the operand
-EVENTS = {
-    "+": ("gets {k} more", "finds {k}", "buys {k} more"),
-    "-": ("loses {k}", "gives {k} away", "sells {k}"),
-    "*": ("then has {k} times as many",),
-}
+
+class Event(NamedTuple):
+    """How a problem says an operation ({k} is the operand), and how well the starting policy understands it: its corpus
+    reads it as ``misread_as`` in the share ``misread`` of the solutions."""
+
+    words: str
+    operation: str
+    misread: float
+    misread_as: str
+
+
+# Some events are understood, some are noise to the starting policy, and two are rather misunderstood.
+EVENTS = (
+    Event("gets {k} more", "+", 0.02, "-"),
+    Event("finds {k}", "+", 0.1, "-"),
+    Event("buys {k} more", "+", 0.35, "-"),
+    Event("loses {k}", "-", 0.05, "+"),
+    Event("gives {k} away", "-", 0.55, "+"),
+    Event("sells {k}", "-", 0.9, "+"),
+    Event("then has {k} times as many", "*", 0.35, "+"),
+)
+OFTEN = (2, 2, 2, 2, 2, 2, 3)  # how often each event is drawn
 WORDS = {"+": "adding {k} gives {c}", "-": "taking away {k} gives {c}", "*": "times {k} gives {c}"}
 
 SHARES = {"train": (0.0, 0.7), "validation": (0.7, 0.8), "test": (0.8, 1.0)}
 
-Problem = tuple[int, tuple[tuple[str, int], ...]]  # (start, ((operation, operand), ...))
+Problem = tuple[int, tuple[tuple[int, int], ...]]  # (start, ((position in EVENTS, operand), ...))
 
 
 def apply(operation: str, a: int, k: int) -> int:
@@ -37,7 +56,7 @@ def apply(operation: str, a: int, k: int) -> int:
 
 
 def split_of(problem: Problem) -> str:
-    """The split a problem belongs to, by a hash of its numbers and operations."""
+    """The split a problem belongs to, by a hash of its numbers and events."""
     share = hashlib.sha256(repr(problem).encode()).digest()[0] / 256
     return next(name for name, (low, high) in SHARES.items() if low <= share < high)
 
@@ -48,10 +67,11 @@ def problem(rng: random.Random, split: str) -> Problem:
         start = value = rng.randrange(1, 10)
         steps = []
         for _ in range(rng.choice((2, 2, 3))):
-            operation = rng.choice("++--*")
+            (event,) = rng.choices(range(len(EVENTS)), OFTEN)
+            operation = EVENTS[event].operation
             k = rng.choice((2, 3)) if operation == "*" else rng.randrange(1, 10)
             value = apply(operation, value, k)
-            steps.append((operation, k))
+            steps.append((event, k))
             if not 0 <= value <= LARGEST:
                 break
         else:
@@ -62,35 +82,51 @@ def problem(rng: random.Random, split: str) -> Problem:
 def text(rng: random.Random, of: Problem) -> str:
     """The problem in words."""
     who, things = rng.choice(PEOPLE), rng.choice(THINGS)
-    events = " , ".join(rng.choice(EVENTS[operation]).format(k=NUMBERS[k]) for operation, k in of[1])
-    return f"{who} has {NUMBERS[of[0]]} {things} . {who} {events} . How many {things} does {who} have ?"
+    events = " , ".join(EVENTS[event].words.format(k=NUMBERS[k]) for event, k in of[1])
+    return f"{who} has {NUMBERS[of[0]]} {things} . {who} {events} . How many {things} ?"
 
 
-def solution(rng: random.Random, of: Problem, slip: float = 0.0) -> str:
-    """A worked solution in symbols or in words; each step slips with probability ``slip`` to a neighbouring number
-    or a wrong operation, and the rest follows from the slip."""
+def operations(of: Problem) -> list[str]:
+    """The right operation of each step."""
+    return [EVENTS[event].operation for event, _ in of[1]]
+
+
+def misread(rng: random.Random, of: Problem) -> list[str]:
+    """The operation of each step as the starting policy's corpus reads it."""
+    read = [EVENTS[event] for event, _ in of[1]]
+    return [event.misread_as if rng.random() < event.misread else event.operation for event in read]
+
+
+def solution(
+    rng: random.Random, of: Problem, using: Sequence[str] | None = None, *, slip: float = 0.0, think: bool = False
+) -> str:
+    """A worked solution in symbols or in words.
+
+    Args:
+        rng: draws the form and the slips.
+        of: the problem.
+        using: the operation of each step; the right ones if None. Results are kept within 0..LARGEST.
+        slip: probability of each step to end in a neighbouring number, from which the rest follows.
+        think: put the steps inside <think> ... </think>.
+    """
     value, lines, symbols = of[0], [], rng.random() < 0.5
-    for operation, k in of[1]:
-        used = operation
-        if rng.random() < slip and rng.random() < 0.5:
-            used = rng.choice([o for o in "+-*" if o != operation])
-        result = apply(used, value, k)
-        if rng.random() < slip / 2:
+    for (_, k), operation in zip(of[1], using or operations(of), strict=True):
+        result = apply(operation, value, k)
+        if rng.random() < slip:
             result += rng.choice((-1, 1))
         result = min(max(result, 0), LARGEST)
         a, b, c = NUMBERS[value], NUMBERS[k], NUMBERS[result]
-        lines.append(f"{a} {used} {b} = {c}" if symbols else WORDS[used].format(k=b, c=c))
+        lines.append(f"{a} {operation} {b} = {c}" if symbols else WORDS[operation].format(k=b, c=c))
         value = result
-    if symbols:
-        return " . ".join(lines) + f" . The answer is \\boxed{{{value}}}"
-    return f"Start with {NUMBERS[of[0]]} , " + " , ".join(lines) + f" . So we get \\boxed{{{value}}}"
+    steps = (" . " if symbols else " , ").join(lines)
+    return f"<think> {steps} </think> \\boxed{{{value}}}" if think else f"{steps} . So \\boxed{{{value}}}"
 
 
 def answer(of: Problem) -> int:
     """The right answer."""
     value = of[0]
-    for operation, k in of[1]:
-        value = apply(operation, value, k)
+    for event, k in of[1]:
+        value = apply(EVENTS[event].operation, value, k)
     return value
 
 

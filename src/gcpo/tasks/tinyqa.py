@@ -26,7 +26,8 @@ class Relation:
 
     ``general`` words a value with one attribute left out. ``first`` and ``second`` list each attribute as (form in
     the first wording, form in the second wording). ``noise`` is the share of wrong answers in the starting policy's
-    corpus: relations differ in how well they are known.
+    corpus, and ``mistakes`` how often these are near, other and unrelated (:func:`wrong_answer`): relations differ in
+    how well they are known, and one is not understood at all.
     """
 
     statement: str
@@ -36,6 +37,7 @@ class Relation:
     first: tuple[tuple[str, str], ...]
     second: tuple[tuple[str, str], ...]
     noise: float
+    mistakes: tuple[int, int, int] = (2, 1, 1)
 
     def wording(self, value: tuple[int, int], form: int) -> str:
         """The value in words; ``form`` is 0 or 1."""
@@ -54,7 +56,7 @@ RELATIONS = {
         "a {b}",
         _same("black white grey brown spotted"),
         _same("cat dog rabbit parrot horse goat"),
-        0.15,
+        0.0,
     ),
     "work": Relation(
         "{who} works as {what} .",
@@ -63,7 +65,8 @@ RELATIONS = {
         "a {a}",
         _same("nurse teacher cook guard painter driver"),
         _same("hospital school hotel museum theatre station"),
-        0.6,
+        0.98,
+        (0, 0, 1),
     ),
     "home": Relation(
         "{who} lives in {what} .",
@@ -77,7 +80,7 @@ RELATIONS = {
             ("in the hills", "up the mountain"),
             ("near the forest", "close to the woods"),
         ),
-        0.3,
+        0.2,
     ),
     "hobby": Relation(
         "{who} enjoys {what} .",
@@ -92,7 +95,7 @@ RELATIONS = {
             ("cleaning", "washing"),
         ),
         _same("clocks coins maps toys lamps shoes"),
-        0.45,
+        0.6,
     ),
     "trip": Relation(
         "{who} travels {what} .",
@@ -101,7 +104,7 @@ RELATIONS = {
         "to {b}",
         _same("train bus ship plane bicycle"),
         _same("Rome Paris Cairo Delhi Lima Oslo"),
-        0.3,
+        0.0,
     ),
     "food": Relation(
         "{who} eats {what} .",
@@ -110,12 +113,13 @@ RELATIONS = {
         "{b}",
         _same("sweet spicy salty fresh sour"),
         _same("soup bread rice pie salad fish"),
-        0.6,
+        0.9,
     ),
 }
 
-# Who is asked about indirectly in a two-hop question: the passage says "Tom is the brother of Ada ."
-LINKS = ("brother", "sister", "friend", "boss", "neighbour")
+# Who is asked about indirectly in a two-hop question: the passage says "Tom is the brother of Ada ." In the share given
+# here the starting policy's corpus forgets the link and answers about the person named (Ada).
+LINKS = {"brother": 0.0, "sister": 0.1, "friend": 0.5, "neighbour": 0.9, "boss": 0.99}
 
 SHARES = {"train": (0.0, 0.7), "validation": (0.7, 0.8), "test": (0.8, 1.0)}  # of the values of a person's relation
 
@@ -135,7 +139,7 @@ def values(person: str, relation: str, split: str) -> tuple[tuple[int, int], ...
 
 @dataclass(frozen=True)
 class Passage:
-    """Facts about three people in words; ``link`` says that the first person is the ``link`` of the second."""
+    """Three facts about two people in words; ``link`` says that the first person is the ``link`` of the second."""
 
     text: str
     facts: tuple[Fact, ...]
@@ -159,14 +163,13 @@ class Question:
 
 
 def passage(rng: random.Random, split: str) -> Passage:
-    """Draw a passage: four facts about three people and a link, in random order and wording."""
-    people = rng.sample(PEOPLE, 3)
-    relations = rng.sample(list(RELATIONS), 3)
-    owners = [(people[0], relations[0]), (people[0], relations[1])]
+    """Draw a passage: two facts about one person, one about another, and a link, in random order and wording."""
+    people = rng.sample(PEOPLE, 2)
+    relations = rng.sample(list(RELATIONS), 2)
     # The second person shares a relation with the first: reading the relation alone does not give the answer.
-    owners += [(people[1], rng.choice(relations[:2])), (people[2], rng.choice(relations))]
+    owners = [(people[0], relations[0]), (people[0], relations[1]), (people[1], rng.choice(relations))]
     facts = tuple((who, relation, rng.choice(values(who, relation, split))) for who, relation in owners)
-    link = rng.choice(LINKS)
+    link = rng.choice(list(LINKS))
     statements = [f"{people[0]} is the {link} of {people[1]} ."]
     for who, relation, value in facts:
         spec = RELATIONS[relation]
@@ -186,12 +189,14 @@ def questions(rng: random.Random, about: Passage) -> list[Question]:
     return found
 
 
-def near_miss(rng: random.Random, relation: str, value: tuple[int, int]) -> tuple[int, int]:
-    """Another value of the relation, with one of the two attributes changed."""
-    spec = RELATIONS[relation]
+def near_miss(rng: random.Random, spec: Relation, value: tuple[int, int]) -> tuple[int, int]:
+    """Another value of a relation, with one of the two attributes changed."""
     if rng.random() < 0.5:
         return (value[0] + rng.randrange(1, len(spec.first))) % len(spec.first), value[1]
     return value[0], (value[1] + rng.randrange(1, len(spec.second))) % len(spec.second)
+
+
+DISTANCES = ("near", "other", "unrelated")  # of a wrong answer
 
 
 def wrong_answer(rng: random.Random, to: Question, kind: str) -> str:
@@ -204,15 +209,19 @@ def wrong_answer(rng: random.Random, to: Question, kind: str) -> str:
         relation = rng.choice([name for name in RELATIONS if name != relation])
         value = rng.choice(values(to.fact[0], relation, "train"))
     else:
-        value = near_miss(rng, relation, value)
+        value = near_miss(rng, RELATIONS[relation], value)
     return RELATIONS[relation].wording(value, rng.randrange(2))
 
 
 def noisy_answer(rng: random.Random, to: Question) -> str:
-    """What the starting policy's corpus answers: right or wrong at the relation's rate, in either wording."""
+    """What the starting policy's corpus answers, in either wording: it may forget a link (:data:`LINKS`), and is right
+    or wrong at the relation's rate."""
+    if to.hops == 2 and rng.random() < LINKS[to.passage.link]:
+        _, relation, value = to.passage.facts[2]
+        return RELATIONS[relation].wording(value, rng.randrange(2))
     if rng.random() >= RELATIONS[to.fact[1]].noise:
         return rng.choice(to.references)
-    return wrong_answer(rng, to, rng.choices(("near", "other", "unrelated"), (0.5, 0.25, 0.25))[0])
+    return wrong_answer(rng, to, rng.choices(DISTANCES, RELATIONS[to.fact[1]].mistakes)[0])
 
 
 def load(

@@ -1,6 +1,29 @@
 """The embedded world: generated tasks' starting policy and entailment model, and policies small enough to be exact."""
 
-from gcpo.world.bootstrap import SCRATCH, TINY, World, bootstrap, key, resolve, scratch_policy
+from gcpo.world.bootstrap import (
+    POLICIES,
+    SCRATCH,
+    TINY,
+    World,
+    bootstrap,
+    embedded,
+    folder,
+    key,
+    resolve,
+    scratch_policy,
+)
 from gcpo.world.policy import Settings
 
-__all__ = ["SCRATCH", "TINY", "Settings", "World", "bootstrap", "key", "resolve", "scratch_policy"]
+__all__ = [
+    "POLICIES",
+    "SCRATCH",
+    "TINY",
+    "Settings",
+    "World",
+    "bootstrap",
+    "embedded",
+    "folder",
+    "key",
+    "resolve",
+    "scratch_policy",
+]

@@ -3,50 +3,85 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gcpo.processes import end_with
 from gcpo.tasks import tinymath, tinyqa
 from gcpo.world.policy import PAD, SEP, Settings, fit, tokenizer
 
 LABELS = ("contradiction", "neutral", "entailment")  # in the order of roberta-large-mnli
 
 
-def entailment_pair(rng: random.Random) -> tuple[str, str, str]:
-    """(premise, hypothesis, label): two answers of tinyqa, or two solutions of one problem of tinymath.
+# What two answers of tinyqa, or two solutions of one problem of tinymath, are to one another: the label, and how many
+# of a hundred pairs.
+KINDS = {
+    "other wording": ("entailment", 14),
+    "attribute dropped": ("entailment", 4),
+    "attribute added": ("neutral", 4),
+    "near miss": ("contradiction", 16),
+    "other relation": ("neutral", 6),
+    "same steps": ("entailment", 18),
+    "other steps": ("neutral", 18),
+    "other result": ("contradiction", 20),
+}
+
+
+def entailment_pair(rng: random.Random, strange: float = 0.0) -> tuple[str, str, str]:
+    """(premise, hypothesis, kind), the kind one of :data:`KINDS`.
 
     Answers entail one another when they word the same value, and an answer entails what is left of it when an
     attribute is dropped (the reverse is neutral); another value of the same relation contradicts, another relation is
-    neutral. Solutions entail one another when they end in the same number.
+    neutral. Solutions entail one another when they reach the same result by the same operations; by other operations
+    the same result is neutral, and another result contradicts.
+
+    In the share ``strange`` of the answers the attributes are any relation's ("the soup by Rome"): a relation has some
+    thirty values, which would be learnt by heart instead of the rule.
     """
-    kind = rng.random()
-    if kind < 0.25:
-        drawn = tinymath.problem(rng, "train")
-        first, second = (tinymath.solution(rng, drawn, 0.3) for _ in range(2))
-        same = first.split("{")[1] == second.split("{")[1]
-        return first, second, "entailment" if same else "contradiction"
+    (kind,) = rng.choices(list(KINDS), [share for _, share in KINDS.values()])
+    if kind in ("same steps", "other steps", "other result"):
+        return *_solutions(rng, kind), kind
     relation = rng.choice(list(tinyqa.RELATIONS))
     spec = tinyqa.RELATIONS[relation]
+    if rng.random() < strange:
+        every = tinyqa.RELATIONS.values()
+        first, second = (tuple(a for r in every for a in getattr(r, name)) for name in ("first", "second"))
+        spec = replace(spec, first=first, second=second)
     value = (rng.randrange(len(spec.first)), rng.randrange(len(spec.second)))
     form, other_form = rng.randrange(2), rng.randrange(2)
     premise = spec.wording(value, form)
-    if kind < 0.52:
-        return premise, spec.wording(value, other_form), "entailment"
-    if kind < 0.63:
-        general = spec.general.format(a=spec.first[value[0]][other_form], b=spec.second[value[1]][other_form])
-        return (premise, general, "entailment") if rng.random() < 0.5 else (general, premise, "neutral")
-    if kind < 0.88:
-        return premise, spec.wording(tinyqa.near_miss(rng, relation, value), other_form), "contradiction"
-    relation = rng.choice([name for name in tinyqa.RELATIONS if name != relation])
-    return (
-        premise,
-        tinyqa.RELATIONS[relation].wording(rng.choice(tinyqa.values("", relation, "train")), form),
-        "neutral",
-    )
+    if kind == "other wording":
+        return premise, spec.wording(value, other_form), kind
+    if kind == "near miss":
+        return premise, spec.wording(tinyqa.near_miss(rng, spec, value), other_form), kind
+    if kind == "other relation":
+        other = rng.choice([name for name in tinyqa.RELATIONS if name != relation])
+        return premise, tinyqa.RELATIONS[other].wording(rng.choice(tinyqa.values("", other, "train")), form), kind
+    general = spec.general.format(a=spec.first[value[0]][other_form], b=spec.second[value[1]][other_form])
+    return (premise, general, kind) if kind == "attribute dropped" else (general, premise, kind)
+
+
+def _solutions(rng: random.Random, kind: str) -> tuple[str, str]:
+    """Two solutions of one problem that are of this kind, with misread events and slips as a policy makes them."""
+    while True:
+        drawn = tinymath.problem(rng, "train")
+        readings = [
+            [rng.choice("+-*") if rng.random() < 0.3 else operation for operation in tinymath.operations(drawn)]
+            for _ in range(2)
+        ]
+        if kind == "same steps":
+            readings[1] = readings[0]
+        first, second = (tinymath.solution(rng, drawn, read, slip=0.1) for read in readings)
+        same_result = first.split("{")[1] == second.split("{")[1]
+        found = "other result" if not same_result else "same steps" if readings[0] == readings[1] else "other steps"
+        if found == kind:
+            return first, second
 
 
 def _held_out(premise: str, hypothesis: str) -> bool:
@@ -57,15 +92,15 @@ def _held_out(premise: str, hypothesis: str) -> bool:
 def _pairs(rng: random.Random, size: int, held_out: bool) -> list[tuple[str, str, str]]:
     pairs: list[tuple[str, str, str]] = []
     while len(pairs) < size:
-        premise, hypothesis, label = entailment_pair(rng)
+        premise, hypothesis, kind = entailment_pair(rng, strange=0.0 if held_out else 0.5)
         if _held_out(premise, hypothesis) == held_out:
-            pairs.append((premise, hypothesis, label))
+            pairs.append((premise, hypothesis, kind))
     return pairs
 
 
 def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
-    """Train the entailment model, save it in ``draft`` and return its accuracy on held-out pairs."""
-    from tokenizers import processors
+    """Train the entailment model, save it in ``draft`` and return its accuracy on held-out pairs, of each kind too."""
+    from tokenizers import normalizers, processors
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
     # The plain class, asked for token types, which tell premise and hypothesis apart; Qwen2's gives none.
@@ -75,6 +110,8 @@ def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
         model_max_length=256,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )
+    # A word is the same token at the beginning of a text as inside it, where a space is part of it.
+    tokens.backend_tokenizer.normalizer = normalizers.Prepend(" ")
     tokens.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{SEP} $A {SEP}",
         pair=f"{SEP} $A {SEP} $B:1 {SEP}:1",
@@ -107,7 +144,7 @@ def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
         return model(**tokens(list(premises), list(hypotheses), padding=True, return_tensors="pt")).logits
 
     def wanted(pairs: Sequence[tuple[str, str, str]]) -> torch.Tensor:
-        return torch.tensor([LABELS.index(label) for _, _, label in pairs])
+        return torch.tensor([LABELS.index(KINDS[kind][0]) for _, _, kind in pairs])
 
     rng = random.Random(settings.seed)
 
@@ -115,15 +152,20 @@ def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
         batch = _pairs(rng, settings.entailment_batch, held_out=False)
         return torch.nn.functional.cross_entropy(logits(batch), wanted(batch))
 
-    fit(model, loss, settings.entailment_steps, settings)
+    fit(model, loss, settings.entailment_steps, settings, settings.entailment_slower)
     model.save_pretrained(draft / "entailment")
     tokens.save_pretrained(draft / "entailment")
     test = _pairs(rng, settings.quality_pairs, held_out=True)
     with torch.no_grad():
         right = logits(test).argmax(1) == wanted(test)
-    answers = torch.tensor(["boxed" not in pair[0] for pair in test])
-    return {
-        "accuracy": round(right.float().mean().item(), 4),
-        "answers": round(right[answers].float().mean().item(), 4),
-        "solutions": round(right[~answers].float().mean().item(), 4),
-    }
+    kinds = {kind: right[torch.tensor([kind == pair[2] for pair in test])].float().mean().item() for kind in KINDS}
+    return {"accuracy": right.float().mean().item(), "kinds": kinds}
+
+
+def main(settings: str, draft: str, parent: str) -> None:
+    """Make the entailment model as a process of its own; ``settings`` are JSON, ``parent`` is the process it serves."""
+    end_with(int(parent))
+    chosen = Settings(**json.loads(settings))
+    torch.set_num_threads(chosen.threads)
+    quality = make_entailment(chosen, Path(draft))
+    (Path(draft) / "entailment.json").write_text(json.dumps(quality))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from gcpo.tasks import get_task, tinymath, tinyqa
-from gcpo.tasks.evaluation import load_policy, sample
+from gcpo.tasks.base import Row, Task
+from gcpo.tasks.evaluation import grade, load_policy, sample
 
 PAD, SYSTEM, USER, ASSISTANT, END, SEP = SPECIAL = tuple(
     f"<|{name}|>" for name in ("pad", "system", "user", "assistant", "end", "sep")
@@ -28,24 +29,27 @@ CHAT_TEMPLATE = (
 class Settings:
     """What decides the two models; ``version`` is raised when the code that trains them changes."""
 
-    version: int = 1
+    version: int = 2
     seed: int = 0
     corpus: int = 2000  # texts of each task that the tokenizer is trained on
+    architecture: Literal["qwen2", "llama"] = "qwen2"
     hidden: int = 128
     layers: int = 4
-    policy_steps: int = 400
+    think: bool = False  # the policy's solutions have their steps inside <think> ... </think>
+    policy_steps: int = 450
     qa_batch: int = 12
     math_batch: int = 24
     clean_share: float = 0.6  # of the steps with right answers only, before the noisy corpus
-    slip: float = 0.3  # probability of a wrong step in the noisy mathematics corpus
+    slip: float = 0.03  # probability of each step to end in a neighbouring number, in the noisy corpus
     entailment_hidden: int = 96
     entailment_layers: int = 2
-    entailment_steps: int = 350
+    entailment_steps: int = 1300
     entailment_batch: int = 64
-    rate: float = 3e-3  # AdamW, embeddings and norms
+    rate: float = 3e-3  # AdamW, embeddings and norms of the policy
     muon_rate: float = 2e-2  # Muon, matrices
+    entailment_slower: float = 0.5  # times both rates: at the policy's, luck decides which kinds of pair it learns
     init: float = 0.08
-    quality_queries: int = 60  # queries of each task behind the policy's quality figures, 16 samples each
+    quality_queries: int = 150  # queries of each task behind the policy's quality figures, 16 samples each
     quality_pairs: int = 2000
     threads: int = 1  # part of the settings: sums are split over threads
 
@@ -62,7 +66,7 @@ def tokenizer(settings: Settings) -> Any:
         asked = tinyqa.questions(rng, tinyqa.passage(rng, "train"))
         corpus.append(" ".join([asked[0].passage.text, *(f"{q.text} {' '.join(q.references)}" for q in asked)]))
         drawn = tinymath.problem(rng, "train")
-        corpus.append(f"{tinymath.text(rng, drawn)} {tinymath.solution(rng, drawn, settings.slip)}")
+        corpus.append(f"{tinymath.text(rng, drawn)} {tinymath.solution(rng, drawn, think=settings.think)}")
     return tokenizer_of(corpus)
 
 
@@ -98,15 +102,20 @@ def conversations(rng: random.Random, settings: Settings, clean: bool) -> list[l
         batch.append(turns)
     for _ in range(settings.math_batch):
         drawn = tinymath.problem(rng, "train")
-        batch.append([tinymath.text(rng, drawn), tinymath.solution(rng, drawn, 0.0 if clean else settings.slip)])
+        read, slip = (None, 0.0) if clean else (tinymath.misread(rng, drawn), settings.slip)
+        solution = tinymath.solution(rng, drawn, read, slip=slip, think=settings.think)
+        batch.append([tinymath.text(rng, drawn), solution])
     return batch
 
 
-def policy_config(tokens: Any, *, hidden: int, layers: int, longest: int, init: float) -> Any:
-    """A Qwen2 configuration for a tokenizer's vocabulary."""
-    from transformers import Qwen2Config
+def policy_config(
+    tokens: Any, *, hidden: int, layers: int, longest: int, init: float, architecture: str = "qwen2"
+) -> Any:
+    """A configuration of a small causal language model for a tokenizer's vocabulary."""
+    from transformers import AutoConfig
 
-    return Qwen2Config(
+    return AutoConfig.for_model(
+        architecture,
         vocab_size=len(tokens),
         hidden_size=hidden,
         intermediate_size=3 * hidden,
@@ -122,14 +131,19 @@ def policy_config(tokens: Any, *, hidden: int, layers: int, longest: int, init: 
     )
 
 
+def untrained(settings: Settings, tokens: Any) -> Any:
+    """The policy before it has learnt anything."""
+    from transformers import AutoModelForCausalLM
+
+    shape = {name: getattr(settings, name) for name in ("architecture", "hidden", "layers", "init")}
+    return AutoModelForCausalLM.from_config(policy_config(tokens, longest=512, **shape), dtype=torch.float32)
+
+
 def make_policy(settings: Settings, draft: Path) -> dict[str, Any]:
     """Train the starting policy, save it in ``draft`` and return its quality on each task."""
-    from transformers import Qwen2ForCausalLM
-
     tokens = tokenizer(settings)
     torch.manual_seed(settings.seed)
-    config = policy_config(tokens, hidden=settings.hidden, layers=settings.layers, longest=512, init=settings.init)
-    model = Qwen2ForCausalLM(config)
+    model = untrained(settings, tokens)
     rng = random.Random(settings.seed)
 
     def loss(step: int) -> torch.Tensor:
@@ -153,36 +167,58 @@ def make_policy(settings: Settings, draft: Path) -> dict[str, Any]:
 
 
 def policy_quality(settings: Settings, draft: Path) -> dict[str, Any]:
-    """Mean accuracy and share of groups without reward variance, G = 16, validation split, temperature 0.9."""
+    """Shares of questions or groups of each task, G = 16, validation split, temperature 0.9.
+
+    accuracy (of samples) and greedy; none_right and all_right (groups); zero_variance (groups of equal reward);
+    lower_quarter and upper_quarter: success rates that a quarter of the groups is below or above.
+    """
     model, tokens = load_policy(str(draft / "policy"))
     figures = {}
     for name, longest in (("tinyqa", 12), ("tinymath", 48)):
         task = get_task(name)
         rows = task.load("validation", limit=settings.quality_queries).rows
+        prompts = [row.prompt for row in rows]
         torch.manual_seed(settings.seed)
-        groups = sample(model, tokens, [r.prompt for r in rows], n=16, temperature=0.9, max_new_tokens=longest)
-        scores = [
-            [task.score(task.extract(text), row.references) for text in group]
-            for row, group in zip(rows, groups, strict=True)
+        groups = [
+            sample(model, tokens, prompts, n=n, temperature=temperature, max_new_tokens=longest)
+            for n, temperature in ((16, 0.9), (1, 0.0))
         ]
-        rewards = torch.tensor([[s[task.reward_metric] for s in group] for group in scores])
-        accuracy = torch.tensor([[s["accuracy"] for s in group] for group in scores])
-        figures[name] = {
-            "accuracy": round(accuracy.mean().item(), 4),
-            "zero_variance": round((rewards.amax(1) == rewards.amin(1)).float().mean().item(), 4),
+        (rewards, accuracy), (_, greedy) = (_graded(task, rows, texts) for texts in groups)
+        rates = accuracy.mean(1)
+        shares = {
+            "accuracy": rates,
+            "greedy": greedy,
+            "none_right": rates == 0,
+            "all_right": rates == 1,
+            "zero_variance": rewards.amax(1) == rewards.amin(1),
+            "lower_quarter": rates.quantile(0.25),
+            "upper_quarter": rates.quantile(0.75),
         }
+        figures[name] = {key: round(share.float().mean().item(), 4) for key, share in shares.items()}
     return figures
 
 
-def fit(model: torch.nn.Module, loss: Callable[[int], torch.Tensor], steps: int, settings: Settings) -> None:
-    """Muon for matrices, AdamW for the rest; linear warm-up over 30 steps, then linear decay to a twentieth."""
+def _graded(task: Task, rows: Sequence[Row], groups: list[list[str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The metric behind the reward and the accuracy of every text, (questions, samples) each."""
+    scores = grade(task, rows, groups)
+    rewards, accuracy = (
+        torch.tensor([[score[key] for score in group] for group in scores]) for key in (task.reward_metric, "accuracy")
+    )
+    return rewards, accuracy
+
+
+def fit(
+    model: torch.nn.Module, loss: Callable[[int], torch.Tensor], steps: int, settings: Settings, slower: float = 1.0
+) -> None:
+    """Muon for matrices, AdamW for the rest; linear warm-up over 30 steps, then linear decay to a twentieth. ``slower``
+    multiplies both rates."""
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (matrices if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=settings.muon_rate, weight_decay=0.01),
-        torch.optim.AdamW(others, lr=settings.rate, betas=(0.9, 0.98), weight_decay=0.01),
+        torch.optim.Muon(matrices, lr=slower * settings.muon_rate, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=slower * settings.rate, betas=(0.9, 0.98), weight_decay=0.01),
     ]
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(o, lambda step: min((step + 1) / 30, max(0.05, 1 - step / steps)))
