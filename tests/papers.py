@@ -131,6 +131,21 @@ def se_mc(clusters: Sequence[int], logps: Vector) -> float:
     return -fmean(math.log(p) for p in masses(clusters, logps))
 
 
+def bidirectional(nli: Sequence[Sequence[Vector]], answered: Sequence[bool]) -> list[int]:
+    """Kuhn et al. 2023: a response joins the first cluster whose first member it entails, and is entailed by: both
+    times the likeliest of entailment, neutral and contradiction. No answer is alone."""
+    first: list[int] = []  # of each cluster
+    labels = []
+    for i, row in enumerate(nli):
+        same = [
+            answered[i] and answered[j] and max(nli[j][i]) == nli[j][i][0] and max(row[j]) == row[j][0] for j in first
+        ]
+        if True not in same:
+            first.append(i)
+        labels.append([*same, True].index(True))
+    return labels
+
+
 def kle(nli: Sequence[Sequence[Vector]], kernel: str = "heat", t: float = 0.3) -> float:
     """Nikitin et al. 2024: the von Neumann entropy of a graph kernel. Edges weigh entailment + neutral/2, both ways."""
     size = range(len(nli))
@@ -140,6 +155,12 @@ def kle(nli: Sequence[Sequence[Vector]], kernel: str = "heat", t: float = 0.3) -
     k = expm(-t * laplacian) if kernel == "heat" else np.linalg.inv(2 * np.eye(len(nli)) + laplacian)
     density = [[k[i, j] / math.sqrt(k[i, i] * k[j, j]) / len(nli) for j in size] for i in size]
     return entropy(np.linalg.eigvalsh(density))
+
+
+def sequence_mean(logps: Vector, lengths: Iterable[int]) -> float:
+    """-(1/G) sum of per-token mean log-likelihoods, of the responses that have a token."""
+    means = [lp / n for lp, n in zip(logps, lengths, strict=True) if n]
+    return -fmean(means) if means else 0.0
 
 
 def qhawkeye(rewards: Vector, low: float = 0.0, high: float = TOP) -> float:
@@ -152,14 +173,14 @@ def qhawkeye(rewards: Vector, low: float = 0.0, high: float = TOP) -> float:
 CALM, BOLD, BOTH = (0.8, 1.0), (1.0, 2.0), (0.8, 2.0)
 
 
-def edge_grpo(entropies: Vector) -> list[float]:
+def edge_grpo(entropies: Vector, epsilon: float = 0.0) -> list[float]:
     """EDGE-GRPO: mean entropy over own entropy."""
-    return [fmean(entropies) / h for h in entropies]
+    return [fmean(entropies) / (h + epsilon) for h in entropies]
 
 
-def egspo(entropies: Vector) -> list[float]:
+def egspo(entropies: Vector, epsilon: float = 0.0) -> list[float]:
     """EG-SPO-style (GCPO App. G): own over mean entropy, within [0.5, 1]."""
-    return [clip(h / fmean(entropies), 0.5, 1) for h in entropies]
+    return [clip(h / (fmean(entropies) + epsilon), 0.5, 1) for h in entropies]
 
 
 def egpo_eq5(logps: Vector) -> float:
@@ -300,10 +321,16 @@ def per_group(
     return method
 
 
-def shuffled(groups: Sequence[Group], alpha: float | None) -> Expected:
-    """Our control: gcpo_bot with another group's weights. Two groups can only swap them."""
-    base, (first, second), _ = METHODS["gcpo_bot"](groups, alpha)
-    return Expected(base, [second, first])
+def shuffled(*moved: str) -> Method:
+    """Our control: gcpo_bot with another group's weights, those that are moved. Two groups can only swap them."""
+
+    def method(groups: Sequence[Group], alpha: float | None) -> Expected:
+        factors = {name: METHODS[name](groups, alpha).weights for name in ("bot_only", "rd_only")}
+        chosen = [rows[::-1] if name in moved else rows for name, rows in factors.items()]
+        weights = [[a * b for a, b in zip(*rows, strict=True)] for rows in zip(*chosen, strict=True)]
+        return each()(groups, None)._replace(weights=weights)
+
+    return method
 
 
 def rewarded(bonus: Callable[[Group], list[float]]) -> Method:
@@ -380,7 +407,7 @@ METHODS: dict[str, Method] = {
     "rd_only": per_group(lambda g, a: omega_rd(g.rewards, a)),
     "gcpo_cd": per_group(lambda g, a: omega_geo(cd(g.embeddings), a) * omega_rd(g.rewards, a)),
     "gcpo_bot": per_group(lambda g, a: omega_geo(bot(g.embeddings, g.clusters), a) * omega_rd(g.rewards, a)),
-    "gcpo_shuffled": shuffled,
+    "gcpo_shuffled": shuffled("bot_only", "rd_only"),
     "qhawkeye": per_group(lambda g, a: clip(1 - a * qhawkeye(g.rewards)), alpha=0.2, divided=False),
     # other rewards
     "empo": each(lambda g: grpo(empo(g.clusters, g.answered))),
@@ -401,6 +428,72 @@ METHODS: dict[str, Method] = {
     "cw_grpo": each(weigh=lambda g: cw_grpo(g.logps, grpo(g.rewards))),
     "clip_cov": clip_cov,
     "kl_cov": kl_cov,
+}
+
+
+def gcpo_bot(geo: float | None = None, rd: float | None = None, divided: bool = True) -> Method:
+    """GCPO with a strength of its own for either factor."""
+
+    def weigh(g: Group, a: float) -> float:
+        strengths = [a if own is None else alpha_g(own, len(g.rewards)) if divided else own for own in (geo, rd)]
+        return omega_geo(bot(g.embeddings, g.clusters), strengths[0]) * omega_rd(g.rewards, strengths[1])
+
+    return per_group(weigh, divided=divided)
+
+
+def both_ways(g: Group) -> list[int]:
+    return bidirectional(g.nli, g.answered)
+
+
+# What options make of a method: the method, its options, and the rule.
+OPTIONS: dict[str, tuple[str, dict[str, Any], Method]] = {
+    "alpha_geo": ("gcpo_bot", {"alpha_geo": 1.7}, gcpo_bot(geo=1.7)),
+    "alpha_rd": ("gcpo_bot", {"alpha_rd": 0.1}, gcpo_bot(rd=0.1)),
+    "alpha_geo 0": ("gcpo_bot", {"alpha_geo": 0.0, "alpha_rd": None}, gcpo_bot(geo=0.0)),
+    "alphas undivided": (
+        "gcpo_bot",
+        {"alpha_geo": 1.7, "alpha_rd": 0.1, "alpha_norm": "none"},
+        gcpo_bot(1.7, 0.1, divided=False),
+    ),
+    "cd_only, alpha_geo": (
+        "cd_only",
+        {"alpha_geo": 2.0},
+        per_group(lambda g, a: omega_geo(cd(g.embeddings), alpha_g(2.0, len(g.rewards)))),
+    ),
+    "rd_only undivided": (
+        "rd_only",
+        {"alpha_norm": "none"},
+        per_group(lambda g, a: omega_rd(g.rewards, a), divided=False),
+    ),
+    "qhawkeye over log G": (
+        "qhawkeye",
+        {"alpha_norm": "log_g"},
+        per_group(lambda g, a: clip(1 - a * qhawkeye(g.rewards)), alpha=0.2),
+    ),
+    "SEED-GRPO Eq. 6 as printed": (
+        "seed_grpo",
+        {"form": "linear", "estimator": "counts", "alpha_norm": "none"},
+        per_group(
+            lambda g, a: clip(1 - a * se_counts(g.exact_clusters)), lambda g: dr_grpo(g.rewards), 0.0417, divided=False
+        ),
+    ),
+    "se, both ways": (
+        "se",
+        {"clusters": "bidirectional"},
+        per_group(lambda g, a: clip(1 - a * se_counts(both_ways(g)))),
+    ),
+    "bot_only, both ways": (
+        "bot_only",
+        {"clusters": "bidirectional"},
+        per_group(lambda g, a: omega_geo(bot(g.embeddings, both_ways(g)), a)),
+    ),
+    "empo, both ways": ("empo", {"clusters": "bidirectional"}, each(lambda g: grpo(empo(both_ways(g), g.answered)))),
+    "kle, t": ("kle", {"t": 0.05}, per_group(lambda g, a: clip(1 - a * kle(g.nli, t=0.05)))),
+    "kle, kernel": ("kle", {"kernel": "matern"}, per_group(lambda g, a: clip(1 - a * kle(g.nli, "matern")))),
+    "shuffled geo": ("gcpo_shuffled", {"shuffle": "geo"}, shuffled("bot_only")),
+    "shuffled rd": ("gcpo_shuffled", {"shuffle": "rd"}, shuffled("rd_only")),
+    "edge_grpo, epsilon": ("edge_grpo", {"epsilon": 0.3}, each(weigh=lambda g: edge_grpo(g.means("entropies"), 0.3))),
+    "egspo, epsilon": ("egspo", {"epsilon": 0.3}, each(weigh=lambda g: egspo(g.means("entropies"), 0.3))),
 }
 
 

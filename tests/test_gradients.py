@@ -81,14 +81,15 @@ def padded(batch: dict[str, Tensor], left: int, right: int, token: int = 5) -> d
     return {name: nn.functional.pad(x, (left, right), value=values[name]) for name, x in batch.items()}
 
 
-def reference_gradients(model: nn.Module, batch: dict[str, Tensor]) -> np.ndarray:
+def reference_gradients(model: nn.Module, batch: dict[str, Tensor], temperature: float = 1.0) -> np.ndarray:
     """One .backward() per row on the whole, padded row; the sum of log-probabilities is written out token by token."""
     model = copy.deepcopy(model).eval()
     gradients = []
     for ids, attended, completion in zip(*batch.values(), strict=True):
         model.zero_grad()
         positions = torch.arange(len(ids)).unsqueeze(0)
-        logits = model(input_ids=ids[None], attention_mask=attended[None], position_ids=positions).logits[0]
+        output = model(input_ids=ids[None], attention_mask=attended[None], position_ids=positions)
+        logits = output.logits[0] / temperature
         total = torch.zeros((), dtype=logits.dtype)
         for t in range(1, len(ids)):
             if completion[t]:
@@ -121,6 +122,22 @@ def test_eq20_is_the_two_pass_variance_of_explicit_gradients(tied: bool, dtype: 
     assert explicit.dtype == dtype
     assert explicit.shape == (6, sum(p.numel() for p in model.parameters()))
     torch.testing.assert_close(explicit.double(), torch.from_numpy(gradients), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.6])
+def test_eq20_is_of_the_distribution_at_the_temperature_of_sampling(temperature: float) -> None:
+    model, batch, advantages = qwen2(), rollouts(), advantages_of()
+    stats = gradient_variance(model, **batch, advantages=advantages, temperature=temperature)
+    check(stats, reference_gradients(model, batch, temperature), advantages, rel=1e-9)
+    plain = gradient_variance(model, **batch, advantages=advantages)
+    assert stats.variance != pytest.approx(plain.variance, rel=0.1)
+    assert plain.variance == gradient_variance(model, **batch, advantages=advantages, temperature=1.0).variance
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_temperature_that_is_not_above_0_is_an_error(temperature: float) -> None:
+    with pytest.raises(ValueError, match=f"temperature is {temperature}, expected that of sampling, above 0"):
+        gradient_variance(Absolute(), **rollouts(), advantages=advantages_of(), temperature=temperature)
 
 
 def test_eq20_divides_by_all_rows() -> None:

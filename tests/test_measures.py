@@ -60,6 +60,12 @@ def angles(*degrees: float) -> Tensor:
     return torch.stack([radians.cos(), radians.sin()], -1)
 
 
+def lengths(x: Inputs) -> Tensor:
+    return x["tokens"].sum(-1)
+
+
+SEQUENCE = ("sequence_entropy", "sequence_mean")  # not 0 for one response
+
 # Each measure as a function of inputs; those that take a mask pass it on.
 MEASURES: dict[str, Callable[..., Tensor]] = {
     "cosine_dispersion": lambda x, **mask: m.cosine_dispersion(x["e"], **mask),
@@ -70,12 +76,14 @@ MEASURES: dict[str, Callable[..., Tensor]] = {
     "heat": lambda x, **mask: m.kernel_language_entropy(x["nli"], **mask),
     "matern": lambda x, **mask: m.kernel_language_entropy(x["nli"], kernel="matern", **mask),
     "self_consistency": lambda x, **mask: m.self_consistency(x["z"], **mask),
-    "predictive_entropy": lambda x, **mask: m.predictive_entropy(x["logps"], **mask),
+    "predictive_entropy": lambda x, **mask: m.predictive_entropy(x["z"], **mask),
+    "sequence_entropy": lambda x, **mask: m.sequence_entropy(x["logps"], **mask),
+    "sequence_mean": lambda x, **mask: m.sequence_entropy(x["logps"], normalise=True, lengths=lengths(x), **mask),
     "token_entropy": lambda x: m.token_entropy(x["entropies"], x["tokens"]),
     "reward_dispersion": lambda x: m.reward_dispersion(x["rewards"], RANGE),
     "reward_variance": lambda x: m.reward_variance(x["rewards"], RANGE),
 }
-MASKED = list(MEASURES)[:9]
+MASKED = list(MEASURES)[:11]
 
 # Each formula, of lists, and the highest value it can have among G responses.
 PAPERS: dict[str, tuple[Callable[[dict], float], Callable[[int], float]]] = {
@@ -87,7 +95,9 @@ PAPERS: dict[str, tuple[Callable[[dict], float], Callable[[int], float]]] = {
     "heat": (lambda x: papers.kle(x["nli"]), math.log),
     "matern": (lambda x: papers.kle(x["nli"], "matern"), math.log),
     "self_consistency": (lambda x: 1 - max(map(x["z"].count, x["z"])) / len(x["z"]), lambda g: (g - 1) / g),
-    "predictive_entropy": (lambda x: -sum(x["logps"]) / len(x["logps"]), lambda g: math.inf),
+    "predictive_entropy": (lambda x: papers.se_counts(x["z"]), math.log),
+    "sequence_entropy": (lambda x: -sum(x["logps"]) / len(x["logps"]), lambda g: math.inf),
+    "sequence_mean": (lambda x: papers.sequence_mean(x["logps"], map(sum, x["tokens"])), lambda g: math.inf),
     "reward_dispersion": (lambda x: papers.rd(x["rewards"], *RANGE), lambda g: 1.0),
     "reward_variance": (lambda x: papers.qhawkeye(x["rewards"], *RANGE), lambda g: 1.0),
 }
@@ -114,7 +124,9 @@ def test_every_measure_ignores_the_order_of_responses(name: str, seed: int, size
     torch.testing.assert_close(MEASURES[name](permuted), MEASURES[name](x), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["barycentric_transport", "counts", "rao", "mc", "self_consistency"])
+@pytest.mark.parametrize(
+    "name", ["barycentric_transport", "counts", "rao", "mc", "self_consistency", "predictive_entropy"]
+)
 @thirty
 @given(seed=seeds, size=sizes)
 def test_cluster_measures_ignore_the_labels(name: str, seed: int, size: int) -> None:
@@ -150,7 +162,7 @@ def test_float64_stays_and_any_other_input_is_read_as_float32(name: str, device:
     torch.testing.assert_close(half.cpu().double(), exact.double(), atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("name", [n for n in MEASURES if n not in ("mc", "token_entropy", "predictive_entropy")])
+@pytest.mark.parametrize("name", sorted(MEASURES.keys() - {"mc", "token_entropy", *SEQUENCE}))
 def test_a_single_response_has_no_disagreement(name: str) -> None:
     assert MEASURES[name](inputs(5, 4, 1)).tolist() == [0] * 4
 
@@ -404,6 +416,24 @@ def test_token_entropy_leaves_out_empty_completions() -> None:
     assert m.token_entropy(entropies, mask).tolist() == [2.0, 0.0]
     with pytest.raises(ValueError, match=r"mask has shape \(2, 2\), expected \(2, 2, 2\)"):
         m.token_entropy(entropies, mask[0])
+
+
+def test_sequence_entropy_by_hand_in_sums_and_in_means() -> None:
+    """Three responses of 1, 4 and 0 tokens; the last has no mean, and counts as a certain one in the sum."""
+    logps, tokens = torch.tensor([-1.0, -2.0, 0.0]), torch.tensor([1, 4, 0])
+    assert m.sequence_entropy(logps).item() == 1
+    assert m.sequence_entropy(logps, normalise=True, lengths=tokens).item() == pytest.approx((1 + 0.5) / 2)
+    assert m.sequence_entropy(logps, normalise=True, lengths=0 * tokens).item() == 0
+    with pytest.raises(ValueError, match="normalise=True divides by the number of tokens: give lengths"):
+        m.sequence_entropy(logps, normalise=True)
+    with pytest.raises(ValueError, match=r"lengths has shape \(2,\), expected \(3,\)"):
+        m.sequence_entropy(logps, normalise=True, lengths=tokens[:2])
+
+
+def test_predictive_entropy_is_of_answers_and_refuses_likelihoods() -> None:
+    assert m.predictive_entropy(torch.tensor([3, 3, 5, 3])).item() == pytest.approx(papers.entropy([3 / 4, 1 / 4]))
+    with pytest.raises(ValueError, match="expected integer labels of equal answers: give likelihoods to sequence_ent"):
+        m.predictive_entropy(torch.tensor([-0.5, -1.5]))
 
 
 # --- dispersion and variance of rewards -----------------------------------------------------------------------------

@@ -100,13 +100,17 @@ def test_every_method_has_its_papers_formula() -> None:
     assert set(papers.METHODS) == set(METHODS)
 
 
-@every_method
+CASES = {name: (name, ALL_CANDIDATES.get(name, {}), rule) for name, rule in papers.METHODS.items()} | papers.OPTIONS
+
+
+@pytest.mark.parametrize("case", CASES)
 @twenty
 @given(seed=seeds, size=st.integers(2, 6))
-def test_weights_and_advantages_are_those_of_the_paper(method: str, seed: int, size: int) -> None:
-    groups, options = sampled(seed, 2, size, int(method in MEAN_OF_TOKENS)), ALL_CANDIDATES.get(method, {})
+def test_weights_and_advantages_are_those_of_the_paper(case: str, seed: int, size: int) -> None:
+    method, options, rule = CASES[case]
+    groups = sampled(seed, 2, size, int(method in MEAN_OF_TOKENS))
     for alpha in (None, 2.5):  # which reaches the clip at 0 of the linear forms; methods without alpha do not read it
-        found, paper = outcome(method, features(*groups), alpha=alpha, **options), papers.METHODS[method](groups, alpha)
+        found, paper = outcome(method, features(*groups), alpha=alpha, **options), rule(groups, alpha)
         weight, base = padded(paper.weights, found["weights"], 1.0), torch.tensor(paper.base, dtype=torch.float64)
         expected = {"weights": weight, "advantages": (base.unsqueeze(-1) if weight.ndim == 3 else base) * weight}
         if "paid" in found:
@@ -185,8 +189,9 @@ def test_without_alpha_a_group_weight_leaves_the_methods_own_base_bit_for_bit(me
     base = {"seed_grpo": "dr_grpo"}.get(method, "grpo")
     for size in range(1, 9):
         rollouts = rollouts_of(cast(features_of(size, 2, size), dtype))
-        assert weights(method, rollouts, alpha=0.0).eq(1).all()
-        assert torch.equal(advantages(method, rollouts, alpha=0.0), advantages(base, rollouts))
+        for norm in ("log_g", "none"):
+            assert weights(method, rollouts, alpha=0.0, alpha_norm=norm).eq(1).all()
+            assert torch.equal(advantages(method, rollouts, alpha=0.0, alpha_norm=norm), advantages(base, rollouts))
 
 
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.granularity != "group"])
@@ -427,5 +432,6 @@ def test_a_weight_that_is_not_finite_is_an_error_that_names_method_and_group(met
     x = features_of(7, 3, 4)
     spoil(x[feature])
     for function, seed in itertools.product((weights, advantages), range(3)):
-        with pytest.raises(ValueError, match=rf"{method}: the weight of group 1 is not finite.*{feature}"):
-            function(method, rollouts_of(x), seed=seed)
+        for options in [{}] + [{"shuffle": moved} for moved in ("geo", "rd") if method == "gcpo_shuffled"]:
+            with pytest.raises(ValueError, match=rf"{method}: the weight of group 1 is not finite.*{feature}"):
+                function(method, rollouts_of(x), seed=seed, **options)

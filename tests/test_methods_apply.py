@@ -147,6 +147,17 @@ def test_shuffled_weights_are_gcpo_bots_each_at_another_group(seed: int, groups:
     assert not order.eq(torch.arange(groups)).any()
 
 
+@ten
+@given(seed=seeds, groups=st.integers(2, 12))
+def test_shuffle_moves_one_factor_alone_and_leaves_the_other(seed: int, groups: int) -> None:
+    rollouts, order = rollouts_of(seed, groups, 6), permutation(groups, seed)
+    geo, rd = (weights(method, rollouts) for method in ("bot_only", "rd_only"))
+    expected = {"geo": geo[order] * rd, "rd": geo * rd[order], "both": (geo * rd)[order]}
+    for moved, weight in expected.items():
+        assert torch.equal(weights("gcpo_shuffled", rollouts, seed=seed, shuffle=moved), weight), moved
+    assert torch.equal(weights("gcpo_shuffled", rollouts, seed=seed), expected["both"])
+
+
 def test_the_permutation_is_decided_by_its_seed_alone() -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
@@ -322,10 +333,14 @@ def test_dapo_may_stand_beside_what_reinforces_nothing_and_an_empty_list_is_no_p
 @pytest.mark.parametrize(
     ("method", "option", "valid"),
     [
-        ("se", "clustres", "form estimator clusters"),
-        ("rd_only", "clusters", "form"),
-        ("cd_only", "estimator", "form"),
-        ("bot_only", "estimator", "form clusters"),
+        ("se", "clustres", "form alpha_norm estimator clusters"),
+        ("rd_only", "clusters", "form alpha_norm alpha_rd"),
+        ("cd_only", "estimator", "form alpha_norm alpha_geo"),
+        ("bot_only", "estimator", "form alpha_norm alpha_geo clusters"),
+        ("gcpo_shuffled", "shufle", "form alpha_norm alpha_geo clusters alpha_rd shuffle"),
+        ("gcpo_bot", "shuffle", "form alpha_norm alpha_geo clusters alpha_rd"),
+        ("kle", "clusters", "form alpha_norm kernel t"),
+        ("qhawkeye", "alpha_rd", "form alpha_norm"),
         ("egpo", "form", "correct wrong renorm all_wrong scope epsilon"),
         ("r2vpo", "lambda", "lambda_"),
         ("clip_cov", "shares", "share band clip"),
@@ -336,7 +351,7 @@ def test_dapo_may_stand_beside_what_reinforces_nothing_and_an_empty_list_is_no_p
         ("dapo", "length", "share"),
         ("grpo", "form", ""),
         ("cw_grpo", "sigma", ""),
-        ("se*egpo", "share", "form estimator clusters correct wrong renorm all_wrong scope epsilon"),
+        ("se*egpo", "share", "form alpha_norm estimator clusters correct wrong renorm all_wrong scope epsilon"),
     ],
 )
 def test_an_unknown_option_is_an_error_that_names_the_valid_ones(method: str, option: str, valid: str) -> None:
@@ -353,8 +368,18 @@ def test_an_unknown_option_is_an_error_that_names_the_valid_ones(method: str, op
         ("se", "form", "sigmoid", r"form is 'sigmoid', expected one of linear, square, reciprocal, exponential, focal"),
         ("se", "form", None, r"form is None, expected one of linear"),
         ("se", "estimator", "median", r"estimator is 'median', expected one of counts, rao, mc\."),
-        ("se", "clusters", "words", r"clusters is 'words', expected one of nli, exact, math, task\."),
-        ("empo", "clusters", "words", r"clusters is 'words', expected one of nli, exact, math, task\."),
+        ("se", "clusters", "words", r"clusters is 'words', expected one of greedy, bidirectional, exact, math, task\."),
+        ("empo", "clusters", "nli", r"clusters is 'nli', expected one of greedy, bidirectional, exact, math, task\."),
+        ("gcpo_bot", "alpha_norm", "log", r"alpha_norm is 'log', expected one of log_g, none\."),
+        ("gcpo_bot", "alpha_geo", -0.1, r"alpha_geo must be at least 0, got -0\.1\."),
+        ("gcpo_shuffled", "alpha_rd", INF, r"alpha_rd must be at least 0, got inf\."),
+        ("rd_only", "alpha_rd", "0.6", r"alpha_rd must be at least 0, got '0\.6', which is no number\."),
+        ("kle", "kernel", "rbf", r"kernel is 'rbf', expected one of heat, matern"),
+        ("kle", "t", -1, r"t is -1, expected a diffusion time of at least 0"),
+        ("kle", "t", "0.3", r"t is '0\.3', expected a diffusion time"),
+        ("gcpo_shuffled", "shuffle", "cd", r"shuffle is 'cd', expected one of both, geo, rd\."),
+        ("gcpo_shuffled", "shuffle", None, r"shuffle is None, expected one of both, geo, rd\."),
+        ("edge_grpo", "epsilon", -1e-5, r"epsilon must be at least 0, got -1e-05\."),
         ("egpo", "scope", "prompt", r"scope is 'prompt', expected one of joint, thinking, answer\."),
         ("egpo", "renorm", "both", r"renorm is 'both', expected one of none, before, after\."),
         ("egpo", "all_wrong", "drop", r"all_wrong is 'drop', expected one of none, weighted, locked\."),
@@ -383,6 +408,14 @@ def test_options_of_a_product_go_to_the_parts_that_have_them() -> None:
     assert factors(METHODS["se"])[0].form == "linear"  # the table stays as it is
 
 
+def test_alpha_geo_and_alpha_rd_are_alpha_where_they_are_not_given() -> None:
+    assert get_method("gcpo_bot", alpha_geo=0.3, alpha_rd=0.3) == get_method("gcpo_bot", alpha=0.3)
+    assert get_method("gcpo_bot", alpha_geo=0.6) == get_method("gcpo_bot", alpha_rd=None) == METHODS["gcpo_bot"]
+    row = get_method("gcpo_cd*se", alpha=0.2, alpha_rd=0.9)
+    assert [factor.alpha for factor in factors(row)] == [0.2, 0.9, 0.2] and row.alpha is None
+    assert [factor.alpha for factor in factors(get_method("gcpo_cd*se", alpha_geo=0))] == [0, 0.6, 0.6]
+
+
 def test_a_product_with_options_weighs_as_its_parts_do_with_them() -> None:
     rollouts = rollouts_of(6, 3, 5)
     found = weights("se*egpo", rollouts, estimator="rao", scope="thinking", alpha=1.1)
@@ -399,7 +432,11 @@ def test_options_change_what_is_read() -> None:
     assert not get_method("edge_grpo", wrong=(0, INF)).judges
     assert get_method("edge_grpo", wrong=(0, 1.0)).judges
     assert get_method("egpo", correct=(0, 1), wrong=(0, 1)).judges  # for its entirely wrong groups
-    assert get_method("seed_grpo", clusters="nli").entails(mathematics=True)
+    for kind, read in (("greedy", "clusters"), ("bidirectional", "nli")):
+        row = get_method("seed_grpo", estimator="counts", clusters=kind)
+        assert row.entails(mathematics=True) and row.reads == {read}
+    assert get_method("gcpo_bot", clusters="bidirectional").reads == {"embeddings", "nli"}
+    assert get_method("empo", clusters="bidirectional").reads == {"answered", "nli"}
     assert not get_method("se", clusters="exact").entails(mathematics=False)
     assert get_method("rd_only", form="linear").direction == "damps groups whose rewards differ"
 
@@ -410,8 +447,13 @@ OPEN = (0.0, INF)
 RENORM = ("none", "before", "after")
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "se": [{"form": form, "estimator": e} for form in FORMS for e in ("counts", "rao", "mc")],
-    "gcpo_bot": [{"form": form} for form in FORMS],
-    "qhawkeye": [{"form": form} for form in FORMS],
+    "gcpo_bot": [
+        *({"form": form} for form in FORMS),
+        *({"alpha_norm": norm, "alpha_geo": 2.0, "alpha_rd": rd} for norm in ("log_g", "none") for rd in (None, 0.1)),
+    ],
+    "gcpo_shuffled": [{"shuffle": moved} for moved in ("both", "geo", "rd")],
+    "kle": [{"kernel": kernel, "t": t} for kernel in ("heat", "matern") for t in (0.0, 0.05, 3.0)],
+    "qhawkeye": [{"form": form, "alpha_norm": norm} for form in FORMS for norm in ("log_g", "none")],
     "egspo": [
         *({"renorm": r, "correct": c} for r in RENORM for c in ((0.5, 1.0), (0.2, 3.0))),
         *({"renorm": r, "correct": OPEN, "wrong": (0.1, INF)} for r in RENORM),
@@ -432,8 +474,6 @@ def test_every_choice_of_options_keeps_its_own_range(method: str, seed: int, siz
     found = features(*sampled(seed, 3, size))
     rollouts = Rollouts(**found | {name: found[name] ** 3 for name in ("logps", "entropies")})
     for options in OPTIONS[method]:
-        with pytest.MonkeyPatch.context() as table:  # a row is all that a method is
-            table.setitem(METHODS, "own", get_method(method, **options))
-            low, high = weight_range("own", 0.9, size)
-            reached = weights("own", rollouts, alpha=0.9)
+        low, high = weight_range(method, 0.9, size, **options)
+        reached = weights(method, rollouts, alpha=0.9, **options)
         assert low - 1e-6 <= reached.min() <= reached.max() <= high + 1e-6, options

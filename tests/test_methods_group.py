@@ -121,6 +121,16 @@ def test_seed_grpo_eq6_forms(alpha: float | None) -> None:
         assert weight("seed_grpo", rollouts(**LIKELY), alpha=alpha, form=form) == pytest.approx(value), form
 
 
+def test_seed_grpo_eq6_as_printed_is_1_minus_0_02_se_of_counts() -> None:
+    """Linear, alpha = 0.02 as it is, counts of exact answers: the paper, not its code."""
+    printed = {"form": "linear", "estimator": "counts", "alpha": 0.02, "alpha_norm": "none"}
+    assert weight("seed_grpo", rollouts(**LIKELY), **printed) == pytest.approx(1 - 0.02 * COUNTS, abs=1e-7)
+    four = rollouts(rewards=[0] * 4, exact_clusters=range(4))  # which needs no likelihoods
+    assert weight("seed_grpo", four, **printed) == pytest.approx(1 - 0.02 * math.log(4), abs=1e-7)
+    one = rollouts(rewards=[0] * 4, exact_clusters=[1] * 4)
+    assert weight("seed_grpo", one, **printed) == 1
+
+
 def test_an_impossible_token_leaves_the_other_responses_shares_alone() -> None:
     """A log-likelihood of log 0 has no share of the likelihood."""
     broken = LIKELY | {"logps": [*LIKELY["logps"][:2], [-math.inf, -1], LIKELY["logps"][3]]}
@@ -131,10 +141,26 @@ def test_clusters_are_of_the_kind_that_is_asked_for() -> None:
     """Each kind has its own labels here, with a share of 1, 2, 3 or 4 quarters for the first cluster."""
     kinds = {"exact_clusters": [0, 0, 1, 2], "math_clusters": [0, 0, 0, 1], "task_clusters": [0, 0, 0, 0]}
     group = rollouts(rewards=[0] * 4, clusters=[0, 1, 2, 3], **kinds)
-    by_hand = {"nli": [1 / 4] * 4, "exact": [1 / 2, 1 / 4, 1 / 4], "math": [3 / 4, 1 / 4], "task": [1.0]}
+    by_hand = {"greedy": [1 / 4] * 4, "exact": [1 / 2, 1 / 4, 1 / 4], "math": [3 / 4, 1 / 4], "task": [1.0]}
     for kind, shares in by_hand.items():
         assert score("se", group, clusters=kind) == pytest.approx(papers.entropy(shares), abs=1e-6), kind
-    assert score("se", group) == score("se", group, clusters="nli")
+    assert score("se", group) == score("se", group, clusters="greedy")
     assert score("seed_grpo", group, estimator="counts") == score("se", group, clusters="exact")
     plain = rollouts(rewards=[0] * 4, clusters=[0, 0, 1, 2])  # a kind that was not given is what was
     assert score("se", plain, clusters="math") == score("se", group, clusters="exact")
+
+
+def test_clusters_both_ways_are_made_from_the_entailment_probabilities() -> None:
+    """The first entails the second and is entailed by it; the third is entailed by both, and entails neither."""
+    sure, no = [0.9, 0.05, 0.05], [0.1, 0.8, 0.1]
+    nli = [[sure, sure, sure], [sure, sure, sure], [no, no, sure]]
+    lists = {"rewards": [0] * 3, "embeddings": [[1, 0], [0, 1], [1, 1]], "nli": nli}
+    shares = papers.entropy([2 / 3, 1 / 3])
+    group = rollouts(**lists)
+    assert score("se", group, clusters="bidirectional") == pytest.approx(shares, abs=1e-6)
+    expected = papers.bot(lists["embeddings"], [0, 0, 1])
+    assert score("bot_only", group, clusters="bidirectional") == pytest.approx(expected, abs=1e-9)
+    silent = rollouts(**lists, answered=[True, False, True])  # who says nothing agrees with nobody
+    assert score("se", silent, clusters="bidirectional") == pytest.approx(math.log(3), abs=1e-6)
+    given = rollouts(**lists, bidirectional_clusters=[4, 4, 4])
+    assert score("se", given, clusters="bidirectional") == 0

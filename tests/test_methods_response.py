@@ -137,23 +137,38 @@ def test_egpo_c4_locks_groups_that_are_known_to_be_wrong_alone() -> None:
 
 
 @each_entropy
-def test_a_group_of_certain_responses_has_weight_1(method: str) -> None:
-    assert found(method, spoken((0, 2), (0, 0), (0, 1))) == [1, 1, 1]
+def test_a_group_of_certain_responses_has_the_lower_clamps(method: str) -> None:
+    """Mean H and H are 0: 0 / 1e-5 is 0, and 0 / 0 is no ratio at all."""
+    expected = {
+        **{name: [1, 1, 1] for name in ("egspo", "edge_grpo", "egpo_c6")},
+        **{name: [0.8, 0.8, 0.8] for name in ("egpo_c1", "egpo_c2")},
+        "egpo_c5": [3 / 2.6, 2.4 / 2.6, 2.4 / 2.6],
+    }
+    assert found(method, spoken((0, 2), (0, 0), (0, 1))) == pytest.approx(expected.get(method, [1, 0.8, 0.8]))
 
 
 @each_entropy
-def test_a_certain_response_has_ratio_1(method: str) -> None:
-    """H = 0 belongs to the mean, 2, and its own ratio is 1, which C5 and C6 divide; the others have 1, 1, 1/2."""
+def test_a_certain_response_has_the_upper_clamp(method: str) -> None:
+    """Mean H is 2 and EGPO's ratios 2e5, 1, 1, 1/2, of which C6 counts the first as 10 in a mean of 3.125."""
     expected = {
-        "egspo": [1, 1, 1, 1],  # H / mean H is 1, 1, 1, 2
-        "edge_grpo": [1, 1, 1, 0.5],
+        "egspo": [0.5, 1, 1, 1],  # H / mean H is 0, 1, 1, 2
+        "edge_grpo": [1, 1, 1, 0.5],  # which has no epsilon: 2 / 0 is no ratio
+        "egpo_c1": [2, 1, 1, 0.8],
+        "egpo_c3": [2, 1, 1, 0.8],
         "egpo_c5": [1 / 0.95, 1 / 0.95, 1 / 0.95, 0.8 / 0.95],
-        "egpo_c6": [1, 1 / 0.875, 1, 0.8],
+        "egpo_c6": [1, 1, 0.8, 0.8],
     }
     for certain in (0, -1e-9):  # which rounding may make of it
         group = spoken((certain, 0), (2, 2), (2, 0), (4, 0))
         assert found(method, group) == pytest.approx(expected.get(method, [1, 1, 1, 0.8]), abs=2e-5)
         assert entropies(method, group)[0] == 0
+
+
+def test_edge_grpo_with_an_epsilon_follows_the_formula_at_h_0() -> None:
+    """Mean H is 2: 2 / (0 + 1/2), 2 / 2.5 twice, 2 / 4.5; and 0 / epsilon for a group that is certain throughout."""
+    group = spoken((0, 0), (2, 2), (2, 0), (4, 0))
+    assert found("edge_grpo", group, epsilon=0.5) == pytest.approx([4, 0.8, 0.8, 2 / 4.5])
+    assert found("edge_grpo", spoken((0, 2), (0, 0)), epsilon=0.5) == [0, 0]
 
 
 @each_entropy

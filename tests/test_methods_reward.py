@@ -56,7 +56,7 @@ def test_empo_reads_the_tasks_clusters_unless_told_otherwise() -> None:
     group = answers(0, 1, 2, 3, task_clusters=[0, 0, 0, 1], math_clusters=[0, 0, 1, 1])
     assert rewards_of("empo", group) == [0.75, 0.75, 0.75, 0.25]
     assert rewards_of("empo", group, clusters="math") == [0.5] * 4
-    assert rewards_of("empo", group, clusters="nli") == [0] * 4
+    assert rewards_of("empo", group, clusters="greedy") == [0] * 4
 
 
 # --- GRPO-CARE ------------------------------------------------------------------------------------------------------

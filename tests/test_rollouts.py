@@ -20,7 +20,8 @@ from gcpo.tasks.evaluation import load_policy
 
 REWARDS = torch.tensor([[0.0, 1.0, 2.0, math.nan], [0.5, 0.5, 0.5, 0.5]])
 SHAPES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys("clusters exact_clusters math_clusters task_clusters answered correctness".split(), (2, 4)),
+    **dict.fromkeys("clusters exact_clusters math_clusters task_clusters bidirectional_clusters".split(), (2, 4)),
+    **dict.fromkeys("answered correctness".split(), (2, 4)),
     **dict.fromkeys("logps entropies mask answer_mask ref_logps ratios".split(), (2, 4, 5)),
     "embeddings": (2, 4, 3),
     "nli": (2, 4, 4, 3),
@@ -112,11 +113,11 @@ def test_features_are_named_without_being_evaluated() -> None:
 
 
 def test_clusters_are_of_the_kind_that_is_asked_for() -> None:
-    kinds = {name: torch.full((2, 4), i) for i, name in enumerate(("exact", "math", "task"))}
+    kinds = {name: torch.full((2, 4), i) for i, name in enumerate(("exact", "math", "task", "bidirectional"))}
     features = {f"{name}_clusters": value for name, value in kinds.items()}
     rollouts = Rollouts(REWARDS, clusters=torch.full((2, 4), 9), **features)
     assert all(rollouts.clusters_as(name) is value for name, value in kinds.items())
-    assert all(rollouts.clusters_as(name).eq(9).all() for name in ("nli", None))
+    assert all(rollouts.clusters_as(name).eq(9).all() for name in ("greedy", None))
 
 
 def test_clusters_of_a_kind_that_is_not_given_are_the_clusters() -> None:
@@ -127,6 +128,21 @@ def test_clusters_of_a_kind_that_is_not_given_are_the_clusters() -> None:
     assert rollouts.clusters_as("exact") is exact.value and exact.calls == 1
     with pytest.raises(MissingFeatureError, match=r"have no 'clusters'.*They have: rewards, exact_clusters"):
         Rollouts(REWARDS, exact_clusters=exact).clusters_as("math")
+
+
+def test_bidirectional_clusters_are_made_from_nli_once_where_they_are_not_given() -> None:
+    nli = Counted(torch.tensor([0.9, 0.05, 0.05]).expand(2, 4, 4, 3))
+    rollouts = Rollouts(REWARDS, nli=nli, clusters=torch.zeros(2, 4))
+    assert rollouts.clusters_as("bidirectional").tolist() == [[0] * 4] * 2
+    assert rollouts.clusters_as("bidirectional") is rollouts.clusters_as("bidirectional")
+    assert nli.calls == 1
+    answered = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1]])
+    assert Rollouts(REWARDS, nli=nli.value, answered=answered).clusters_as("bidirectional").tolist() == [
+        [0, 1, 0, 2],
+        [0, 0, 0, 0],
+    ]
+    with pytest.raises(MissingFeatureError, match=r"have no 'nli'.*They have: rewards, clusters"):
+        Rollouts(REWARDS, clusters=torch.zeros(2, 4)).clusters_as("bidirectional")
 
 
 # --- rewards --------------------------------------------------------------------------------------------------------
@@ -278,6 +294,14 @@ def test_clusters_of_answers_need_no_model() -> None:
     assert mathematical[0][0] == mathematical[0][1] == mathematical[0][2] != mathematical[0][3]
     assert len(set(exact[1])) == len(set(mathematical[1])) == 4  # whoever says nothing agrees with nobody
     assert rollouts.clusters_as("task").tolist() == mathematical
+
+
+@pytest.mark.parametrize("full_completion", [False, True])
+def test_bidirectional_clusters_ask_for_entailment_both_ways(models: Models, full_completion: bool) -> None:
+    """ "a cat" entails "cat" and not the other way round; whoever says nothing is alone, whatever is shown."""
+    rollouts = models.rollouts(full_completion=full_completion)
+    assert rollouts.clusters_as("greedy").tolist() == [[0, 0, 1, 0], [0, 1, 2, 3]]
+    assert rollouts.clusters_as("bidirectional").tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
 
 
 def test_the_tasks_clusters_are_those_of_entailment_where_it_is_not_mathematics(models: Models) -> None:

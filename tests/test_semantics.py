@@ -8,18 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import WORDS, save_classifier
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
+from transformers import AutoTokenizer, BertForSequenceClassification
 
 from gcpo.semantics import (
     Embedder,
@@ -294,46 +287,6 @@ def test_embedder_encodes_each_text_once_and_forgets_the_least_recently_used() -
 
 
 # --- real models ----------------------------------------------------------------------------------------------------
-
-LABELS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
-WORDS = ["a", "the", "cat", "dog", "house", "red", "blue", "by", "in", "sea"]
-
-
-def save_classifier(folder: Path, kind: str = "bert", labels: Sequence[str] = LABELS) -> Path:
-    """A random classifier of at most 16 tokens, in Hub format; the same weights whatever its labels are called."""
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
-    vocabulary = {word: i for i, word in enumerate([*special, *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        unk_token="<unk>",
-        model_input_names=["input_ids", "attention_mask"],
-    ).save_pretrained(folder)
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": len(vocabulary),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "initializer_range": 0.5,  # far from uniform probabilities
-        "pad_token_id": 1,
-        "id2label": dict(enumerate(labels)),
-    }
-    if kind == "bert":
-        model = BertForSequenceClassification(BertConfig(max_position_embeddings=16, **shape))
-    else:  # RoBERTa's positions begin after that of the padding token
-        model = RobertaForSequenceClassification(
-            RobertaConfig(max_position_embeddings=18, type_vocab_size=1, bos_token_id=0, eos_token_id=2, **shape)
-        )
-    model.save_pretrained(folder)
-    return folder
-
 
 SENTENCES = ["the cat", "a dog by the sea", "red house", "the cat in the blue house", "dog"]
 

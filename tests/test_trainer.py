@@ -126,6 +126,9 @@ def test_every_method_trains_the_laptop_profile_within_its_range(tmp_path: Path,
 # --- what a loss reads ----------------------------------------------------------------------------------------------
 
 
+SEED_PRINTED = {"form": "linear", "estimator": "counts", "alpha_norm": "none"}  # SEED-GRPO Eq. 6
+
+
 def over_tokens(values: Tensor, mask: Tensor) -> Tensor:
     """The mean over a response's tokens; of padding, which has weight 1, where it has none."""
     if values.ndim == 2:
@@ -148,6 +151,13 @@ def over_tokens(values: Tensor, mask: Tensor) -> Tensor:
         ("gcpo_bot", {"alpha": 1.2}),
         ("gcpo_bot", {"use_full_completion_for_clustering": True}),
         ("se", {"method_options": {"form": "focal"}}),
+        ("gcpo_bot", {"method_options": {"alpha_geo": 2.0, "alpha_rd": 0.1, "alpha_norm": "none"}}),
+        *((method, {"method_options": {"clusters": "bidirectional"}}) for method in ("gcpo_bot", "empo")),
+        ("kle", {"method_options": {"kernel": "matern"}}),
+        ("kle", {"method_options": {"t": 0.05}}),
+        *(("gcpo_shuffled", {"method_options": {"shuffle": moved}}) for moved in ("geo", "rd")),
+        ("seed_grpo", {"alpha": 0.02, "method_options": SEED_PRINTED}),
+        ("edge_grpo", {"method_options": {"epsilon": 0.5}}),
         ("se", {"entailment_threshold": 0.95}),
         ("care", {"method_options": {"margin": 1e-4}}),  # an untrained reference finds nothing likely
         ("dapo", {"max_completion_length": 10}),  # nobody gets near it
@@ -510,6 +520,8 @@ def test_the_reference_is_written_before_what_makes_a_checkpoint_complete(
         ("cd_only", {}, "embedding"),
         ("se", {}, "entailment"),
         ("empo", {}, "entailment"),
+        ("se", {"method_options": {"clusters": "bidirectional"}}, "entailment"),
+        ("se", {"method_options": {"clusters": "exact"}}, None),
         ("empo", {"use_full_completion_for_clustering": True}, None),  # mathematics needs no model
         ("gcpo_bot", {"entailment": Vowels()}, "embedding"),
         ("gcpo_bot", {"embedder": Vowels()}, "entailment"),

@@ -11,7 +11,7 @@ import torch
 from papers import Group, features
 from torch import Tensor
 
-from gcpo.methods import METHODS, get_method, weights
+from gcpo.methods import METHODS, weights
 from gcpo.rollouts import Rollouts
 from gcpo.weights import FORMS, alpha_g, boost, damp, damp_square, exponential, focal, reciprocal, weight_range
 
@@ -129,6 +129,11 @@ def test_ranges_of_methods_without_alpha_do_not_depend_on_it(method: str) -> Non
         ("se", {"form": "exponential"}, (math.exp(-0.6), 1)),
         ("se", {"form": "focal"}, (0.16, 1)),
         ("se", {"form": "boost"}, (1, 1.6)),
+        ("gcpo_bot", {"alpha_norm": "none"}, (1 - 0.6 / 4, 1.6)),
+        ("gcpo_bot", {"alpha_geo": 0.0}, (1, 1.21640)),
+        ("gcpo_cd", {"alpha_rd": 0.0}, (0.80981, 1)),
+        ("qhawkeye", {"alpha_norm": "log_g"}, (1 - 0.2 / math.log(16), 1)),
+        ("seed_grpo", {"form": "linear", "estimator": "counts", "alpha_norm": "none"}, (1 - 0.0417 * math.log(16), 1)),
         ("seed_grpo", {"estimator": "mc"}, (0, 1)),  # the Monte-Carlo entropy has no upper end
         ("seed_grpo", {"estimator": "mc", "form": "boost"}, (1, INF)),
         ("edge_grpo", {"epsilon": 1e-5}, (0, INF)),  # H may be below epsilon
@@ -137,11 +142,9 @@ def test_ranges_of_methods_without_alpha_do_not_depend_on_it(method: str) -> Non
     ],
 )
 def test_ranges_of_options_at_g_16(method: str, options: dict[str, Any], expected: tuple[float, float]) -> None:
-    with pytest.MonkeyPatch.context() as table:
-        table.setitem(METHODS, "own", get_method(method, **options))
-        assert weight_range("own", None, 16) == pytest.approx(expected)
-        if options.get("estimator") == "mc":
-            assert weight_range("own", 0.0, 16) == (1, 1)
+    assert weight_range(method, None, 16, **options) == pytest.approx(expected, abs=1e-5)
+    if options.get("estimator") == "mc":
+        assert weight_range(method, 0.0, 16, **options) == (1, 1)
 
 
 def test_the_range_of_an_unknown_method_is_an_error_with_the_nearest_name() -> None:

@@ -1,11 +1,13 @@
 """Score-function gradients of rollouts and their variance V(q), the target quantity of GCPO App. D.
 
-g_i is the gradient of the SUM of the completion's log-probabilities at temperature 1, so it grows with length. Each row
-is stripped of its padding and run alone, without dropout: neither the other rows nor the padding can change g_i.
+g_i is the gradient of the SUM of the completion's log-probabilities, so it grows with length; they are those of
+softmax(logits / temperature), the distribution that is sampled from. Each row is stripped of its padding and run alone,
+without dropout: neither the other rows nor the padding can change g_i.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -44,6 +46,7 @@ def gradient_variance(
     advantages: Float[Tensor, " G"] | Sequence[float],
     *,
     params: str | Iterable[str] | None = None,
+    temperature: float = 1.0,
 ) -> GradientStats:
     """Sample-level gradient variance V(q), GCPO Eq. 20: (1/G) sum_i |A_i g_i - mean_j A_j g_j|^2 over all G rows.
 
@@ -59,7 +62,8 @@ def gradient_variance(
     Memory: two gradients. The model's train or eval mode and its `.grad` fields are left as they were.
 
     Raises ValueError for shapes that do not match, an advantage that is not finite, a completion token that is not
-    attended or that nothing precedes, and a name in `params` that fits no trainable parameter.
+    attended or that nothing precedes, a name in `params` that fits no trainable parameter, and a `temperature` that is
+    not above 0.
     """
     parameters = _parameters(model, params)
     rows = _distinct_rows(input_ids, attention_mask, completion_mask)
@@ -71,7 +75,7 @@ def gradient_variance(
     deviation = 0.0
     with _dropout_off(model):
         for row, members in active.items():
-            gradient = _score_gradient(model, row, parameters)
+            gradient = _score_gradient(model, row, parameters, temperature)
             squared_norm = sum(map(_squared_norm, gradient))
             shared = scale[members]
             centre = shared.mean()
@@ -102,16 +106,8 @@ def score_gradients(
     Arguments and errors as in `gradient_variance`; a row without a completion token is zero. Takes G times the memory
     of the parameters: for small models.
     """
-    parameters = _parameters(model, params)
-    rows = _distinct_rows(input_ids, attention_mask, completion_mask)
-    first = parameters[0]
-    size = sum(p.numel() for p in parameters)
-    matrix = torch.zeros(len(input_ids), size, dtype=_accumulator(first), device=first.device)
-    with _dropout_off(model):
-        for row, members in rows.items():
-            gradient = torch.cat([part.flatten() for part in _score_gradient(model, row, parameters)])
-            matrix[members] = gradient.to(matrix)
-    return matrix
+    gradients, place = _row_gradients(model, input_ids, attention_mask, completion_mask, params)
+    return gradients[place]
 
 
 def variance_decomposition(
@@ -143,7 +139,80 @@ def variance_decomposition(
     return intra, inter
 
 
-def _score_gradient(model: nn.Module, row: _Row, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def gradient_gram(
+    model: nn.Module,
+    input_ids: Int[Tensor, "G T"],
+    attention_mask: Shaped[Tensor, "G T"],
+    completion_mask: Shaped[Tensor, "G T"],
+    *,
+    params: str | Iterable[str] | None = None,
+    temperature: float = 1.0,
+) -> Float[Tensor, "G G"]:
+    """Inner products <g_i, g_j> of the rollouts' gradients, float64, on the CPU: all that distances and variances need.
+
+    With advantages A, `A[:, None] * A * gram` is that of A_i g_i; `gram_decomposition` and `gram_distances` take
+    either. Arguments and errors as in `gradient_variance`; a row without a completion token is a zero vector. Memory:
+    one gradient for each distinct row, in the parameters' type; products are accumulated in float64.
+    """
+    gradients, place = _row_gradients(model, input_ids, attention_mask, completion_mask, params, temperature)
+    # Apple's GPUs have no float64.
+    precision = torch.float32 if gradients.device.type == "mps" else torch.float64
+    gram = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
+    for part in gradients.split(2**16, dim=1):
+        gram += (part.to(precision) @ part.to(precision).T).cpu()
+    return gram[place][:, place]
+
+
+def gram_distances(gram: Float[Tensor, "*groups G G"]) -> Float[Tensor, "*groups G G"]:
+    """Euclidean distances |g_i - g_j| (GCPO Eq. 4, App. C) from the inner products; exactly 0 between equal vectors."""
+    norms = gram.diagonal(dim1=-2, dim2=-1)
+    return (norms.unsqueeze(-1) + norms.unsqueeze(-2) - 2 * gram).clamp(min=0).sqrt()
+
+
+def gram_decomposition(
+    gram: Float[Tensor, "*groups G G"], clusters: Int[Tensor, "*groups G"]
+) -> tuple[Float[Tensor, "*groups"], Float[Tensor, "*groups"]]:
+    """`variance_decomposition`, GCPO Eq. 2-3, from inner products: (intra, inter), rows of equal weight.
+
+    Of A_i g_i their sum is V(q), Eq. 20; of g_i it is the V(x) of Eq. 3. With all rows in one cluster, inter is 0 and
+    intra that sum. Raises ValueError for shapes that do not match.
+    """
+    if gram.shape != (*clusters.shape, clusters.shape[-1]):
+        raise ValueError(f"gram has shape {tuple(gram.shape)}, clusters {tuple(clusters.shape)}: expected (G, G), (G,)")
+    same = (clusters.unsqueeze(-1) == clusters.unsqueeze(-2)).to(gram.dtype)
+    # 1/G sum_i |g_i|^2, then that of the cluster means in place of g_i, then that of the overall mean.
+    rows = gram.diagonal(dim1=-2, dim2=-1).mean(-1)
+    means = (gram * same / same.sum(-1, keepdim=True)).sum(-1).mean(-1)
+    return (rows - means).clamp(min=0), (means - gram.mean((-2, -1))).clamp(min=0)
+
+
+def _row_gradients(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    completion_mask: Tensor,
+    params: str | Iterable[str] | None,
+    temperature: float = 1.0,
+) -> tuple[Float[Tensor, "R P"], Int[Tensor, " G"]]:
+    """The gradients of the distinct rows, flattened, and after them a row of zeros; and which of these each row has."""
+    parameters = _parameters(model, params)
+    rows = _distinct_rows(input_ids, attention_mask, completion_mask)
+    first, size = parameters[0], sum(p.numel() for p in parameters)
+    gradients = torch.zeros(len(rows) + 1, size, dtype=_accumulator(first), device=first.device)
+    place = torch.full((len(input_ids),), len(rows))
+    with _dropout_off(model):
+        for number, (row, members) in enumerate(rows.items()):
+            parts = _score_gradient(model, row, parameters, temperature)
+            torch.cat([part.flatten() for part in parts], out=gradients[number])
+            place[members] = number
+    return gradients, place
+
+
+def _score_gradient(
+    model: nn.Module, row: _Row, parameters: Sequence[Tensor], temperature: float = 1.0
+) -> tuple[Tensor, ...]:
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature is {temperature}, expected that of sampling, above 0")
     device = next(model.parameters()).device
     ids = torch.tensor([row.ids], device=device)
     attended = torch.tensor([row.attended], device=device, dtype=torch.long)
@@ -151,7 +220,7 @@ def _score_gradient(model: nn.Module, row: _Row, parameters: Sequence[Tensor]) -
     scored = torch.tensor(row.completion[1:], device=device)
     with torch.enable_grad():
         logits = model(input_ids=ids, attention_mask=attended, position_ids=positions).logits[0, :-1][scored]
-        logits = logits.to(_accumulator(logits))
+        logits = logits.to(_accumulator(logits)) / temperature
         log_likelihood = -nn.functional.cross_entropy(logits, ids[0, 1:][scored], reduction="sum")
         return torch.autograd.grad(log_likelihood, parameters, allow_unused=True, materialize_grads=True)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real as Number
 from typing import Literal
 
 import torch
@@ -153,6 +154,14 @@ def semantic_entropy(
     return torch.xlogy(weight / total, 1 / cluster_share).sum(-1).clamp(min=0)
 
 
+def check_kernel(kernel: str, t: float) -> None:
+    """Refuse what :func:`kernel_language_entropy` has no kernel for."""
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel is {kernel!r}, expected one of {', '.join(KERNELS)}")
+    if not (isinstance(t, Number) and 0 <= t < math.inf):
+        raise ValueError(f"t is {t!r}, expected a diffusion time of at least 0")
+
+
 def kernel_language_entropy(
     nli: Float[Tensor, "*groups G G 3"],
     *,
@@ -172,10 +181,7 @@ def kernel_language_entropy(
 
     Raises ValueError for another kernel, for t < 0, and for a tensor not shaped (..., G, G, 3).
     """
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel is {kernel!r}, expected one of {', '.join(KERNELS)}")
-    if not 0 <= t < math.inf:
-        raise ValueError(f"t is {t}, expected a diffusion time of at least 0")
+    check_kernel(kernel, t)
     if nli.ndim < 3 or nli.shape[-1] != 3 or nli.shape[-2] != nli.shape[-3]:
         raise ValueError(f"nli has shape {tuple(nli.shape)}, expected (..., G, G, 3): entail, neutral, contradict")
     kept = _kept(mask, nli, nli.shape[:-2])
@@ -212,15 +218,42 @@ def token_entropy(
 
 
 def predictive_entropy(
-    logps: Float[Tensor, "*groups G"], *, mask: Bool[Tensor, "*groups G"] | None = None
+    groups: Int[Tensor, "*groups G"], *, mask: Bool[Tensor, "*groups G"] | None = None
 ) -> Float[Tensor, "*groups"]:
-    """Predictive entropy in nats: -(1/G) sum_i logps_i, the Monte-Carlo estimate of the entropy of the response.
+    """Predictive entropy in nats, GCPO section 2.1: -sum_k q_k log q_k, with q_k the mass of prediction groups, n_k/G.
 
-    `logps` are sequence log-likelihoods (sums over tokens; means give its length-normalised variant). At least 0 for
-    log-likelihoods; no response gives 0. Source: GCPO section 2.1 names it, this is its usual sample estimate.
+    `groups` are arbitrary integer labels of exactly equal answers (``gcpo.semantics.exact_clusters``); of semantic
+    clusters it would be :func:`semantic_entropy`. In [0, log G]. Raises ValueError for labels that are no integers.
     """
-    kept = _kept(mask, logps, logps.shape)
-    return -torch.where(kept, _real(logps), 0).sum(-1) / kept.sum(-1).clamp(min=1)
+    if groups.is_floating_point():
+        raise ValueError(
+            f"groups are {groups.dtype}, expected integer labels of equal answers: give likelihoods to sequence_entropy"
+        )
+    return semantic_entropy(groups, mask=mask)
+
+
+def sequence_entropy(
+    logps: Float[Tensor, "*groups G"],
+    *,
+    normalise: bool = False,
+    lengths: Real[Tensor, "*groups G"] | None = None,
+    mask: Bool[Tensor, "*groups G"] | None = None,
+) -> Float[Tensor, "*groups"]:
+    """Sequence entropy in nats: -(1/G) sum_i logps_i, the Monte-Carlo estimate of the entropy of the response.
+
+    `logps` are log-likelihoods of sequences, summed over tokens; with `normalise` each is divided by its number of
+    tokens, `lengths`, and a response without a token is left out. (Means over tokens may also be given as `logps`.) At
+    least 0 for log-likelihoods; no response gives 0. The usual sample estimate.
+
+    Raises ValueError with `normalise` for `lengths` absent or not shaped like `logps`.
+    """
+    kept, logps = _kept(mask, logps, logps.shape), _real(logps)
+    if normalise:
+        if lengths is None:
+            raise ValueError("normalise=True divides by the number of tokens: give lengths, one per response")
+        _check_shape("lengths", lengths, logps.shape)
+        kept, logps = kept & (lengths > 0), logps / lengths
+    return -torch.where(kept, logps, 0).sum(-1) / kept.sum(-1).clamp(min=1)
 
 
 def self_consistency(

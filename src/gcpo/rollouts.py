@@ -9,6 +9,7 @@ from collections.abc import Callable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gcpo.clusters import bidirectional_clusters
 from gcpo.errors import nearest
 from gcpo.measures import REWARD_RANGE
 
@@ -18,6 +19,7 @@ Feature = Tensor | Callable[[], Tensor] | None
 # Trailing dimensions after (B, G): a size that differs between runs is written None.
 _TRAILING: dict[str, tuple[int | None, ...]] = {
     "clusters": (),
+    "bidirectional_clusters": (),
     "exact_clusters": (),
     "math_clusters": (),
     "task_clusters": (),
@@ -44,8 +46,9 @@ class Rollouts:
     Args:
         rewards: (B, G), NaN for a response that could not be scored.
         clusters: (B, G) int, semantic cluster labels, arbitrary within a group.
-        exact_clusters, math_clusters, task_clusters: (B, G) int, other labels, of equal texts and so on (see
-            :data:`gcpo.methods.parts.CLUSTERS`); a method that asks for a kind that is not given reads ``clusters``.
+        bidirectional_clusters, exact_clusters, math_clusters, task_clusters: (B, G) int, other labels, of equal texts
+            and so on (see :data:`gcpo.methods.parts.CLUSTERS`); a method that asks for a kind that is not given reads
+            ``clusters``, or for the first makes it from ``nli``.
         embeddings: (B, G, d), one per response; measures normalise them.
         nli: (B, G, G, 3), probabilities of entailment, neutral and contradiction; premise i, hypothesis j.
         logps: (B, G, T), token log-probabilities under the policy that sampled.
@@ -115,8 +118,12 @@ class Rollouts:
         return ~self.rewards.isnan()
 
     def clusters_as(self, kind: str | None) -> Int[Tensor, "B G"]:
-        """Cluster labels of a kind of ``gcpo.methods.parts.CLUSTERS``; ``clusters`` itself where it was not given."""
+        """Cluster labels of a kind of ``gcpo.methods.parts.CLUSTERS``; where it was not given ``clusters`` itself, or
+        for "bidirectional" what ``nli`` says."""
         name = f"{kind}_clusters"
+        if kind == "bidirectional" and name not in self._features:
+            answered = self.answered.bool() if "answered" in self._features else None
+            self._features[name] = bidirectional_clusters(self.nli, answered=answered)
         return getattr(self, name if name in self._features else "clusters")
 
     def __getattr__(self, name: str) -> Tensor:

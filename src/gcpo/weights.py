@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from gcpo.methods.apply import get_method
 from gcpo.methods.forms import FORMS, alpha_g, boost, damp, damp_square, exponential, focal, reciprocal
@@ -20,7 +21,9 @@ __all__ = [
 ]
 
 
-def weight_range(method: str | Sequence[str], alpha: float | None, group_size: int) -> tuple[float, float]:
+def weight_range(
+    method: str | Sequence[str], alpha: float | None, group_size: int, **options: Any
+) -> tuple[float, float]:
     """The lowest and the highest weight that a method can give at this alpha and G.
 
     Every factor knows its own ends; those of a product are multiplied. ``math.inf`` where nothing bounds a weight from
@@ -30,13 +33,14 @@ def weight_range(method: str | Sequence[str], alpha: float | None, group_size: i
         method: a name in ``METHODS``, a product of names ("bot_only*egpo") or a list of them.
         alpha: alpha_base, or None for each factor's own; factors that have none do not read it.
         group_size: G.
+        options: constants of the method, as in ``gcpo.methods.weights``.
 
     Raises:
-        ValueError: unknown method (with the nearest valid name).
+        ValueError: unknown method or option (with the nearest valid name).
     """
     low = high = 1.0
     if group_size > 1:
-        for factor in get_method(method, alpha=alpha).factors:
+        for factor in get_method(method, alpha=alpha, **options).factors:
             lowest, highest = factor.bounds(group_size)
             low, high = low * lowest, high * highest
     return low, high

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gcpo.errors import nearest
+from gcpo.errors import nearest, one_of
 from gcpo.masked import deviations
 from gcpo.methods.forms import check_alpha
 from gcpo.methods.parts import Factor, entirely_wrong, judged
@@ -31,6 +31,7 @@ def get_method(
     Args:
         name: names in :data:`METHODS`.
         alpha: alpha_base of the group factors; None: each factor's own. A method without any does not read it.
+            ``alpha_geo`` and ``alpha_rd`` among the options go before it, for CD and BoT, and for RD.
         seed: of what the method draws (see :meth:`Method.seeded`).
         loss_clip: the loss's own clip of the ratio, below and above 1, for a part that asks (``clip_cov``).
         options: constants of its parts, by their names in ``gcpo.methods``; each goes to every part that has it.
@@ -110,20 +111,27 @@ def _bound(
     loss_clip: tuple[float, float] | None,
     options: Mapping[str, Any],
 ) -> Method:
-    valid = dict.fromkeys(option for part in row.parts for option in part.OPTIONS)
+    valid = dict.fromkeys([option for part in row.parts for option in part.OPTIONS] + ["shuffle"] * row.permuted)
     if unknown := set(options) - set(valid):
         name = min(unknown)
         raise ValueError(f"{title} has no option {name!r}.{nearest(name, valid) if valid else ' It has none.'}")
-    if alpha is not None:
-        check_alpha(alpha)
+    shuffle = options.get("shuffle", row.shuffle)
+    if row.permuted:
+        one_of("shuffle", shuffle, ("both", "geo", "rd"))
+    strengths = {"alpha": alpha, **{name: options.get(name) for name in ("alpha_geo", "alpha_rd")}}
+    for name, strength in strengths.items():
+        if strength is not None:
+            check_alpha(strength, name)
     constants = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     if loss_clip is not None:
         constants = {"clip": loss_clip} | constants
 
     def bound(part: Any) -> Any:
-        own = {key: value for key, value in constants.items() if key in part.OPTIONS}
-        if part.has_alpha and alpha is not None:
-            own["alpha"] = alpha
+        own = {key: value for key, value in constants.items() if key in part.OPTIONS and key not in strengths}
+        strength = strengths.get(f"alpha_{part.side}")
+        strength = alpha if strength is None else strength
+        if part.has_alpha and strength is not None:
+            own["alpha"] = strength
         return dataclasses.replace(part, **own) if own else part
 
     return dataclasses.replace(
@@ -131,6 +139,7 @@ def _bound(
         factors=tuple(bound(factor) for factor in row.factors),
         reward=row.reward and bound(row.reward),
         penalty=row.penalty and bound(row.penalty),
+        shuffle=shuffle,
     )
 
 
@@ -212,14 +221,14 @@ def modulate(
         base = torch.where(entirely_wrong(rollouts) & judged(rollouts), -1, base)  # EGPO, Eq. 13
     columns: dict[str, Tensor] = {}
     weight = torch.ones_like(rollouts.rewards)
+    order = permutation(len(weight), row.seed).to(weight.device) if row.permuted else None
     for factor in row.factors:
         if factor.stage in stages:
             columns |= factor.columns(rollouts, base)
             own = columns[factor.weight].to(weight.dtype)
+            own = own if order is None or row.shuffle not in ("both", factor.side) else own[order]
             ndim = max(weight.ndim, own.ndim)
             weight = expand(weight, ndim) * expand(own, ndim)
-    if row.permuted:
-        weight = weight[permutation(len(weight), row.seed).to(weight.device)]
     if equalize_mean:
         counted = rollouts.scorable if weight.ndim == 2 else rollouts.scorable.unsqueeze(-1) & rollouts.mask.bool()
         weight = weight / weight[counted].mean() if counted.any() else weight
@@ -230,7 +239,8 @@ def _finite(method: str | Sequence[str], row: Method, modulation: Modulation) ->
     broken = ~modulation.weight.isfinite()
     if broken.any():
         group = int(broken.flatten(1).any(1).nonzero()[0])
-        group = int(permutation(len(broken), row.seed)[group]) if row.permuted else group  # whose weight it was
+        if row.shuffle in ("both", "geo"):  # whose weight it was: RD's are finite
+            group = int(permutation(len(broken), row.seed)[group])
         reads = ", ".join(["rewards", *sorted(row.reads)])
         raise ValueError(f"{method}: the weight of group {group} is not finite; look at its features, {reads}.")
     return modulation
@@ -251,8 +261,10 @@ def weights(
         method: a name in :data:`METHODS`, a product of names ("bot_only*egpo") or a list of them.
         rollouts: rewards and the features in ``get_method(method).reads``.
         alpha: alpha_base of the group factors (0.6 for GCPO's, 0.0417 for SEED-GRPO's, 0.2 for Q-Hawkeye's, which
-            alone is not divided by log G); None: each factor's own. Other factors have none and do not read it.
-        seed: of the permutation of ``gcpo_shuffled`` and of the tokens that ``clip_cov`` draws.
+            alone is not divided by log G: ``alpha_norm="none"``); None: each factor's own. Other factors have none and
+            do not read it. ``alpha_geo`` and ``alpha_rd`` go before it, for CD and BoT, and for RD.
+        seed: of the permutation of ``gcpo_shuffled`` (of one of its factors alone with ``shuffle="geo"`` or "rd") and
+            of the tokens that ``clip_cov`` draws.
         equalize_mean: divide by the mean over the batch, so that methods differ in where they push and not in how far.
         options: constants of the method, such as ``form="linear"`` (see ``gcpo.methods``).
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 
-def check_alpha(alpha: float) -> None:
+def check_alpha(alpha: float, name: str = "alpha") -> None:
     """Refuse a strength that would turn a weight around, or into no number."""
-    if not 0 <= alpha < math.inf:
-        raise ValueError(f"alpha must be at least 0, got {alpha}.")
+    number = isinstance(alpha, Real)
+    if not (number and 0 <= alpha < math.inf):
+        raise ValueError(f"{name} must be at least 0, got {alpha!r}{'' if number else ', which is no number'}.")
 
 
 def alpha_g(alpha: float, group_size: int) -> float:

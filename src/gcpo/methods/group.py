@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -21,29 +22,31 @@ from gcpo.rollouts import Rollouts
 class GroupFactor(Factor):
     """``FORMS[form](score(rollouts), strength)``, one weight per group; a subclass says which score.
 
-    The strength is alpha / log G (GCPO, section 3.4; SEED-GRPO, Eq. 6), or alpha itself where ``per_log_g`` is off.
+    The strength is alpha / log G (GCPO, section 3.4; SEED-GRPO, Eq. 6), or alpha itself with ``alpha_norm="none"``. CD
+    and BoT also take theirs as ``alpha_geo``, RD as ``alpha_rd``: GCPO has one alpha for both of its factors.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("form",)
+    OPTIONS: ClassVar[tuple[str, ...]] = ("form", "alpha_norm")
     has_alpha = True
     granularity = "group"
     subject: ClassVar[str] = "answers"  # what differs in a group with a high score
 
     form: str = "linear"
     alpha: float = 0.6
-    per_log_g: bool = True
+    alpha_norm: Literal["log_g", "none"] = "log_g"
 
     def __post_init__(self) -> None:
         one_of("form", self.form, FORMS)
+        one_of("alpha_norm", self.alpha_norm, ("log_g", "none"))
         super().__post_init__()
 
+    @abstractmethod
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
         """The disagreement of each group, at least 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def highest(self, group_size: int) -> float:
         """The largest score of a group of this size."""
-        raise NotImplementedError
 
     @property
     def direction(self) -> str:
@@ -52,7 +55,7 @@ class GroupFactor(Factor):
 
     def strength(self, group_size: int) -> float:
         """alpha_G of GCPO, or alpha where it is not divided by log G."""
-        return alpha_g(self.alpha, group_size) if self.per_log_g else self.alpha
+        return alpha_g(self.alpha, group_size) if self.alpha_norm == "log_g" else self.alpha
 
     def bounds(self, group_size: int) -> tuple[float, float]:
         # Every form is monotone in its score, so that the score's two ends span the range.
@@ -71,20 +74,19 @@ class GroupFactor(Factor):
 class SemanticEntropy(GroupFactor):
     """SE(q) of the group's clusters (GCPO, section 2.1; SEED-GRPO, Eq. 5)."""
 
-    OPTIONS = ("form", "estimator", "clusters")
+    OPTIONS = ("form", "alpha_norm", "estimator", "clusters")
     measure: str = "se"
     weight: str = "w_se"
     estimator: Literal["counts", "rao", "mc"] = "counts"
-    clusters: str | None = "nli"
+    clusters: str | None = "greedy"
 
     def __post_init__(self) -> None:
-        one_of("form", self.form, FORMS)
         one_of("estimator", self.estimator, measures.ESTIMATORS)
         super().__post_init__()
 
     @property
     def reads(self) -> frozenset[str]:
-        return frozenset({"clusters"} if self.estimator == "counts" else {"clusters", "logps", "mask"})
+        return self.labels if self.estimator == "counts" else self.labels | {"logps", "mask"}
 
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
         clusters = rollouts.clusters_as(self.clusters)
@@ -101,14 +103,22 @@ class SemanticEntropy(GroupFactor):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelEntropy(GroupFactor):
-    """KLE(q), the von Neumann entropy of the entailment graph (GCPO, Table 1)."""
+    """KLE(q), the von Neumann entropy of the entailment graph (GCPO, Table 1); ``t`` is the heat kernel's time."""
 
+    OPTIONS = ("form", "alpha_norm", "kernel", "t")
     measure: str = "kle"
     weight: str = "w_kle"
+    kernel: Literal["heat", "matern"] = "heat"
+    t: float = 0.3
     reads = frozenset({"nli"})
 
+    def __post_init__(self) -> None:
+        measures.check_kernel(self.kernel, self.t)
+        super().__post_init__()
+
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
-        return measures.kernel_language_entropy(rollouts.nli, mask=rollouts.scorable)
+        kept = rollouts.scorable
+        return measures.kernel_language_entropy(rollouts.nli, kernel=self.kernel, t=self.t, mask=kept)
 
     def highest(self, group_size: int) -> float:
         return math.log(group_size)
@@ -118,6 +128,8 @@ class KernelEntropy(GroupFactor):
 class CosineDispersion(GroupFactor):
     """CD(q), GCPO Eq. 7, with the weight of Eq. 8."""
 
+    OPTIONS = ("form", "alpha_norm", "alpha_geo")
+    side = "geo"
     measure: str = "u_geo"
     weight: str = "w_geo"
     form: str = "square"
@@ -134,12 +146,16 @@ class CosineDispersion(GroupFactor):
 class BarycentricTransport(GroupFactor):
     """BoT(q), GCPO Eq. 9-10, with the weight of Eq. 8."""
 
-    OPTIONS = ("form", "clusters")
+    OPTIONS = ("form", "alpha_norm", "alpha_geo", "clusters")
+    side = "geo"
     measure: str = "u_geo"
     weight: str = "w_geo"
     form: str = "square"
-    clusters: str | None = "nli"
-    reads = frozenset({"embeddings", "clusters"})
+    clusters: str | None = "greedy"
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return self.labels | {"embeddings"}
 
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
         clusters = rollouts.clusters_as(self.clusters)
@@ -153,6 +169,8 @@ class BarycentricTransport(GroupFactor):
 class RewardDispersion(GroupFactor):
     """RD(q), GCPO Eq. 11."""
 
+    OPTIONS = ("form", "alpha_norm", "alpha_rd")
+    side = "rd"
     subject = "rewards"
     measure: str = "rd"
     weight: str = "w_rd"
@@ -174,7 +192,7 @@ class RewardVariance(GroupFactor):
     measure: str = "reward_variance"
     weight: str = "w_variance"
     alpha: float = 0.2
-    per_log_g: bool = False
+    alpha_norm: Literal["log_g", "none"] = "none"
     reads: ClassVar[frozenset[str]] = frozenset()
 
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:

@@ -6,6 +6,7 @@ and the base advantages A; responses without a reward take no part in any mean, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -17,9 +18,10 @@ from gcpo.masked import mean
 from gcpo.rollouts import Rollouts
 
 ROUNDING = 1e-6  # what is this little below a mean is at the mean
-# Which responses mean the same: those that entail one another (GCPO, App. E.3), equal texts (SEED-GRPO), equal
-# mathematical answers by Math-Verify, or as the task does it ("math" for mathematics, "nli" elsewhere).
-CLUSTERS = ("nli", "exact", "math", "task")
+# Which responses mean the same: those that the first of a cluster entails (GCPO, App. E.3), those that entail one
+# another, equal texts (SEED-GRPO), equal mathematical answers by Math-Verify, or as the task does it ("math" for
+# mathematics, "greedy" elsewhere).
+CLUSTERS = ("greedy", "bidirectional", "exact", "math", "task")
 
 
 def right(rollouts: Rollouts) -> Bool[Tensor, "B G"]:
@@ -44,7 +46,7 @@ def likelihoods(rollouts: Rollouts) -> tuple[Float[Tensor, "B G"], Bool[Tensor, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(ABC):
     """A frozen set of constants with one function of the rollouts, and what the rest must know of it.
 
     ``OPTIONS`` are the constants that a user may set; ``reads`` the features of the rollouts it needs beside rewards.
@@ -52,6 +54,7 @@ class Part:
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
     has_alpha: ClassVar[bool] = False  # a strength that is called alpha
+    side: ClassVar[Literal["", "geo", "rd"]] = ""  # which factor of GCPO's two: the end of alpha_geo, a shuffle's name
     needs_steps: ClassVar[bool] = False  # does nothing while pi = pi_old
 
     clusters: str | None = None  # a key of CLUSTERS, for a part that reads clusters
@@ -60,14 +63,19 @@ class Part:
         one_of("clusters", self.clusters, (None, *CLUSTERS))
 
     @property
+    @abstractmethod
     def reads(self) -> frozenset[str]:
         """The features of the rollouts it reads, beside rewards."""
-        raise NotImplementedError
 
     @property
+    def labels(self) -> frozenset[str]:
+        """The feature that its clusters are."""
+        return frozenset({"nli" if self.clusters == "bidirectional" else "clusters"})
+
+    @property
+    @abstractmethod
     def direction(self) -> str:
         """What it makes smaller or larger, in a few words."""
-        raise NotImplementedError
 
     @property
     def judges(self) -> bool:
@@ -90,23 +98,23 @@ class Factor(Part):
     measure: str
     weight: str
 
+    @abstractmethod
     def bounds(self, group_size: int) -> tuple[float, float]:
         """The lowest and the highest weight for G of at least 2."""
-        raise NotImplementedError
 
     def seeded(self, seed: int) -> Self:
         """Itself, or with another seed where it draws random numbers."""
         return self
 
+    @abstractmethod
     def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
         """The weight and what it is made from, by column: (B,), (B, G) or (B, G, T) as ``granularity`` says."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardStage(Part):
     """A rule that changes rewards before they are normalised to advantages."""
 
+    @abstractmethod
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
         """New rewards; NaN stays NaN."""
-        raise NotImplementedError

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gcpo.errors import one_of
 from gcpo.masked import deviations, mean
+from gcpo.methods.forms import check_alpha
 from gcpo.methods.parts import Factor, entirely_wrong, right
 from gcpo.rollouts import Rollouts
 
@@ -23,10 +24,11 @@ ALL: tuple[float, float] = (0.0, math.inf)
 class EntropyFactor(Factor):
     """A response's entropy against its group's: EDGE-GRPO, EG-SPO-style gating, EGPO and its ablations.
 
-    ratio = mean_j(H_j) / (H_i + epsilon), or H_i / mean_j(H_j) if not ``inverse``; then clamped to ``correct`` or
-    ``wrong`` by the response's outcome. H_i is the mean over tokens of the Shannon entropy ("shannon"), or of the
-    negative log-likelihood of the sampled token ("nll", EGPO Eq. 5). A response without tokens, with H = 0, or in a
-    group with mean 0, has ratio 1.
+    ratio = mean_j(H_j) / (H_i + epsilon), or H_i / (mean_j(H_j) + epsilon) if not ``inverse``; then clamped to
+    ``correct`` or ``wrong`` by the response's outcome. H_i is the mean over tokens of the Shannon entropy ("shannon"),
+    or of the negative log-likelihood of the sampled token ("nll", EGPO Eq. 5). H = 0 is no special case: with an
+    epsilon above 0 its ratio is the largest of all. A response without tokens, or whose ratio is a division by 0, has
+    ratio 1.
 
     ``renorm``: divide by the group's mean, "before" the clamp (mean not 1) or "after" it (bounds not kept), EGPO Eq. 9.
     ``all_wrong``: with "weighted", a group without a right response gets A = -1 (EGPO Eq. 13) times its weights; with
@@ -52,6 +54,7 @@ class EntropyFactor(Factor):
         one_of("renorm", self.renorm, ("none", "before", "after"))
         one_of("all_wrong", self.all_wrong, ("none", "weighted", "locked"))
         one_of("scope", self.scope, ("joint", "thinking", "answer"))
+        check_alpha(self.epsilon, "epsilon")
         super().__post_init__()
         for name in ("correct", "wrong"):
             low, high = getattr(self, name)
@@ -99,11 +102,13 @@ class EntropyFactor(Factor):
         entropy = mean(values, tokens).squeeze(-1).clamp(min=0)
         valid = rollouts.scorable & tokens.any(-1) & entropy.isfinite()
         average = mean(entropy, valid)
-        ratio = average / (entropy + self.epsilon) if self.inverse else entropy / average
-        ratio = torch.where(valid & (entropy > 0) & (average > 0), ratio, 1)
+        above, below = (average, entropy) if self.inverse else (entropy, average)
+        below = below + self.epsilon
+        ratio = torch.where(valid & (below > 0), above / below, 1)
         if self.renorm == "before":
             ratio = ratio.clamp(max=CEILING)
-            ratio = ratio / mean(ratio, valid)
+            level = mean(ratio, valid)
+            ratio = torch.where(level > 0, ratio / level, 1)
         correct = right(rollouts) if self.judges else torch.ones_like(valid)
         weight = torch.where(correct, ratio.clamp(*self.correct), ratio.clamp(*self.wrong))
         if self.renorm == "after":

@@ -21,8 +21,11 @@ class ClusterShare(RewardStage):
     OPTIONS = ("clusters",)
     clusters: str | None = "task"
 
-    reads = frozenset({"clusters", "answered"})
     direction = "rewards the majority"
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return self.labels | {"answered"}
 
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
         kept, clusters = rollouts.scorable, rollouts.clusters_as(self.clusters)

@@ -43,7 +43,7 @@ class Method:
         base: the base advantage, a key of :data:`BASES`.
         trl: further settings of TRL's GRPOConfig that the method needs.
         drops_equal: groups without reward variance leave the loss's token count.
-        permuted: a control that hands each group the weight of another group.
+        shuffle: of a control that hands groups the weights of others, which: "both" of GCPO's factors, "geo" or "rd".
         seed: of the permutation.
     """
 
@@ -56,8 +56,13 @@ class Method:
     base: str = "grpo"
     trl: Mapping[str, Any] = field(default_factory=dict)
     drops_equal: bool = False
-    permuted: bool = False
+    shuffle: Literal["both", "geo", "rd"] | None = None
     seed: int = 0
+
+    @property
+    def permuted(self) -> bool:
+        """Whether it is a control that hands groups the weights of others."""
+        return self.shuffle is not None
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -95,7 +100,7 @@ class Method:
     def entails(self, mathematics: bool) -> bool:
         """Whether it asks an entailment model; clusters "as the task does it" do so where it is not mathematics."""
         kinds = {part.clusters for part in self.parts}
-        return "nli" in self.reads or "nli" in kinds or ("task" in kinds and not mathematics)
+        return "nli" in self.reads or "greedy" in kinds or ("task" in kinds and not mathematics)
 
     @property
     def in_loss(self) -> bool:
@@ -105,7 +110,7 @@ class Method:
     def constants(self) -> dict[str, Any]:
         """Everything that decides what it does, in values that JSON can hold."""
         parts = [{"part": type(part).__name__, **asdict(part)} for part in self.parts]
-        named = {key: getattr(self, key) for key in ("alpha", "base", "trl", "drops_equal", "permuted", "seed")}
+        named = {key: getattr(self, key) for key in ("alpha", "base", "trl", "drops_equal", "shuffle", "seed")}
         return json.loads(json.dumps({"parts": parts, **named}), parse_constant=str)  # infinity is a word there
 
     @property
@@ -151,7 +156,7 @@ METHODS: dict[str, Method] = {
     "gcpo_cd": Method(paper="GCPO, section 3.4", rule="omega_CD omega_RD", factors=(CD, RD)),
     "gcpo_bot": Method(paper="GCPO, section 3.4", rule="omega_BoT omega_RD", factors=(BOT, RD)),
     "gcpo_shuffled": Method(paper="our control", rule="gcpo_bot's weights, permuted across groups", factors=(BOT, RD),
-                            permuted=True),
+                            shuffle="both"),
     "qhawkeye": Method(paper="GCPO, App. G", rule="1 - alpha Var(r) / (range/2)^2", factors=(VARIANCE,)),
     # a rule for rewards
     "empo": Method(paper="EMPO", rule="r = share of the response's cluster", acts="reward", reward=ClusterShare()),

@@ -1,17 +1,10 @@
 """Meaning of texts: embeddings, entailment, the clusterings made from them, and features of whole groups."""
 
-from gcpo.semantics.clusters import (
-    THRESHOLD,
-    bidirectional_clusters,
-    cluster_nli,
-    cluster_texts,
-    exact_clusters,
-    greedy_clusters,
-    group_nli,
-    math_clusters,
-)
+from gcpo.clusters import THRESHOLD, bidirectional_clusters, cluster_nli, greedy_clusters
+from gcpo.semantics.clusters import cluster_texts, exact_clusters, group_nli, math_clusters
 from gcpo.semantics.features import NO_ANSWER, TextFeatures, answer_mask, from_texts
-from gcpo.semantics.models import Embedder, Entailment, explain_loading
+from gcpo.semantics.loading import explain_loading
+from gcpo.semantics.models import Embedder, Entailment
 
 __all__ = [
     "NO_ANSWER",

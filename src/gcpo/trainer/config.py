@@ -26,7 +26,9 @@ class GCPOConfig(GRPOConfig):
 
     Args:
         method: a name in :data:`gcpo.methods.METHODS`, a product of names ("bot_only*egpo") or a list of them.
-        method_options: constants of the method, such as ``{"form": "linear"}`` (see ``gcpo.methods``).
+        method_options: constants of the method, such as ``{"form": "linear"}`` (see ``gcpo.methods``). Of group
+            weights: ``alpha_geo`` and ``alpha_rd`` in place of alpha for one of GCPO's factors, ``alpha_norm`` "log_g"
+            or "none" (alpha as it is), ``clusters`` "greedy", "bidirectional", "exact", "math" or "task".
         alpha: alpha_base of group weights; the strength is alpha / log G (GCPO, section 3.4). None: the method's own
             (0.6 for GCPO's). 0 gives the base method.
         equalize_mean: divide the weights by their mean over the batch, for comparisons at nearly the same mean |A| (a
@@ -38,7 +40,8 @@ class GCPOConfig(GRPOConfig):
             right.
         embedding_model: a sentence-transformers path or Hub name; loaded only for methods that read embeddings.
         entailment_model: a sequence classification path or Hub name; loaded only for methods that read clusters or NLI.
-        entailment_threshold: a response joins a cluster at this entailment probability or above (GCPO, App. E.3).
+        entailment_threshold: a response joins a greedy cluster at this entailment probability or above (GCPO, App.
+            E.3).
         use_full_completion_for_clustering: embed and cluster the whole completion instead of the extracted answer,
             as GCPO does for mathematics.
 

