@@ -193,23 +193,37 @@ def test_replicates_without_a_rho_are_left_out() -> None:
 # --- held-out prediction --------------------------------------------------------------------------------------------
 
 
-def test_heldout_prediction_is_the_loop_over_folds() -> None:
+def test_heldout_prediction_is_the_mean_of_the_folds() -> None:
     u, v = columns(5, 43)
-    predicted = np.empty(43)
+    errors, rhos = [], []
     for train, test in KFold(5, shuffle=True, random_state=3).split(u):
         slope, intercept = np.polyfit(u[train], v[train], 1)
-        predicted[test] = intercept + slope * u[test]
-    expected = (np.abs(v - predicted).mean(), spearmanr(predicted, v).statistic)
-    assert s.heldout_prediction(u, v, seed=3) == pytest.approx(expected, abs=1e-10)
+        predicted = intercept + slope * u[test]
+        errors.append(np.abs(v[test] - predicted).mean())
+        rhos.append(spearmanr(predicted, v[test]).statistic)
+    assert s.heldout_prediction(u, v, seed=3) == pytest.approx((np.mean(errors), np.mean(rhos)), abs=1e-10)
 
 
-def test_heldout_prediction_without_information_ranks_below_zero() -> None:
-    assert s.heldout_prediction(np.ones(50), np.arange(50))[1] < 0
+def test_heldout_prediction_keeps_its_sign() -> None:
+    u = np.arange(60.0)
+    assert s.heldout_prediction(u, -u)[1] == pytest.approx(1)  # the line knows the direction
 
 
-def test_heldout_prediction_needs_a_query_per_fold() -> None:
-    with pytest.raises(ValueError, match="folds is 6, expected 2 to 5"):
-        s.heldout_prediction(range(5), range(5), folds=6)
+def test_heldout_prediction_of_noise_has_no_sign() -> None:
+    """Pooled over folds the predictions of a useless line rank against the truth."""
+    rng = np.random.default_rng(0)
+    rhos = [s.heldout_prediction(rng.normal(size=40), rng.normal(size=40))[1] for _ in range(200)]
+    assert abs(np.mean(rhos)) < 0.06
+
+
+def test_heldout_prediction_without_a_rho_in_any_fold_has_none() -> None:
+    assert math.isnan(s.heldout_prediction(np.ones(50), np.arange(50))[1])
+
+
+@pytest.mark.parametrize("folds", [1, 4])
+def test_heldout_prediction_needs_three_queries_per_fold(folds: int) -> None:
+    with pytest.raises(ValueError, match=f"folds is {folds}, expected 2 to 3: each needs 3 of 11 queries"):
+        s.heldout_prediction(range(11), range(11), folds=folds)
 
 
 # --- comparisons of training runs -----------------------------------------------------------------------------------
@@ -237,13 +251,31 @@ def test_stratified_bootstrap_of_one_task_has_the_normal_width() -> None:
 def test_stratified_bootstrap_is_the_plain_loop() -> None:
     scores = np.random.default_rng(7).normal(size=(4, 2))
     rng = np.random.default_rng(3)
-    draws = [scores[rng.integers(4, size=(300, 4)), task] for task in range(2)]
+    rngs = [rng, *rng.spawn(1)]  # one a task
+    draws = [scores[own.integers(4, size=(300, 4)), task] for task, own in enumerate(rngs)]
     pooled = np.sort(np.concatenate(draws, axis=1), axis=1)  # 8 scores: the middle 4 are kept
     middle = pooled[:, 2:6]
     estimates = scores.mean(), np.sort(scores, axis=None)[2:6].mean()
     found = s.stratified_bootstrap(scores, n=300, seed=3)
     for interval, estimate, replicates in zip(found, estimates, (pooled.mean(1), middle.mean(1)), strict=True):
         assert interval == pytest.approx((estimate, *np.percentile(replicates, [2.5, 97.5])), abs=1e-12)
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_the_size_of_a_chunk_has_no_part_in_a_stratified_bootstrap(tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = list(np.random.default_rng(1).normal(size=(tasks, 5)))
+    expected = s.stratified_bootstrap(scores, n=100)
+    for elements in (1, 5 * tasks * 7, 2**22):
+        monkeypatch.setattr(s, "CHUNK_ELEMENTS", elements)
+        assert s.stratified_bootstrap(scores, n=100) == expected
+
+
+def test_a_task_draws_what_it_draws_beside_any_other() -> None:
+    fixed = [0.0, 0.0, 0.0]
+    scores = np.random.default_rng(1).normal(size=6)
+    alone = s.stratified_bootstrap([scores], n=50).mean
+    beside = s.stratified_bootstrap([scores, fixed], n=50).mean
+    assert beside == pytest.approx(tuple(x / 2 for x in alone))
 
 
 def test_tasks_count_equally_whatever_their_number_of_runs() -> None:
@@ -291,7 +323,7 @@ def test_paired_query_bootstrap_averages_seeds_and_resamples_queries() -> None:
 
 
 def test_lists_and_tensors_are_accepted() -> None:
-    u, v = columns(6, 12)
+    u, v = columns(6, 15)
     tensors = torch.tensor(u, requires_grad=True), torch.tensor(v)
     for statistic in (s.spearman, s.top_auc, s.precision_at_top, s.heldout_prediction):
         assert statistic(*tensors) == statistic(u, v) == statistic(u.tolist(), v.tolist())

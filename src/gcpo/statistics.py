@@ -1,22 +1,26 @@
 """Statistics of the analysis (GCPO App. D) and of training comparisons.
 
 Inputs are NumPy arrays, lists or tensors; results are Python floats. One entry is one query unless said otherwise.
-All resampling is seeded, and every interval is the 95 % percentile interval of `n` bootstrap replicates.
+All drawing is seeded, and every interval is the 95 % percentile interval of `n` draws: bootstrap replicates, or what
+`training_difference` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata, trim_mean
+from scipy.stats import norm, pearsonr, trim_mean
+from scipy.stats import t as student
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import mean_absolute_error
-from sklearn.model_selection import KFold, cross_val_predict
+from sklearn.model_selection import KFold
+
+from gcpo.errors import one_of
 
 Values = ArrayLike | torch.Tensor
 Scores = Values | Sequence[ArrayLike] | Sequence[torch.Tensor]
@@ -25,14 +29,37 @@ Array = NDArray[np.float64]
 PERCENTILES = (2.5, 97.5)
 FEWEST_POINTS = 3
 CHUNK_ELEMENTS = 2**19  # resampled values held at a time: a few megabytes
+# Standard errors between 0 and the smallest difference that a two-sided test at 5 % finds with a probability of 80 %.
+DETECTABLE = float(norm.ppf(0.975) + norm.ppf(0.8))
 
 
 class Interval(NamedTuple):
-    """An estimate from all the data with its 95 % bootstrap interval; unpacks as (estimate, low, high)."""
+    """An estimate from all the data with its 95 % interval; unpacks as (estimate, low, high)."""
 
     estimate: float
     low: float
     high: float
+
+
+class Draws(NamedTuple):
+    """What :func:`training_difference` reads: the difference, and `draws` of it around the truth.
+
+    One drawing answers for the interval at any level and for p, so that these never disagree.
+    """
+
+    estimate: float
+    draws: Array
+
+    def interval(self, level: float = 0.95) -> Interval:
+        """The difference with the interval that holds the share `level` (in (0, 1)) of the draws."""
+        low, high = np.percentile(self.draws, (50 * (1 - level), 50 * (1 + level)))
+        return Interval(self.estimate, float(low), float(high))
+
+    @property
+    def p(self) -> float:
+        """Two-sided p value of no difference: at least 1 / n, at most 1."""
+        tail = min((self.draws <= 0).mean(), (self.draws >= 0).mean())
+        return float(min(1, max(2 * tail, 1 / len(self.draws))))
 
 
 class StratifiedBootstrap(NamedTuple):
@@ -48,8 +75,7 @@ def spearman(u: Values, v: Values) -> float:
     GCPO Eq. 21 is the special case without ties; zero-variance groups tie, so ranks are averaged. nan when `u` or `v`
     is constant. Raises ValueError for different lengths, fewer than 3 points, or a value that is not finite.
     """
-    u, v = _columns(u=u, v=v)
-    return float(_rhos(u, v, np.ones((1, len(u))))[0])
+    return _seen("spearman", u, v)
 
 
 def top_auc(u: Values, v: Values, q: float = 0.1) -> float:
@@ -59,11 +85,7 @@ def top_auc(u: Values, v: Values, q: float = 0.1) -> float:
     result is the expectation over random tie-breaking, computed exactly: it depends on no order and no seed.
     Raises ValueError as `spearman`, and for `q` outside (0, 1).
     """
-    u, v = _columns(u=u, v=v)
-    size = _top_size(q, len(u))
-    # Mann-Whitney's rank sum; it is linear in the membership, so a probability of membership gives the expectation.
-    excess = _top_membership(v, size) @ rankdata(u) - size * (size + 1) / 2
-    return float(excess / (size * (len(u) - size)))
+    return _seen("auc", u, v, _share(q))
 
 
 def precision_at_top(u: Values, v: Values, q: float = 0.1) -> float:
@@ -73,9 +95,7 @@ def precision_at_top(u: Values, v: Values, q: float = 0.1) -> float:
     random tie-breaking, independent in `u` and `v`, so the order of the arrays has no part in it.
     Raises ValueError as `spearman`, and for `q` outside (0, 1).
     """
-    u, v = _columns(u=u, v=v)
-    size = _top_size(q, len(u))
-    return float(_top_membership(u, size) @ _top_membership(v, size) / size)
+    return _seen("precision", u, v, _share(q))
 
 
 def spearman_interval(u: Values, v: Values, n: int = 10000, seed: int = 0) -> Interval:
@@ -84,34 +104,44 @@ def spearman_interval(u: Values, v: Values, n: int = 10000, seed: int = 0) -> In
     Raises ValueError as `spearman`.
     """
     u, v = _columns(u=u, v=v)
-    replicates = np.concatenate([_rhos(u, v, counts) for counts in _resamples(len(u), n, seed)])
+    replicates = np.concatenate([rhos(u, v, counts) for counts in _resamples(len(u), n, seed)])
     return _interval(spearman(u, v), replicates)
 
 
-def paired_bootstrap(u_a: Values, u_b: Values, v: Values, n: int = 10000, seed: int = 0) -> Interval:
+def paired_bootstrap(
+    u_a: Values, u_b: Values, v: Values, n: int = 10000, seed: int = 0, statistic: str = "spearman"
+) -> Interval:
     """rho(u_a, v) - rho(u_b, v) with its interval, GCPO App. D.6: each replicate resamples the queries once for both.
 
-    Ranks are taken anew in each replicate; replicates without a rho (a constant column) are left out. An interval above
-    0 says that `u_a` follows `v` more closely. Raises ValueError as `spearman`.
+    `statistic` is a key of `RANKINGS`: "auc" gives the difference of App. D.5, at the top 10 %. Ranks are taken anew in
+    each replicate; replicates without a value (a constant column) are left out. An interval above 0 says that `u_a`
+    follows `v` more closely. Raises ValueError as `spearman`, and for another statistic.
     """
+    one_of("statistic", statistic, RANKINGS)
     u_a, u_b, v = _columns(u_a=u_a, u_b=u_b, v=v)
-    replicates = [_rhos(u_a, v, counts) - _rhos(u_b, v, counts) for counts in _resamples(len(v), n, seed)]
-    return _interval(spearman(u_a, v) - spearman(u_b, v), np.concatenate(replicates))
+    of = RANKINGS[statistic]
+    replicates = [of(u_a, v, counts) - of(u_b, v, counts) for counts in _resamples(len(v), n, seed)]
+    return _interval(_seen(statistic, u_a, v) - _seen(statistic, u_b, v), np.concatenate(replicates))
 
 
 def heldout_prediction(u: Values, v: Values, folds: int = 5, seed: int = 0) -> tuple[float, float]:
     """(mean absolute error, Spearman's rho) of predicting `v` by a line in `u` on held-out folds, GCPO App. D.7.
 
-    Predictions of all folds are pooled before both figures; folds are shuffled by `seed`. The error has the unit of
-    `v`. Each fold has its own line, so for an uninformative `u` the pooled rho lies somewhat below 0, not at 0.
-    Raises ValueError as `spearman`, and for fewer than 2 folds or more folds than queries.
+    Each is computed within each fold and averaged over folds, as each fold has a line of its own; folds are shuffled by
+    `seed`. The error has the unit of `v`. A fold without a rho (a constant `u` or `v`) is left out of its mean.
+    Raises ValueError as `spearman`, and for fewer than 2 folds or folds of fewer than 3 queries.
     """
     u, v = _columns(u=u, v=v)
-    if not 2 <= folds <= len(u):
-        raise ValueError(f"folds is {folds}, expected 2 to {len(u)}: every fold needs a query")
-    splits = KFold(folds, shuffle=True, random_state=seed)
-    predicted = cross_val_predict(LinearRegression(), u[:, None], v, cv=splits)
-    return float(mean_absolute_error(v, predicted)), spearman(predicted, v)
+    most = len(u) // FEWEST_POINTS
+    if not 2 <= folds <= most:
+        raise ValueError(f"folds is {folds}, expected 2 to {most}: each needs {FEWEST_POINTS} of {len(u)} queries")
+    errors, rhos = [], []
+    for train, test in KFold(folds, shuffle=True, random_state=seed).split(u):
+        predicted = LinearRegression().fit(u[train, None], v[train]).predict(u[test, None])
+        errors.append(mean_absolute_error(v[test], predicted))
+        rhos.append(spearman(predicted, v[test]))
+    defined = [rho for rho in rhos if not np.isnan(rho)]
+    return float(np.mean(errors)), float(np.mean(defined)) if defined else float("nan")
 
 
 def interquartile_mean(x: Values) -> float:
@@ -135,9 +165,10 @@ def stratified_bootstrap(scores: Scores, n: int = 10000, seed: int = 0) -> Strat
     """
     strata = _strata("scores", scores)
     rng = _generator(n, seed)
+    rngs = [rng, *rng.spawn(len(strata) - 1)]  # one a task: what a task draws depends on no other, nor on chunks
     means, iqms = [], []
     for size in _chunks(n, sum(map(len, strata))):
-        draws = [runs[rng.integers(len(runs), size=(size, len(runs)))] for runs in strata]
+        draws = [runs[own.integers(len(runs), size=(size, len(runs)))] for own, runs in zip(rngs, strata, strict=True)]
         means.append(np.mean([draw.mean(axis=1) for draw in draws], axis=0))
         iqms.append(trim_mean(np.concatenate(draws, axis=1), 0.25, axis=1))
     return StratifiedBootstrap(
@@ -177,6 +208,137 @@ def paired_query_bootstrap(a: Values, b: Values, n: int = 10000, seed: int = 0) 
     gain = mean_a - mean_b
     replicates = np.concatenate([counts @ gain / len(gain) for counts in _resamples(len(gain), n, seed)])
     return _interval(float(gain.mean()), replicates)
+
+
+def training_difference(a: Values, b: Values, n: int = 10000, seed: int = 0) -> Interval:
+    """Mean score of `a` minus that of `b`, trained and tested alike, with an interval for other seeds and questions.
+
+    `a` and `b` are (seeds, questions), the same seeds and the same questions in the same order: differences are paired
+    by both, which takes out what a seed or a question does to every method. The interval is that of `n` draws, each the
+    sum of two independent parts: seeds by Student's t with their number less 1, as resampling three of them would cover
+    the truth in three quarters of the cases only; and questions by resampling, less the share of their spread that is
+    noise of single answers, which the seeds' spread holds already. The unit is that of the scores, the level 95 %.
+    Raises ValueError for scores that are no such pair, and for fewer than 2 seeds or `FEWEST_POINTS` questions.
+    """
+    return training_draws(a, b, n, seed).interval()
+
+
+def training_draws(a: Values, b: Values, n: int = 10000, seed: int = 0) -> Draws:
+    """The draws of :func:`training_difference`, for its interval at any level and its p value at the price of one."""
+    paired, rng = _paired(a, b), _generator(n, seed).spawn(1)[0]  # apart from the stream that draws questions
+    over_seeds, _, share = _standard_errors(paired)
+    columns = paired.mean(axis=0)
+    gain = float(columns.mean())
+    of_questions = [counts @ (columns - gain) / len(columns) for counts in _resamples(len(columns), n, seed)]
+    of_seeds = over_seeds * rng.standard_t(len(paired) - 1, size=n)
+    return Draws(gain, gain + of_seeds + np.sqrt(share) * np.concatenate(of_questions))
+
+
+def minimal_detectable(a: Values, b: Values, power: float = 0.8) -> float:
+    """The smallest true difference that this many seeds and questions would tell from 0 with probability `power`.
+
+    Two-sided at 5 %, by the power of Student's t test with the standard error of `training_difference` and the number
+    of seeds less 1. The unit is that of the scores. Raises ValueError as `training_difference`, and for a power
+    outside (0.05, 1).
+    """
+    from statsmodels.stats.power import TTestPower  # of the extra `repro`, and slow to import
+
+    if not 0.05 < power < 1:
+        raise ValueError(f"power is {power}, expected a probability above 0.05 and below 1")
+    paired = _paired(a, b)
+    seeds = len(paired)
+    size = TTestPower().solve_power(nobs=seeds, alpha=0.05, power=power, alternative="two-sided")
+    over_seeds, over_questions, _ = _standard_errors(paired)
+    return float(size * np.sqrt(seeds) * np.hypot(over_seeds, over_questions))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values of a family, by Holm's method: below 0.05 for a true null in at most 5 % of families.
+
+    Raises ValueError for a value outside [0, 1].
+    """
+    from statsmodels.stats.multitest import multipletests  # of the extra `repro`, and slow to import
+
+    if bad := [p for p in p_values if not 0 <= p <= 1]:
+        raise ValueError(f"{bad[0]} is no p value: expected 0 to 1")
+    return [float(p) for p in multipletests(p_values, method="holm")[1]] if len(p_values) else []
+
+
+def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
+    """The confidence, in (0, 1), at which each member's interval misses 0 just where :func:`holm` rejects its null.
+
+    The k-th smallest of m p values is judged at alpha / (m - k + 1) as long as all before it were rejected; those from
+    the first that was not share its level. Raises ValueError as `holm`.
+    """
+    order = np.argsort(p_values, kind="stable")
+    shares = len(order) - np.arange(len(order))
+    rejected = int((np.asarray(holm(p_values))[order] < alpha).sum()) if len(order) else 0
+    shares[rejected:] = shares[min(rejected, len(order) - 1)] if len(order) else 1
+    levels = np.empty(len(order))
+    levels[order] = 1 - alpha / shares
+    return levels.tolist()
+
+
+def spread_ratio(a: Values, b: Values, level: float = 0.95) -> Interval:
+    """Standard deviation of `a` over that of `b`, of runs paired by seed, with its interval: above 0, without a unit.
+
+    Pitman and Morgan's, exact for normal scores that correlate within a seed: sums and differences of pairs correlate
+    where the spreads differ. Raises ValueError for other lengths, fewer than 3 seeds, or a `b` that does not vary.
+    """
+    x, y = _columns(a=a, b=b)
+    if not (spread := y.std(ddof=1)):
+        raise ValueError("b does not vary: there is no ratio to its spread")
+    freedom = len(x) - 2
+    together = np.corrcoef(x, y)[0, 1] if x.std() else 0.0
+    wide = 1 + 2 * (1 - together**2) * student.ppf((1 + level) / 2, freedom) ** 2 / freedom
+    half = np.sqrt(max(0.0, wide**2 - 1))
+    ratio = float(x.std(ddof=1) / spread)
+    return Interval(ratio, ratio * float(np.sqrt(wide - half)), ratio * float(np.sqrt(wide + half)))
+
+
+def spread_p(a: Values, b: Values) -> float:
+    """Two-sided p value of equal standard deviations, by the test of :func:`spread_ratio`; raises as that does."""
+    x, y = _columns(a=a, b=b)
+    return float(pearsonr(x + y, x - y).pvalue)
+
+
+def equivalent(low: float, high: float, margin: float) -> bool:
+    """Whether an interval of a difference lies within ±`margin`: the two are equal for all that matters.
+
+    With a 95 % interval that is two one-sided tests at 2.5 %. Raises ValueError for a margin that is not above 0.
+    """
+    if not margin > 0:
+        raise ValueError(f"margin is {margin}, expected the largest difference that does not matter, above 0")
+    return -margin < low and high < margin
+
+
+def _paired(a: Values, b: Values) -> Array:
+    first, second = _array("a", a), _array("b", b)
+    if first.shape != second.shape or first.ndim != 2:
+        raise ValueError(
+            f"a is {first.shape} and b is {second.shape}: expected (seeds, questions), the same of both; leave out the "
+            "seeds that only one of them has"
+        )
+    if len(first) < 2 or first.shape[1] < FEWEST_POINTS:
+        raise ValueError(
+            f"{len(first)} seeds and {first.shape[1]} questions are too few, expected at least 2 and {FEWEST_POINTS}"
+        )
+    return first - second
+
+
+def _standard_errors(paired: Array) -> tuple[float, float, float]:
+    """Of the mean of (seeds, questions): over seeds, over questions beyond single answers' noise, and that share.
+
+    Two-way analysis of variance with one value a cell: the mean squares of rows and columns both hold the cells' own
+    noise, which is counted once, with the rows.
+    """
+    seeds, questions = paired.shape
+    rows, columns = paired.mean(axis=1), paired.mean(axis=0)
+    cells = paired - rows[:, None] - columns + paired.mean()
+    noise = (cells**2).sum() / ((seeds - 1) * (questions - 1)) / (seeds * questions)
+    of_columns = columns.var(ddof=1) / questions
+    beyond = max(0.0, of_columns - noise)
+    return float(np.sqrt(rows.var(ddof=1) / seeds)), float(np.sqrt(beyond)), beyond / of_columns if of_columns else 0.0
 
 
 def _array(name: str, values: Values) -> Array:
@@ -227,37 +389,75 @@ def _over_seeds(name: str, scores: Values) -> Array:
     return array.mean(axis=0) if array.ndim == 2 else array
 
 
-def _top_size(q: float, total: int) -> int:
-    if not 0 < q < 1:
-        raise ValueError(f"q is {q}, expected a share above 0 and below 1")
-    return min(max(round(q * total), 1), total - 1)
+# --- statistics of every resample: counts[r, i] says how often resample r holds query i, and its sum is r's size ------
 
 
-def _top_membership(values: Array, size: int) -> Array:
-    """Probability of each value to be among the `size` largest when ties are broken at random; sums to `size`."""
-    threshold = np.partition(values, -size)[-size]
-    above, tied = values > threshold, values == threshold
-    return above + tied * (size - above.sum()) / tied.sum()
-
-
-def _centred_ranks(values: Array, counts: Array) -> Array:
-    """Average ranks, less their mean, of `values` when entry i occurs counts[r, i] times in replicate r."""
-    _, position, inverse = np.unique(values, return_index=True, return_inverse=True)
-    order = np.argsort(inverse, kind="stable")
-    starts = np.searchsorted(inverse[order], np.arange(len(position)))
-    occurrences = np.add.reduceat(counts[:, order], starts, axis=1)
-    ranks = occurrences.cumsum(axis=1) - (occurrences - 1) / 2
-    return ranks[:, inverse] - (len(values) + 1) / 2
-
-
-def _rhos(u: Array, v: Array, counts: Array) -> Array:
-    """Spearman's rho of each replicate; counts[r] says how often replicate r holds each query and sums to N."""
-    rank_u, rank_v = _centred_ranks(u, counts), _centred_ranks(v, counts)
+def rhos(u: Array, v: Array, counts: Array) -> Array:
+    """Spearman's rho of each resample; nan where a column is constant in it."""
+    middle = (counts.sum(axis=1, keepdims=True) + 1) / 2
+    rank_u, rank_v = _ranks(u, counts) - middle, _ranks(v, counts) - middle
     covariance, variance_u, variance_v = (
         np.einsum("ri,ri,ri->r", counts, x, y) for x, y in ((rank_u, rank_v), (rank_u, rank_u), (rank_v, rank_v))
     )
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
         return np.clip(covariance / np.sqrt(variance_u * variance_v), -1, 1)
+
+
+def aucs(u: Array, v: Array, counts: Array, q: float = 0.1) -> Array:
+    """:func:`top_auc` of each resample."""
+    # Mann-Whitney's rank sum; it is linear in the membership, so a probability of membership gives the expectation.
+    size = _top_sizes(counts, q)
+    excess = (_top(v, counts, size) * _ranks(u, counts)).sum(axis=1, keepdims=True) - size * (size + 1) / 2
+    return (excess / (size * (counts.sum(axis=1, keepdims=True) - size)))[:, 0]
+
+
+def precisions(u: Array, v: Array, counts: Array, q: float = 0.1) -> Array:
+    """:func:`precision_at_top` of each resample."""
+    size = _top_sizes(counts, q)
+    both = _top(u, counts, size) * _top(v, counts, size) / np.maximum(counts, 1)
+    return (both / size).sum(axis=1)
+
+
+RANKINGS: dict[str, Callable[..., Array]] = {"spearman": rhos, "auc": aucs, "precision": precisions}
+
+
+def _seen(statistic: str, u: Values, v: Values, *share: float) -> float:
+    """What the queries themselves give: the resample that holds each once."""
+    u, v = _columns(u=u, v=v)
+    return float(RANKINGS[statistic](u, v, np.ones((1, len(u))), *share)[0])
+
+
+def _share(q: float) -> float:
+    if not 0 < q < 1:
+        raise ValueError(f"q is {q}, expected a share above 0 and below 1")
+    return q
+
+
+def _top_sizes(counts: Array, q: float) -> Array:
+    total = counts.sum(axis=1, keepdims=True)
+    return np.clip(np.round(q * total), 1, total - 1)
+
+
+def _held(values: Array, counts: Array) -> tuple[Array, NDArray[np.intp]]:
+    """How often each distinct value occurs in each resample, in rising order, and which of them each query has."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    starts = np.searchsorted(inverse[order], np.arange(len(first)))
+    return np.add.reduceat(counts[:, order], starts, axis=1), inverse
+
+
+def _ranks(values: Array, counts: Array) -> Array:
+    """Average ranks, from 1."""
+    held, inverse = _held(values, counts)
+    return (held.cumsum(axis=1) - (held - 1) / 2)[:, inverse]
+
+
+def _top(values: Array, counts: Array, size: Array) -> Array:
+    """How many of each query's copies are among the `size` largest, in expectation over ties; sums to `size`."""
+    held, inverse = _held(values, counts)
+    above = counts.sum(axis=1, keepdims=True) - held.cumsum(axis=1)
+    share = np.clip(size - above, 0, held) / np.maximum(held, 1)
+    return counts * share[:, inverse]
 
 
 def _generator(n: int, seed: int) -> Generator:

@@ -1,0 +1,240 @@
+"""Differences of training: what interval, p value and power promise, they keep on data of known spread."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+from scipy.stats import t as student
+
+from gcpo import statistics as s
+
+SPREADS = {  # over seeds, over questions, of single answers
+    "answers alone": (0.0, 0.0, 10.0),
+    "seeds": (2.0, 0.0, 10.0),
+    "questions": (0.0, 5.0, 10.0),
+    "all": (1.0, 5.0, 10.0),
+}
+
+
+def scores(rng: np.random.Generator, seeds: int, questions: int, spread: tuple[float, float, float]) -> np.ndarray:
+    of_seeds, of_questions, of_answers = spread
+    return (
+        rng.normal(0, of_seeds, (seeds, 1))
+        + rng.normal(0, of_questions, (1, questions))
+        + rng.normal(0, of_answers, (seeds, questions))
+    )
+
+
+def pair(seed: int, seeds: int = 5, questions: int = 40, gain: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return (scores(rng, seeds, questions, SPREADS["all"]) + gain, scores(rng, seeds, questions, SPREADS["all"]))
+
+
+def test_the_difference_is_that_of_the_means() -> None:
+    a, b = pair(0)
+    assert s.training_difference(a, b).estimate == pytest.approx(a.mean() - b.mean())
+    assert s.training_difference(torch.tensor(a), b.tolist()) == s.training_difference(a, b)
+
+
+def test_what_a_seed_or_a_question_does_to_both_is_taken_out() -> None:
+    a, b = pair(0)
+    rng = np.random.default_rng(1)
+    both = rng.normal(0, 100, (5, 1)) + rng.normal(0, 100, (1, 40))
+    assert s.training_difference(a + both, b + both) == pytest.approx(s.training_difference(a, b), abs=1e-9)
+    assert s.minimal_detectable(a + both, b + both) == pytest.approx(s.minimal_detectable(a, b))
+
+
+def test_seeds_alone_give_the_interval_of_students_t_test() -> None:
+    of_seeds = np.array([1.0, 3.0, 2.0, 6.0])
+    a = of_seeds[:, None] + np.zeros((4, 50))  # every question alike
+    _, low, high = s.training_difference(a, np.zeros_like(a), n=200_000)
+    width = student.ppf(0.975, 3) * of_seeds.std(ddof=1) / 2
+    assert (low, high) == pytest.approx((3 - width, 3 + width), rel=0.03)
+
+
+def test_questions_alone_give_the_interval_of_their_resampling() -> None:
+    of_questions = np.random.default_rng(0).exponential(size=60)
+    a = of_questions + np.zeros((5, 60))  # every seed alike
+    found = s.training_difference(a, np.zeros_like(a), seed=3)
+    assert found == pytest.approx(s.paired_query_bootstrap(of_questions, np.zeros(60), seed=3))
+
+
+def test_no_spread_at_all_is_a_point() -> None:
+    assert s.training_difference(np.ones((3, 5)), np.zeros((3, 5))) == (1, 1, 1)
+    assert (
+        s.training_draws(np.ones((3, 5)), np.zeros((3, 5))).p == 1e-4
+        and s.minimal_detectable(np.ones((3, 5)), np.zeros((3, 5))) == 0
+    )
+    assert s.training_draws(np.ones((3, 5)), np.ones((3, 5))).p == 1
+
+
+def test_standard_errors_are_those_of_the_analysis_of_variance_by_loops() -> None:
+    a, b = pair(2, seeds=4, questions=7)
+    d, rows, columns = a - b, (a - b).mean(1), (a - b).mean(0)
+    rest = [[d[i, j] - rows[i] - columns[j] + d.mean() for j in range(7)] for i in range(4)]
+    of_rows = sum(7 * (row - d.mean()) ** 2 for row in rows) / 3
+    of_columns = sum(4 * (column - d.mean()) ** 2 for column in columns) / 6
+    of_cells = sum(x * x for line in rest for x in line) / 18
+    over_seeds, over_questions, share = s._standard_errors(d)
+    assert over_seeds == pytest.approx(math.sqrt(of_rows / 28))
+    assert over_questions == pytest.approx(math.sqrt(max(0, of_columns - of_cells) / 28))
+    assert share == pytest.approx(max(0, of_columns - of_cells) / of_columns)
+
+
+@pytest.mark.parametrize("gain", [0.0, 1.0, 2.0, 4.0, -3.0])
+def test_p_is_below_a_twentieth_where_the_interval_misses_zero(gain: float) -> None:
+    for seed in range(20):
+        a, b = pair(seed, gain=gain)
+        _, low, high = s.training_difference(a, b)
+        p = s.training_draws(a, b).p
+        assert (p < 0.05) == (low > 0 or high < 0) or p == pytest.approx(0.05, abs=1e-3)
+        assert 1e-4 <= p <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("seeds", [3, 5, 10, 20])
+def test_an_interval_covers_the_truth_in_95_of_100_cases(seeds: int, spread: str) -> None:
+    rng, cases = np.random.default_rng(seeds), 2000
+    hits = 0
+    for case in range(cases):
+        paired = scores(rng, seeds, 60, SPREADS[spread])
+        _, low, high = s.training_difference(paired, np.zeros_like(paired), n=600, seed=case)
+        hits += low <= 0 <= high
+    assert 0.93 <= hits / cases <= 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("frozen")  # statsmodels collects garbage at each call
+@pytest.mark.parametrize("seeds", [3, 10])
+def test_a_family_of_true_nulls_has_a_member_called_different_in_5_of_100_cases_at_most(seeds: int) -> None:
+    rng, families = np.random.default_rng(seeds), 1000
+    wrong = 0
+    for case in range(families):
+        baseline = scores(rng, seeds, 60, SPREADS["all"])
+        p_values = [
+            s.training_draws(scores(rng, seeds, 60, SPREADS["all"]), baseline, n=1000, seed=case * 9 + k).p for k in range(9)
+        ]
+        wrong += min(s.holm(p_values)) < 0.05
+    assert binomtest(wrong, families, 0.05, alternative="greater").pvalue > 0.01
+
+
+@pytest.mark.slow
+def test_a_difference_of_the_detectable_size_is_told_from_zero_four_times_in_five() -> None:
+    rng, cases = np.random.default_rng(0), 1000
+    spread = SPREADS["seeds"]
+    size = np.mean([s.minimal_detectable(scores(rng, 10, 60, spread), np.zeros((10, 60))) for _ in range(200)])
+    told = sum(
+        s.training_difference(scores(rng, 10, 60, spread) + size, np.zeros((10, 60)), n=600, seed=case).low > 0
+        for case in range(cases)
+    )
+    assert 0.75 <= told / cases <= 0.85
+
+
+def test_more_power_and_fewer_seeds_need_a_larger_difference() -> None:
+    a, b = pair(0, seeds=12)
+    assert s.minimal_detectable(a, b, power=0.9) > s.minimal_detectable(a, b) > 0
+    assert s.minimal_detectable(a[:3], b[:3]) > s.minimal_detectable(a, b)
+
+
+def test_holm_by_hand() -> None:
+    # Sorted 0.01, 0.02, 0.04 times 3, 2, 1, and never below the one before.
+    assert s.holm([0.02, 0.04, 0.01]) == pytest.approx([0.04, 0.04, 0.03])
+    assert s.holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert s.holm([]) == []
+
+
+@pytest.mark.parametrize(
+    ("p_values", "shares"),
+    [
+        ([0.001, 0.2, 0.02, 0.03], [4, 3, 3, 3]),  # 0.001 < 0.05/4, 0.02 > 0.05/3: those from it on share its level
+        ([0.001, 0.002, 0.03], [3, 2, 1]),  # all rejected
+        ([0.9], [1]),
+        ([], []),
+    ],
+)
+def test_holm_levels_by_hand(p_values: list[float], shares: list[int]) -> None:
+    assert s.holm_levels(p_values) == pytest.approx([1 - 0.05 / share for share in shares])
+
+
+@pytest.mark.parametrize("case", range(8))
+def test_an_interval_at_its_holm_level_misses_zero_where_holm_rejects(case: int) -> None:
+    draws = [s.training_draws(*pair(10 * case + k, gain=0.8 * k)) for k in range(5)]
+    p_values = [d.p for d in draws]
+    levels, adjusted = s.holm_levels(p_values), s.holm(p_values)
+    for d, level, p in zip(draws, levels, adjusted, strict=True):
+        _, low, high = d.interval(level)
+        assert (low > 0 or high < 0) == (p < 0.05)
+
+
+def test_draws_give_the_interval_and_the_p_value_of_one_drawing() -> None:
+    a, b = pair(3, gain=1.5)
+    draws = s.training_draws(a, b, n=500, seed=4)
+    assert len(draws.draws) == 500
+    assert draws.interval() == s.training_difference(a, b, n=500, seed=4)
+    assert draws.p == 2 * min((draws.draws <= 0).mean(), (draws.draws >= 0).mean())
+    _, low, high = draws.interval(0.5)
+    assert (low, high) == pytest.approx(tuple(np.percentile(draws.draws, [25, 75])))
+
+
+def test_the_ratio_of_spreads_is_pitman_and_morgans() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.multivariate_normal([0, 0], [[4, 1.2], [1.2, 1]], size=12).T
+    ratio, low, high = s.spread_ratio(x, y)
+    assert ratio == pytest.approx(x.std() / y.std())
+    assert s.spread_ratio(y, x)[:] == pytest.approx((1 / ratio, 1 / high, 1 / low))
+    for end in (low, high):  # at an end of the interval the test of that ratio is just at 5 %
+        assert s.spread_p(x / end, y) == pytest.approx(0.05, abs=1e-9)
+    assert s.spread_p(x, x[::-1]) == pytest.approx(1)
+    assert s.spread_ratio(x, x) == pytest.approx((1, 1, 1))
+
+
+def test_the_ratio_of_spreads_covers_the_truth_whatever_runs_share() -> None:
+    rng, cases = np.random.default_rng(1), 1000
+    hits = 0
+    for _ in range(cases):
+        x, y = rng.multivariate_normal([0, 0], [[4, 1.6], [1.6, 1]], size=5).T
+        _, low, high = s.spread_ratio(x, y)
+        hits += low <= 2 <= high
+    assert 0.93 <= hits / cases <= 0.97
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"), [(-0.5, 0.9, True), (-1.0, 0.5, False), (0.2, 1.1, False), (-3.0, 3.0, False)]
+)
+def test_equivalence_is_an_interval_within_the_margin(low: float, high: float, expected: bool) -> None:
+    assert s.equivalent(low, high, 1.0) is expected
+
+
+Z = np.zeros
+REFUSED = {
+    "another number of seeds": (
+        lambda: s.training_difference(Z((3, 5)), Z((10, 5))),
+        r"a is \(3, 5\) and b",
+    ),
+    "no seeds": (lambda: s.training_difference(np.zeros(5), np.zeros(5)), r"expected \(seeds, questions\)"),
+    "one seed": (lambda: s.training_draws(np.zeros((1, 5)), np.zeros((1, 5))).p, "1 seeds and 5 questions are too few"),
+    "two questions": (lambda: s.minimal_detectable(np.zeros((3, 2)), np.zeros((3, 2))), "3 seeds and 2 questions"),
+    "not finite": (
+        lambda: s.training_difference([[1, 2, math.nan]] * 2, np.zeros((2, 3))),
+        "a has 2 values that are not",
+    ),
+    "no draw": (lambda: s.training_difference(np.zeros((3, 5)), np.zeros((3, 5)), n=0), "n is 0"),
+    "power": (lambda: s.minimal_detectable(np.zeros((3, 5)), np.zeros((3, 5)), power=1.0), "power is 1.0"),
+    "a p value above 1": (lambda: s.holm([0.1, 1.5]), "1.5 is no p value"),
+    "a ratio to no spread": (lambda: s.spread_ratio([1, 2, 3], [1, 1, 1]), "b does not vary"),
+    "a spread of two": (lambda: s.spread_ratio([1, 2], [1, 3]), "2 queries are too few"),
+    "a margin below 0": (lambda: s.equivalent(-1, 1, -0.5), "margin is -0.5"),
+    "no margin": (lambda: s.equivalent(-1, 1, math.nan), "margin is nan"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused(case: str) -> None:
+    call, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        call()
