@@ -19,8 +19,8 @@ PACKAGE = Path(gcpo.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 # From the ground up: a file imports its own room and what is below it.
 FLOORS = [
-    {"errors", "masked", "paths"},
-    {"measures", "statistics", "gradients", "rewards"},
+    {"errors", "files", "masked", "paths", "processes"},
+    {"clusters", "measures", "statistics", "gradients", "rewards"},
     {"rollouts"},
     {"methods"},
     {"weights"},

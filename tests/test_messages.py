@@ -30,7 +30,7 @@ from gcpo.weights import alpha_g
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "messages.json").read_text(encoding="utf-8"))
 TMP = re.compile(rf"{re.escape(tempfile.gettempdir())}[/\\]gcpo-messages-\w+")
 # What a model library or the Hub's client gives as its reason is theirs to word.
-CAUSE = re.compile(r"(cannot be loaded|could not be read from the Hub): .*?\. (?=Without )", re.DOTALL)
+CAUSE = re.compile(r"(cannot be loaded|could not be read from the Hub): .*?\. (?=Without |Is the folder )", re.DOTALL)
 
 Z, ONES, NAN = torch.zeros, torch.ones, float("nan")
 SIZES = {"vocab_size": 4, "hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -59,12 +59,14 @@ def variance(
     scored: Tensor | None = None,
     scale: tuple[float, ...] = (1.0, 1.0),
     params: str | list[str] | None = None,
+    temperature: float = 1.0,
 ) -> object:
     """The gradient variance of two rows of three tokens, of which the last is the completion."""
     attended = ONES(2, 3) if attended is None else attended
     scored = torch.tensor([[0, 0, 1]] * 2) if scored is None else scored
     model = nn.ModuleDict({"embed": nn.Embedding(5, 2).requires_grad_(False), "head": nn.Linear(2, 5)})
-    return gradients.gradient_variance(model, Z(*ids).long(), attended, scored, scale, params=params)
+    chosen: dict[str, Any] = {"params": params, "temperature": temperature}
+    return gradients.gradient_variance(model, Z(*ids).long(), attended, scored, scale, **chosen)
 
 
 def tokenizer() -> Any:
@@ -172,6 +174,13 @@ OPTIONS: list[tuple[str, str, Any]] = [
     ("egpo", "renorm", "always"),
     ("egpo", "correct", [2.0, 1.0]),
     ("dapo", "share", 0.0),
+    ("gcpo_bot", "alpha_norm", "log"),
+    ("gcpo_bot", "alpha_geo", "0.6"),
+    ("se", "alpha_rd", 0.6),
+    ("kle", "t", -0.3),
+    ("gcpo_bot", "shuffle", "geo"),
+    ("gcpo_shuffled", "shuffle", "cd"),
+    ("edge_grpo", "epsilon", -1e-5),
 ]
 
 # Settings that GCPOConfig refuses, or warns of.
@@ -212,6 +221,8 @@ CASES: dict[str, Callable[[], object]] = {
     "measures: clusters": lambda: measures.barycentric_transport(Z(2, 3, 4), Z(2, 4).long()),
     "measures: estimator": lambda: measures.semantic_entropy(Z(2, 3).long(), estimator="bayes"),
     "measures: no logps": lambda: measures.semantic_entropy(Z(2, 3).long(), estimator="rao"),
+    "measures: likelihoods": lambda: measures.predictive_entropy(Z(2, 3)),
+    "measures: no lengths": lambda: measures.sequence_entropy(Z(2, 3), normalise=True),
     "measures: kernel": lambda: measures.kernel_language_entropy(Z(3, 3, 3), kernel="cauchy"),
     "measures: t": lambda: measures.kernel_language_entropy(Z(3, 3, 3), t=-0.5),
     "measures: nli": lambda: measures.kernel_language_entropy(Z(3, 2, 3)),
@@ -228,6 +239,9 @@ CASES: dict[str, Callable[[], object]] = {
     ),
     "weights: not finite": lambda: directionless("cd_only"),
     "weights: not finite, moved": lambda: directionless("gcpo_shuffled"),
+    "weights: both ways without nli": lambda: weights(
+        "se", rollouts(clusters=Z(3, 2).long()), clusters="bidirectional"
+    ),
     "advantages: missing feature": lambda: advantages("cd_only", rollouts(clusters=Z(3, 2).long())),
     # rollouts
     "rollouts: rewards": lambda: Rollouts(Z(4)),
@@ -256,6 +270,7 @@ CASES: dict[str, Callable[[], object]] = {
     "gradients: params that fit nothing": lambda: variance(params="haed.weight"),
     "gradients: params without gradient": lambda: variance(params=["head.bias", "embed.*"]),
     "gradients: no params": lambda: variance(params=[]),
+    "gradients: temperature": lambda: variance(temperature=0.0),
     "decomposition: clusters": lambda: gradients.variance_decomposition(Z(4, 2), Z(3).long()),
     "decomposition: negative weights": lambda: gradients.variance_decomposition(Z(4, 2), Z(4).long(), -ONES(4)),
     # rewards and meaning

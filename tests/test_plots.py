@@ -50,6 +50,26 @@ def test_save_writes_the_figure_and_its_data_alike_each_time(tmp_path: Path) -> 
     pd.testing.assert_frame_equal(pd.read_csv(csv), DATA)
 
 
+def test_a_figure_of_runs_says_its_source_below_all_that_it_draws_and_in_its_data(tmp_path: Path) -> None:
+    figure, axes = plt.subplots(layout="constrained")
+    axes.plot([0, 1])
+    figure.supxlabel("the lowest line")
+    figures.save(figure, DATA, tmp_path, "plain")
+    figures.save(figure, DATA, tmp_path, "signed", "reference of profile p")
+    said = figure.texts[-1]
+    assert said.get_text() == "records: reference of profile p"
+    assert said.get_window_extent().y1 < figure.bbox.y0
+    plain, signed = (plt.imread(tmp_path / f"{name}.png") for name in ("plain", "signed"))
+    assert len(signed) > len(plain) and (signed[len(plain) :] < 1).any(), "the line is outside the picture"
+    assert pd.read_csv(tmp_path / "signed.csv")["records"].tolist() == ["reference of profile p"] * len(DATA)
+
+
+def test_a_figure_says_its_source_also_where_nothing_is_written() -> None:
+    figure = plt.figure()
+    figures.save(figure, DATA, None, "shown", "this machine's runs of profile p")
+    assert [text.get_text() for text in figure.texts] == ["records: this machine's runs of profile p"]
+
+
 @pytest.mark.parametrize("draw", [figures.points_with_intervals, figures.bars_with_intervals])
 def test_intervals_stand_at_their_estimates(draw) -> None:
     axes = draw(DATA, "task", "score", "low", "high", hue="method")
@@ -86,3 +106,88 @@ def test_verdicts_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> None
     assert verdict.table()["verdict"].to_dict() == {"Eq. 1": "holds", "Eq. 2": "does not hold", "Eq. 3": "cannot tell"}
     assert list(verdict.table()["claim"]) == ["a", "b", "c"]
     assert "Eq. 2" in capsys.readouterr().out
+    assert list(verdict.table()) == ["claim", "verdict"]
+
+
+def test_verdicts_on_runs_say_whose_runs() -> None:
+    verdict = claims.Verdicts("reference of profile p")
+    verdict("Eq. 1", "a", True, "Yes.")
+    assert verdict.table()["records"].tolist() == ["reference of profile p"]
+
+
+# --- comparisons ----------------------------------------------------------------------------------------------------
+
+GAPS = pd.DataFrame(
+    {
+        "task": ["qa", "qa", "maths", "qa"],
+        "label": ["se", "empo", "se", "absent"],
+        "difference": [1.0, -25.0, 0.5, np.nan],
+        "low": [-1.0, -30.0, -0.5, np.nan],
+        "high": [3.0, -20.0, 9.0, np.nan],
+        "gaps": [[0.5, 1.5], [-24.0, -26.0], [0.5], []],
+        "kind": ["one", "one", "two", "one"],
+    }
+)
+
+
+def test_a_forest_has_intervals_and_an_arrow_for_what_lies_beyond_it() -> None:
+    figure = figures.forest(GAPS, {"se": "SE", "empo": "EMPO", "absent": "Absent"}, reach=8)
+    left, right = figure.axes
+    assert [axis.get_title() for axis in figure.axes] == ["qa", "maths"]
+    assert [text.get_text() for text in left.get_yticklabels()] == ["SE", "EMPO"]
+    assert left.get_xlim() == (-8, 8)
+    np.testing.assert_allclose(left.collections[0].get_segments()[0], [[-1, 0], [3, 0]])
+    np.testing.assert_allclose(right.collections[0].get_segments()[0], [[-0.5, 0], [8, 0]])  # cut at the edge
+    arrows = [line for line in left.lines if line.get_marker() == "<"]
+    assert [tuple(arrow.get_xydata()[0]) for arrow in arrows] == [(-8, 1)]
+    assert [text.get_text() for text in left.texts] == ["-25.0"]
+    squares = [line.get_xydata()[0].tolist() for axis in figure.axes for line in axis.lines if line.get_marker() == "s"]
+    assert squares == [[1, 0], [0.5, 0]]
+    dots = [line for line in left.lines if line.get_marker() == "o"]
+    assert dots[0].get_xdata().tolist() == [0.5, 1.5]
+
+
+def test_a_forest_may_have_panels_one_below_the_other_and_none_at_all() -> None:
+    figure = figures.forest(GAPS, {"se": "SE", "empo": "EMPO"}, reach=8, rows="kind")
+    shown = [axis.get_title() for axis in figure.axes if axis.axison]
+    assert shown == ["qa: one", "maths: two"]  # the two others are empty
+    figures.forest(GAPS.iloc[3:], {"absent": "Absent"}, reach=8)
+    figures.forest(GAPS.iloc[:0], {}, reach=8)
+
+
+def test_validation_curves_have_a_band_of_the_first_label_only() -> None:
+    lines = [
+        {"task": "qa", "label": label, "seed": seed, "step": step, "decoding": decoding, "score": 40.0 + step + seed}
+        for label in ("grpo", "se")
+        for seed in (0, 2)
+        for step in (0, 10)
+        for decoding in ("greedy", "sampled")
+    ]
+    figure = figures.validation_curves(pd.DataFrame(lines), {"grpo": "GRPO", "se": "SE", "kle": "KLE"})
+    assert [axis.get_title() for axis in figure.axes] == ["qa, sampled", "qa, greedy"]
+    top = figure.axes[0]
+    assert len(top.collections) == 1
+    np.testing.assert_allclose(top.lines[0].get_xydata(), [[0, 41], [10, 51]])
+    vertices = top.collections[0].get_paths()[0].vertices
+    assert (vertices[:, 1].min(), vertices[:, 1].max()) == (40, 52)
+
+
+def test_the_sweep_has_a_line_per_batch_size_and_the_profiles_rate() -> None:
+    table = pd.DataFrame(
+        {
+            "task": "qa",
+            "prompts_per_step": [4, 4, 8, 8],
+            "learning_rate": [1e-4, 2e-4] * 2,
+            **{f"{d}{end}": [50.0, 60.0, 52.0, 61.0] for d in ("sampled", "greedy") for end in ("", "_std")},
+            "start_sampled": 40.0,
+            "start_greedy": 45.0,
+        }
+    )
+    figure = figures.sweep_curves(table, {"qa": 2e-4})
+    sampled, greedy = figure.axes
+    assert sampled.get_title() == "qa, sampled" and sampled.get_xscale() == "log"
+    assert len(sampled.containers) == 2
+    verticals = [line for line in sampled.lines if list(line.get_xdata()) == [2e-4, 2e-4]]
+    assert len(verticals) == 1
+    assert [line for line in greedy.lines if list(line.get_ydata()) == [45, 45]]
+    assert [tick.get_text() for tick in greedy.get_xticklabels()] == ["1e-4", "2e-4"]

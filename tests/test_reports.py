@@ -15,6 +15,7 @@ from gcpo.reports import records, site
 from gcpo.runs import manifest
 from gcpo.runs.grids import expand, grids
 from gcpo.runs.plan import Plan
+from gcpo.runs.runner import execute
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +35,8 @@ def finish(plan: Plan) -> None:
 
 
 def test_every_report_has_a_grid_of_its_own() -> None:
-    assert {site.grid_of(name) for name in site.reports()} <= set(grids())
-    assert site.grid_of("21_table1") == "table1"
+    assert {site.default_of(name, "grid") for name in site.reports()} <= set(grids())
+    assert site.default_of("21_table1", "grid") == "table1"
 
 
 def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
@@ -51,7 +52,7 @@ def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
 
 def test_the_reference_is_shown_when_asked_for(executed: list[tuple[str, dict[str, Any]]]) -> None:
     finish(expand("figure1", "smoke")[0])
-    records.publish("smoke")
+    records.write_reference(paths.REFERENCE / "smoke", records.runs("smoke"))
     assert main(["report", "--profile", "smoke", "--reference", "--any-code"]) == 0
     assert [(name, call["reference"], call["any_code"]) for name, call in executed] == [("20_figure1", True, True)]
 
@@ -73,6 +74,42 @@ def test_a_stray_run_does_not_replace_the_reference(
     reference.write_text(json.dumps({"schema": 1, "id": "precious"}) + "\n")
     finish(expand("figure1", "smoke")[0])
     assert main(["report", "--publish", "--profile", "smoke"]) == 2
-    assert "Grid figure1 has 1 of 2 runs finished with smoke" in capsys.readouterr().err
+    wanted = len(expand("figure1", "smoke"))
+    assert f"Grid figure1 has 1 of {wanted} runs finished with smoke" in capsys.readouterr().err
     assert "precious" in reference.read_text()
     assert executed == []
+
+
+def test_validation_scores_are_read_from_folders_and_from_the_reference() -> None:
+    plans = [plan for plan in expand("smoke", "smoke") if plan.label == "grpo"]
+    lines = pd.DataFrame({"step": [0, 4], "query": "a", "decoding": "greedy", "f1": [0.25, 0.5]})
+    for plan in plans:
+        with manifest.record(plan) as run:
+            run.table("validation.csv", lines)
+    finish(expand("smoke", "smoke")[2])  # one without
+    records.write_reference(paths.REFERENCE / "smoke", records.runs("smoke"))
+    for reference in (False, True):
+        runs = records.find("smoke", reference=reference)
+        found = records.gather(runs, "validation", ["seed"], optional=True)
+        assert found[["step", "f1", "seed"]].to_numpy().tolist() == [
+            [0, 0.25, 0],
+            [4, 0.5, 0],
+            [0, 0.25, 1],
+            [4, 0.5, 1],
+        ]
+        with pytest.raises(FileNotFoundError, match="has no table 'validation'"):
+            records.gather(runs, "validation", ["seed"])
+
+
+@pytest.mark.slow
+def test_the_committed_tables_are_what_the_committed_records_give(tmp_path: Path) -> None:
+    written = tmp_path / "written"
+    for name in site.reports():  # in kernels of their own, which see the checkout's reference
+        parameters = {"profile": "laptop", "reference": True, "write_to": str(written)}
+        execute(name, tmp_path / "page.ipynb", parameters)
+    committed = paths.ROOT / "outputs" / "reference" / "laptop"
+    found, expected = (
+        {path.name: path.read_bytes() for path in folder.glob("*.csv")} for folder in (written, committed)
+    )
+    assert found.keys() == expected.keys()
+    assert [name for name in found if found[name] != expected[name]] == [], "edited by hand, or of other code"

@@ -19,18 +19,6 @@ from gcpo.reports import compare, tables
 REPORTED = sorted(path.stem for path in Path(gcpo.__file__).with_name("reported").glob("*.csv"))
 
 
-def scores_of(values: dict[str, list[list[float]]]) -> pd.DataFrame:
-    """Lines of evaluations from label -> seeds -> questions."""
-    return pd.DataFrame(
-        [
-            {"label": method, "seed": seed, "query": f"q{query}", "f1": value}
-            for method, runs in values.items()
-            for seed, run in enumerate(runs)
-            for query, value in enumerate(run)
-        ]
-    )
-
-
 # --- reported numbers -----------------------------------------------------------------------------------------------
 
 
@@ -81,50 +69,31 @@ def test_an_interval_that_holds_zero_decides_nothing(low: float, high: float, de
 # --- comparison -----------------------------------------------------------------------------------------------------
 
 
-def test_compare_by_hand() -> None:
-    found = compare.differences(
-        scores_of(
-            {
-                "grpo": [[0.0, 0.2, 0.4], [0.2, 0.4, 0.6]],  # means 20 and 40
-                "better": [[0.5, 0.7, 0.9], [0.7, 0.9, 1.1]],  # the same, 50 higher on every question
-                "once": [[0.1, 0.3, 0.5]],  # one seed, mean 30
-            }
-        ),
-        "f1",
-    ).set_index("label")
-    assert found["seeds"].tolist() == [2, 2, 1]
-    assert found["mean"].tolist() == pytest.approx([30, 80, 30])
-    assert found.loc["grpo", "std"] == pytest.approx(math.sqrt(200))  # n - 1: (10^2 + 10^2)/1
-    assert found.loc["grpo", "each"] == [20, 40]
-    assert (found.loc["grpo", "low"], found.loc["grpo", "high"]) == pytest.approx((20, 40))
-    # Two seeds, two questions more or less: the paired difference is 50 whatever is resampled.
-    shown = found.loc["better", ["difference", "difference_low", "difference_high"]].astype(float)
-    assert shown.tolist() == pytest.approx([50, 50, 50])
-    assert found.loc["better", "improvement"] == 1
-    assert found.loc["once", "difference"] == pytest.approx(0)
-    assert found.loc["once", ["std", "low", "high", "improvement"]].isna().all()  # one run cannot tell
-    assert found.loc["grpo", ["difference", "improvement"]].isna().all()
-
-
-def test_compare_pairs_questions_by_name_not_by_place() -> None:
-    scores = scores_of({"grpo": [[0.1, 0.9, 0.5]] * 2, "se": [[0.2, 1.0, 0.6]] * 2})
-    shuffled = scores.sample(frac=1, random_state=0)
-    found = compare.differences(shuffled, "f1").set_index("label").loc["se"]
-    shown = [found["difference"], found["difference_low"], found["difference_high"]]
-    assert shown == pytest.approx([10, 10, 10])
-
-
-def test_compare_with_one_seed_each_has_differences_of_questions_only() -> None:
-    found = compare.differences(scores_of({"grpo": [[0.1, 0.3, 0.5]], "se": [[0.2, 0.4, 0.6]]}), "f1").set_index(
-        "label"
+def test_a_page_shows_what_is_compared_in_the_order_of_its_names() -> None:
+    found = pd.DataFrame(
+        {
+            "label": ["se", "grpo", "once"],
+            "seeds": [3, 10, 1],
+            "mean": [61.25, 60.0, 59.0],
+            "std": [0.44, 1.0, math.nan],
+            "compared": ["3 and 10 seeds: compared on 3", "", "1 and 10 seeds: cannot be compared"],
+            "difference": [1.25, math.nan, math.nan],
+            "low": [-0.5, math.nan, math.nan],
+            "high": [3.0, math.nan, math.nan],
+            "p": [0.1234, math.nan, math.nan],
+            "mde": [2.345, math.nan, math.nan],
+            "equivalent": [False, None, None],
+        }
     )
-    assert found.loc["se", "difference"] == pytest.approx(10)
-    assert "improvement" not in found
-
-
-def test_compare_without_the_method_compared_with() -> None:
-    found = compare.differences(scores_of({"se": [[0.1, 0.3], [0.3, 0.5]]}), "f1")
-    assert "difference" not in found
+    shown = tables.comparison_table(found, {"grpo": "GRPO", "kle": "KLE", "se": "SE", "once": "Once"})
+    assert shown.to_numpy().tolist() == [
+        ["GRPO", "60.0 ± 1.0", "", "", "", "", "10 seeds"],
+        ["SE", "61.2 ± 0.4", "1.2 [-0.5, 3.0]", "0.123", "2.3", "no", "3 and 10 seeds: compared on 3"],
+        ["Once", "59.0", "", "", "", "", "1 and 10 seeds: cannot be compared"],
+    ]
+    assert list(shown) == [
+        "method", "score", "less its base [95 %]", "p (Holm)", "detectable", "equivalent", "seeds",
+    ]  # fmt: skip
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -133,12 +102,20 @@ TABLE = pd.DataFrame({"method": ["grpo", "cd_only"], "share in %": [12.5, math.n
 
 
 def test_a_table_is_written_as_csv(tmp_path: Path) -> None:
-    tables.write_table(TABLE, tmp_path / "new", "t")
+    tables.write_table(TABLE, tmp_path / "new", "t", "reference of profile p")
     (path,) = (tmp_path / "new").iterdir()
     with path.open() as file:
         head, *rows = csv.reader(file)
-    assert (path.name, head) == ("t.csv", ["method", "share in %", "each"])
-    assert rows == [["grpo", "12.5", "[1, 2]"], ["cd_only", "", ""]]
+    assert (path.name, head) == ("t.csv", ["method", "share in %", "each", "records"])
+    source = "reference of profile p"
+    assert rows == [["grpo", "12.5", "[1, 2]", source], ["cd_only", "", "", source]]
+
+
+def test_a_table_of_no_runs_names_none_and_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
+    tables.write_table(TABLE, tmp_path, "t", None)
+    assert pd.read_csv(tmp_path / "t.csv").columns.tolist() == list(TABLE)
+    tables.write_table(TABLE, None, "u", "reference of profile p")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
 def test_markdown_shows_cells_as_they_are() -> None:
@@ -153,7 +130,7 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
     (tmp_path / "reference" / "p").mkdir(parents=True)
-    (tmp_path / "reference" / "p" / "table1.csv").write_text("a\\d,b\n0.50,\n")
+    (tmp_path / "reference" / "p" / "table1.csv").write_text("a\\d,b,records\n0.50,,runs of p\n")
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{tables.START}\nold\n{tables.END}\nafter\n")
     for _ in range(2):  # twice is as once
@@ -163,7 +140,8 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
         assert found.endswith(f"{tables.END}\nafter\n")
         assert "old" not in found
         assert found.count(f"{tables.RESULTS['table1']}\n\n| a\\d   | b   |\n") == 1
-        assert "| 0.50  |     |" in found
+        assert "| 0.50  |     |\n" in found
+        assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(tables.RESULTS["table1"])
 
 
 def test_the_page_of_methods_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,23 +157,6 @@ def test_the_table_of_methods_has_a_line_for_each_and_its_range() -> None:
     assert ranges["`grpo`"] == "1"
     assert ranges["`edge_grpo`"] == "0.0625 to ∞"
     assert table.loc["`egpo`", ["paper", "acts on", "per"]].tolist() == ["EGPO", "advantage", "response"]
-
-
-# --- luck of the questions and of the seed --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("better", "expected"),
-    [
-        ([[0.9, 1.0, 0.8, 0.9], [0.8, 1.0, 0.9, 0.9]], True),
-        ([[0.0, 0.1, 0.2, 0.1], [0.1, 0.0, 0.2, 0.1]], False),
-        ([[1.0, 1.0, 1.0, 1.0], [0.55, 0.55, 0.55, 0.55]], None),  # for every question, but not with every seed
-        ([[1.0, 0.3, 1.0, 0.3], [1.0, 0.3, 1.0, 0.3]], None),  # better with every seed, but not for every question
-    ],
-)
-def test_better_needs_questions_and_seeds_to_agree(better: list[list[float]], expected: bool | None) -> None:
-    scores = scores_of({"grpo": [[0.4] * 4, [0.6] * 4], "new": better, "other": [[0.0] * 4] * 2})
-    assert compare.beats(scores, "f1", "new", "grpo") is expected
 
 
 # --- completions ----------------------------------------------------------------------------------------------------

@@ -1,12 +1,53 @@
-"""Comparisons of methods over seeds and questions."""
+"""Comparisons of training runs: paired by seed and question, corrected within a family, on the seeds that both have."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import log, nan
 from typing import Any
 
 import pandas as pd
 
 from gcpo import statistics
+from gcpo.statistics import Draws, Interval
+
+Pair = tuple[str, str]
+NOTHING = Interval(nan, nan, nan)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One label's scores less another's, in points (per cent of the metric's range), or why there is no such thing.
+
+    Attributes:
+        label: what is compared.
+        against: what it is compared with.
+        seeds: how many both have; the comparison is made on these alone.
+        compared: the same in words: "10 seeds each", "10 and 3 seeds: compared on 3", "... cannot be compared".
+        interval: the difference with its 95 % interval; nan where it cannot be compared.
+        corrected: the difference with the interval that holds within the family, after Holm.
+        p: of no difference, adjusted by Holm within the family; in [0, 1].
+        mde: the smallest true difference that is told from 0 with a probability of 80 %, uncorrected.
+        family: how many comparisons are corrected for together.
+        what: what is compared, where it is no difference of scores.
+    """
+
+    label: str
+    against: str
+    seeds: int
+    compared: str
+    interval: Interval = NOTHING
+    corrected: Interval = NOTHING
+    p: float = nan
+    mde: float = nan
+    family: int = 1
+    what: str = ""
+
+    @property
+    def tested(self) -> bool:
+        """Whether both have at least two seeds in common."""
+        return self.interval.estimate == self.interval.estimate
 
 
 def verdict(low: float, high: float) -> bool | None:
@@ -14,59 +55,187 @@ def verdict(low: float, high: float) -> bool | None:
     return True if low > 0 else False if high < 0 else None
 
 
-def differences(scores: pd.DataFrame, metric: str, against: str = "grpo", seed: int = 0) -> pd.DataFrame:
-    """One metric of every kind of run, in per cent, a row per label.
+def family(scores: pd.DataFrame, metric: str, pairs: Iterable[Pair], seed: int = 0) -> dict[Pair, Comparison]:
+    """Comparisons that are corrected together: each first label of ``pairs`` less the second.
 
     Args:
-        scores: lines of the evaluations with columns label, seed, query and the metric, of one decoding.
-        metric: the column to compare.
-        against: the label that differences are taken from.
+        scores: lines of the evaluations with columns label, seed, query and the metric, of one task and decoding.
+        metric: the column to compare, in [0, 1].
+        pairs: of labels; one that has no runs gives a comparison that is not ``tested``, and counts for nothing.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: runs that were tested on different questions.
+    """
+    pairs = list(dict.fromkeys(pairs))
+    wanted = scores[scores["label"].isin([label for pair in pairs for label in pair])]
+    matrices = {
+        str(label): 100 * part.pivot(index="seed", columns="query", values=metric)
+        for label, part in wanted.groupby("label", sort=False)
+    }
+    made = {pair: _compare(*pair, matrices, seed) for pair in pairs}
+    corrected = _corrected({pair: (comparison, draws) for pair, (comparison, draws) in made.items() if draws})
+    return {pair: corrected.get(pair, comparison) for pair, (comparison, _) in made.items()}
+
+
+def spreads(scores: pd.DataFrame, metric: str, pairs: Iterable[Pair]) -> dict[Pair, Comparison]:
+    """Whether the first label's runs vary less than the second's: ln of the ratio of standard deviations, second over
+    first, over the seeds that both have (at least 3), corrected as in :func:`family`; ``mde`` stays nan."""
+    runs = scores.groupby(["label", "seed"])[metric].mean().mul(100)
+    found, nothing = {}, {}
+    for label, against in dict.fromkeys(pairs):
+        both = [runs.get(name, pd.Series(dtype=float)) for name in (label, against)]
+        common, said = _common(set(both[0].index), set(both[1].index), fewest=3)
+        comparison = Comparison(
+            label, against, len(common), said, what=f"ln of {against}'s standard deviation over {label}'s"
+        )
+        if len(common) < 3:
+            nothing[label, against] = replace(comparison, compared=f"{said} (3 are needed)")
+        else:
+            own, other = (part.loc[common].to_numpy() for part in both)
+            ratio = _Spread(own, other)
+            found[label, against] = comparison, ratio
+    return _corrected(found) | nothing
+
+
+class _Spread:
+    """Behaves as draws do: an interval at any level."""
+
+    def __init__(self, own: Any, other: Any) -> None:
+        self.own, self.other = own, other
+        self.p = statistics.spread_p(other, own)
+
+    def interval(self, level: float = 0.95) -> Interval:
+        return Interval(*map(log, statistics.spread_ratio(self.other, self.own, level)))
+
+
+def _common(own: set[Any], other: set[Any], fewest: int = 2) -> tuple[list[Any], str]:
+    """The seeds of both, and what there is in words."""
+    common = sorted(own & other)
+    alike = own == other and len(common) >= fewest
+    counts = f"{len(own)} seeds each" if own == other else f"{len(own)} and {len(other)} seeds"
+    outcome = "cannot be compared" if len(common) < fewest else f"compared on {len(common)}"
+    return common, counts if alike else f"{counts}: {outcome}"
+
+
+def _compare(
+    label: str, against: str, matrices: Mapping[str, pd.DataFrame], seed: int
+) -> tuple[Comparison, Draws | None]:
+    """A comparison without its intervals, and the draws that they are read from; None if there is nothing to draw."""
+    own, other = (matrices.get(name, pd.DataFrame()) for name in (label, against))
+    common, said = _common(set(own.index), set(other.index))
+    comparison = Comparison(label, against, len(common), said)
+    if len(common) < 2:
+        return comparison, None
+    if not own.columns.equals(other.columns):
+        few = len(own.columns.symmetric_difference(other.columns))
+        raise ValueError(
+            f"{label} and {against} were tested on different questions ({few} that only one has): compare runs with "
+            "the same eval_split and eval_limit"
+        )
+    a, b = own.loc[common].to_numpy(), other.loc[common].to_numpy()
+    draws = statistics.training_draws(a, b, seed=seed)
+    return replace(comparison, mde=statistics.minimal_detectable(a, b)), draws
+
+
+def _corrected(made: Mapping[Pair, tuple[Comparison, Draws | _Spread]]) -> dict[Pair, Comparison]:
+    """Every comparison with its intervals and p, corrected for all of them."""
+    p_values = [draws.p for _, draws in made.values()]
+    levels, adjusted = statistics.holm_levels(p_values), statistics.holm(p_values)
+    return {
+        pair: replace(comparison, interval=draws.interval(), corrected=draws.interval(level), p=p, family=len(made))
+        for (pair, (comparison, draws)), level, p in zip(made.items(), levels, adjusted, strict=True)
+    }
+
+
+def differences(
+    scores: pd.DataFrame,
+    metric: str,
+    against: str | Mapping[str, str] = "grpo",
+    margin: float | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """One metric of every kind of run and its difference from a base, in per cent and points, a row per label.
+
+    Args:
+        scores: lines of the evaluations with columns label, seed, query and the metric, of one task and decoding.
+        metric: the column to compare, in [0, 1].
+        against: the base of all labels, or of each.
+        margin: the largest difference that does not matter, in points (:func:`gcpo.reports.margins.margins`).
         seed: of the resampling.
 
     Returns:
-        label, seeds (how many), mean, std (n - 1 over seeds), low and high (95 %, resampling seeds: with three seeds
-        too narrow, so all seeds are given in ``each``), difference from ``against`` with difference_low and
-        difference_high (95 %, paired, resampling questions), and improvement, the probability that a run beats a run
-        of ``against``. What one seed alone cannot tell (std, low, high, improvement) is missing.
+        label, seeds (how many it has), mean and std (over these; n - 1), each (their scores), gaps (those less the
+        base's, of the seeds that both have), against, compared (how
+        many seeds each has, and on how many they are compared), difference with low and high (95 %, paired by seed and
+        question), p (Holm, within this table), mde (the difference detectable with 80 % power), and equivalent (whether
+        the interval lies within the margin). What too few seeds cannot tell is missing.
     """
-    matrices = {
-        label: 100 * part.pivot(index="seed", columns="query", values=metric).to_numpy()
-        for label, part in scores.groupby("label", sort=False)
-    }
+    runs = scores.groupby(["label", "seed"], sort=False)[metric].mean().mul(100)
+    labels = list(dict.fromkeys(scores["label"]))
+    bases = {label: against if isinstance(against, str) else against.get(label, label) for label in labels}
+    found = family(scores, metric, [pair for pair in bases.items() if pair[0] != pair[1]], seed)
     rows = []
-    for label, matrix in matrices.items():
-        runs = matrix.mean(axis=1)
-        row: dict[str, Any] = {
-            "label": label,
-            "seeds": len(runs),
-            "mean": runs.mean(),
-            "each": runs.round(2).tolist(),
+    for label, base in bases.items():
+        row: dict[str, Any] = {"label": label, "seeds": len(runs[label]), "mean": runs[label].mean()}
+        row |= {"std": runs[label].std(ddof=1), "each": runs[label].round(2).tolist()}
+        row |= {
+            "gaps": [],
+            "against": "",
+            "compared": "",
+            "difference": nan,
+            "low": nan,
+            "high": nan,
+            "p": nan,
+            "mde": nan,
         }
-        if len(runs) > 1:
-            _, low, high = statistics.stratified_bootstrap([runs], seed=seed).mean
-            row |= {"std": runs.std(ddof=1), "low": low, "high": high}
-        if label != against and against in matrices:
-            names = ("difference", "difference_low", "difference_high")
-            row |= dict(
-                zip(names, statistics.paired_query_bootstrap(matrix, matrices[against], seed=seed), strict=True)
-            )
-            other = matrices[against].mean(axis=1)
-            if min(len(runs), len(other)) > 1:
-                row["improvement"] = statistics.probability_of_improvement([runs], [other], seed=seed)[0]
+        row["equivalent"] = None
+        if comparison := found.get((label, base)):
+            row |= {"against": base, "compared": comparison.compared, "p": comparison.p, "mde": comparison.mde}
+            row["gaps"] = (runs[label] - runs[base]).dropna().round(2).tolist() if comparison.seeds else []
+            row |= dict(zip(("difference", "low", "high"), comparison.interval, strict=True))
+            if comparison.tested and margin is not None:
+                row["equivalent"] = statistics.equivalent(*comparison.interval[1:], margin)
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def beats(scores: pd.DataFrame, metric: str, label: str, other: str) -> bool | None:
-    """Whether runs of one label beat those of another, where luck of the questions and luck of the seed must agree.
+def overall(runs: pd.DataFrame, start: str = "no training", base: str = "grpo", seed: int = 0) -> pd.DataFrame:
+    """Labels over several tasks, on scores normalised per task: 0 is the starting policy's mean and 1 the base's.
 
-    True if the seed-averaged difference is above zero for any choice of questions (its 95 % interval is) and every seed
-    of it is above every seed of the other (with three of each, luck does that once in twenty); False if both
-    are the other way round; None where either leaves it open. ``scores`` as in :func:`differences`.
+    Args:
+        runs: task, label, seed and score, a line per run.
+        start: the label of the starting policy.
+        base: the label that is 1.
+        seed: of the resampling.
+
+    Returns:
+        label, IQM (of all normalised scores) with IQM_low and IQM_high, and improvement (the probability that a run
+        beats one of the base's, in [0, 1]) with improvement_low and improvement_high: 95 %, resampling runs within
+        tasks. Only labels with at least two runs on every task; empty without such runs of start and base.
+
+    Raises:
+        ValueError: a task on which the base is not above the start: there is nothing to normalise by.
     """
-    table = differences(scores[scores["label"].isin([label, other])], metric, against=other).set_index("label")
-    row: Any = table.loc[label]
-    rival: Any = table.loc[other, "each"]
-    questions = verdict(row["difference_low"], row["difference_high"])
-    seeds = True if min(row["each"]) > max(rival) else False if max(row["each"]) < min(rival) else None
-    return questions if questions == seeds else None
+    means = runs.groupby(["task", "label"])["score"].mean().unstack("label")
+    if not {start, base} <= set(means) or means[[start, base]].isna().any(axis=None):
+        return pd.DataFrame()
+    gain = means[base] - means[start]
+    if (gain <= 0).any():
+        raise ValueError(f"{base} is not above {start} on {gain.idxmin()}: scores cannot be normalised by its gain")
+    scaled = runs.assign(score=(runs["score"] - runs["task"].map(means[start])) / runs["task"].map(gain))
+    each = {
+        label: [group.to_numpy() for _, group in part.groupby("task")["score"]]
+        for label, part in scaled.groupby("label", sort=False)
+    }
+    rows = []
+    for label, strata in each.items():
+        if len(strata) == len(gain) and min(map(len, strata)) > 1:
+            iqm = statistics.stratified_bootstrap(strata, seed=seed).iqm
+            row = {"label": label, **dict(zip(("IQM", "IQM_low", "IQM_high"), iqm, strict=True))}
+            if label != base and min(map(len, each[base])) > 1:
+                chance = statistics.probability_of_improvement(strata, each[base], seed=seed)
+                names = ("improvement", "improvement_low", "improvement_high")
+                row |= dict(zip(names, chance, strict=True))
+            rows.append(row)
+    return pd.DataFrame(rows)

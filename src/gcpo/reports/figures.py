@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import seaborn as sns
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from gcpo.reports.tables import write_table
 
 PALETTE = sns.color_palette("colorblind", 7)
 # Every series is told apart without its colour too: by marker, line or hatch.
@@ -37,14 +39,20 @@ def set_style() -> None:
         "svg.hashsalt": "gcpo",  # otherwise the ids inside an SVG differ at every run
     }
     sns.set_theme(style="whitegrid", palette=PALETTE, rc=settings)
-    pd.set_option("display.max_colwidth", None, "display.width", 120)
+    pd.set_option("display.max_colwidth", None, "display.width", 120, "display.max_rows", 100)
 
 
-def save(figure: Figure, data: pd.DataFrame, folder: Path, name: str) -> None:
-    """Write `name`.png and, in `name`.csv, the data it draws (6 significant digits); makes the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{name}.png", metadata={"Software": None})
-    data.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+def save(figure: Figure, data: pd.DataFrame, folder: Path | None, name: str, source: str | None = None) -> None:
+    """Write `name`.png and, in `name`.csv, the data it draws; arguments as in `write_table`.
+
+    Where there is a source the figure says it below its lower edge, also where it is shown and nothing is written.
+    """
+    if source is not None:
+        # Outside the canvas, where nothing else is drawn; a tight bounding box, as notebooks have it, takes it in.
+        figure.text(1, -0.01, f"records: {source}", ha="right", va="top", color="0.4", fontsize=8)
+    write_table(data, folder, name, source)
+    if folder is not None:
+        figure.savefig(folder / f"{name}.png", bbox_inches="tight", metadata={"Software": None})
 
 
 def points_with_intervals(
@@ -116,14 +124,121 @@ def training_curves(metrics: pd.DataFrame, reward_range: tuple[float, float]) ->
     return figure
 
 
-def measures_against_variance(queries: pd.DataFrame) -> Figure:
-    """V(q) against each of the paper's four measures, a dot per query; V on a symmetric logarithmic axis."""
-    names = {"token_entropy": "token entropy (nats)", "se": "SE (nats)", "cd": "CD", "bot": "BoT"}
-    figure, axes = plt.subplots(1, 4, sharey=True, figsize=(9.2, 2.7))
-    positive = queries.loc[queries["V"] > 0, "V"]
-    for axis, (column, label) in zip(axes, names.items(), strict=True):
-        axis.plot(queries[column], queries["V"], "o", markersize=3, alpha=0.5, markeredgewidth=0)
-        axis.set(xlabel=label)
-        axis.set_yscale("symlog", linthresh=positive.quantile(0.05) if len(positive) else 1.0)
-    axes[0].set(ylabel="V(q), squared gradient units")
+def forest(
+    table: pd.DataFrame, names: Mapping[str, str], reach: float, rows: str | None = None, unit: str = "points"
+) -> Figure:
+    """Differences with their intervals, a line per label: a panel per task, and per value of the column `rows`.
+
+    Args:
+        table: task, label, difference, low, high, and gaps (the difference of each seed), as `compare.differences`
+            gives them; lines without a difference are not drawn.
+        names: label -> what the axis calls it, in order from the top.
+        reach: the axis goes from -reach to reach; what lies beyond is an arrow at the edge with its value.
+        rows: a column whose values stand one below the other.
+        unit: of the differences.
+    """
+    drawn = table[table["difference"].notna() & table["label"].isin(list(names))]
+    tasks, groups = list(drawn["task"].unique()), list(drawn[rows].unique()) if rows else [None]
+    blocks = [drawn if rows is None else drawn[drawn[rows] == group] for group in groups]
+    shown = [[label for label in names if label in set(block["label"])] for block in blocks]
+    heights = [0.26 * len(labels) + 0.5 for labels in shown]
+    figure, axes = plt.subplots(
+        max(1, len(groups)),
+        max(1, len(tasks)),
+        figsize=(9.6, 0.6 + sum(heights)),
+        sharex=True,
+        squeeze=False,
+        height_ratios=heights or None,
+    )
+    for line, (block, labels, group) in enumerate(zip(blocks, shown, groups, strict=True)):
+        for axis, task in zip(axes[line], tasks, strict=False):
+            part = block[block["task"] == task].set_index("label")
+            if part.empty:
+                axis.axis("off")
+                continue
+            for place, label in enumerate(labels):
+                if label in part.index:
+                    _interval_line(axis, place, part.loc[label], reach)
+            axis.axvline(0, color="black", linewidth=0.8)
+            axis.set(xlim=(-reach, reach), title=task if group is None else f"{task}: {group}")
+            ticks = [names[label] for label in labels] if axis is axes[line, 0] else []
+            axis.set_yticks(range(len(labels)), ticks or [""] * len(labels), fontsize="small")
+            axis.set_ylim(len(labels) - 0.5, -0.5)
+            axis.grid(False, axis="y")
+    figure.supxlabel(f"difference, {unit}", fontsize="medium")
+    return figure
+
+
+def _interval_line(axis: Axes, place: int, row: pd.Series, reach: float) -> None:
+    estimate = row["difference"]
+    axis.plot(row["gaps"], [place] * len(row["gaps"]), "o", color="0.7", markersize=3, zorder=1)
+    low, high = min(max(row["low"], -reach), reach), max(min(row["high"], reach), -reach)
+    axis.hlines(place, low, high, color=PALETTE[0], linewidth=2, zorder=2)
+    if abs(estimate) < reach:
+        axis.plot(estimate, place, "s", color=PALETTE[0], markeredgecolor="white", zorder=3)
+    else:
+        side = 1 if estimate > 0 else -1
+        axis.plot(side * reach, place, ">" if side > 0 else "<", color=PALETTE[3], clip_on=False, zorder=4)
+        axis.annotate(
+            f"{estimate:+.1f}",
+            (side * reach, place),
+            xytext=(-7 * side, 0),
+            textcoords="offset points",
+            ha="right" if side > 0 else "left",
+            va="center",
+            fontsize=7,
+        )
+
+
+def validation_curves(scores: pd.DataFrame, names: Mapping[str, str]) -> Figure:
+    """Held-out scores along training: a panel per task and decoding, a line per label, its band from seed to seed.
+
+    Args:
+        scores: task, label, seed, step, decoding and score (per cent).
+        names: label -> what the legend calls it; the first has the band, from its lowest to its highest seed.
+    """
+    tasks, decodings = list(scores["task"].unique()), ["sampled", "greedy"]
+    figure, axes = plt.subplots(2, max(1, len(tasks)), sharex="col", squeeze=False, figsize=(9.6, 5.2))
+    for line, decoding in enumerate(decodings):
+        for axis, task in zip(axes[line], tasks, strict=False):
+            part = scores[(scores["task"] == task) & (scores["decoding"] == decoding)]
+            looks = zip(names.items(), cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False)
+            for (label, name), colour, marker, style in looks:
+                steps = part[part["label"] == label].groupby("step")["score"]
+                if label == next(iter(names)):
+                    axis.fill_between(list(steps.groups), steps.min(), steps.max(), color=colour, alpha=0.2, lw=0)
+                axis.plot(steps.mean(), color=colour, marker=marker, linestyle=style, markersize=4, label=name)
+            axis.set(title=f"{task}, {decoding}")
+    figure.supxlabel("step", fontsize="medium")
+    figure.supylabel("validation split, %", fontsize="medium")
+    axes[0, 0].legend(fontsize="x-small")
+    return figure
+
+
+def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:
+    """Validation scores at the end of training over the rate: a panel per task and decoding, a line per batch size.
+
+    Args:
+        table: as `sweep.summary` gives it; error bars are standard deviations over seeds.
+        chosen: task -> the profile's own rate, a vertical line.
+    """
+    tasks = list(table["task"].unique())
+    figure, axes = plt.subplots(2, len(tasks), sharex="col", squeeze=False, figsize=(9.6, 5.4))
+    for line, decoding in enumerate(("sampled", "greedy")):
+        for axis, task in zip(axes[line], tasks, strict=True):
+            own = table[table["task"] == task]
+            looks = zip(PALETTE, MARKERS, LINES, strict=True)
+            for (prompts, part), (colour, marker, style) in zip(own.groupby("prompts_per_step"), looks, strict=False):
+                spread = part[f"{decoding}_std"].fillna(0)
+                look = {"color": colour, "marker": marker, "linestyle": style, "capsize": 3}
+                axis.errorbar(part["learning_rate"], part[decoding], spread, label=f"{prompts} prompts a step", **look)
+            axis.axhline(own[f"start_{decoding}"].mean(), color="0.5", linestyle=":", label="before training")
+            axis.axvline(chosen[task], color="black", linewidth=0.9, label="the profile's rate")
+            axis.set(xscale="log", title=f"{task}, {decoding}")
+            rates = sorted(own["learning_rate"].unique())
+            axis.set_xticks(rates, [f"{rate:.0e}".replace("e-0", "e-") for rate in rates])
+            axis.minorticks_off()
+    figure.supxlabel("learning rate", fontsize="medium")
+    figure.supylabel("validation split after training, %", fontsize="medium")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=5, fontsize="small")
     return figure

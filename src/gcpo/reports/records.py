@@ -1,7 +1,9 @@
 """Run records, the reading side: finished runs as a tidy table, from run folders or from the committed reference.
 
 A reference holds the runs of a profile in few files: ``runs.jsonl``, a manifest per line, and ``eval.parquet``,
-``metrics.parquet`` and ``queries.parquet``, the tables of all runs with the run's id as a column.
+``validation.parquet``, ``metrics.parquet`` and ``queries.parquet``, the tables of all runs with the run's id as a
+column; ``SHA256SUMS`` says what they were when they were published. What is damaged, edited or foreign is left out, and
+counted with its fault.
 """
 
 from __future__ import annotations
@@ -14,36 +16,63 @@ from typing import Any
 
 import pandas as pd
 
-from gcpo import paths
+from gcpo import files, paths
+from gcpo.runs.contents import Seen
 from gcpo.runs.grids import expand, likes, varied
-from gcpo.runs.manifest import RecordError, Run, check_schema, load
+from gcpo.runs.manifest import RecordError, Run, another_version, load
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label
 
-TABLES = ("eval", "metrics", "queries")  # what runs leave behind beside their manifests
+TABLES = ("eval", "validation", "metrics", "queries", "pairs")  # what runs leave behind beside their manifests
 OLDEST = 0  # schema of a reference that can still be read: 0 was converted from records without one
 
 
 def runs(profile: str, reference: bool = False) -> list[Run]:
     """All runs of a profile: those in this machine's outputs, or, only when asked for, the committed reference's.
 
-    Raises:
-        RecordError: a record of another version.
+    Each is checked: one that is not to be trusted has a ``fault``, and is not ``finished``.
     """
     name = profile_name(profile)
     if reference:
         return _committed(paths.REFERENCE / name)
-    return [load(path.parent) for path in sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))]
+    seen: Seen = {}
+    found = [load(path.parent, seen) for path in sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))]
+    files.remember()
+    return found
 
 
 def _committed(folder: Path) -> list[Run]:
     path = folder / "runs.jsonl"
     if not path.exists():
         return []
-    manifests = [json.loads(line) for line in path.read_text().splitlines()]
-    for number, manifest in enumerate(manifests, start=1):
-        check_schema(manifest, f"{path}, line {number},", oldest=OLDEST)
-    return [Run(folder, manifest) for manifest in manifests]
+    broken = files.broken(folder)
+    if broken:
+        broken += ": restore it from the repository, or publish again"
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            manifest = dict(json.loads(line))
+            found.append(Run(folder, manifest, broken or another_version(manifest, oldest=OLDEST)))
+        except (ValueError, TypeError, RecursionError):
+            found.append(Run(folder, {"id": f"line {number}"}, broken or "not readable"))
+    return found
+
+
+def faults(profile: str, reference: bool = False) -> list[str]:
+    """What is left out of every report, and why; a line each."""
+    left_out = [run for run in runs(profile, reference) if run.fault]
+    return list(dict.fromkeys(f"{_name(run)}: {run.fault}" for run in left_out))
+
+
+def _name(run: Run) -> str:
+    """What a record is called: by its folder, or, in a reference, by its manifest."""
+    return str(run.manifest.get("id")) if (run.folder / "runs.jsonl").exists() else run.folder.name
+
+
+def source(profile: str, reference: bool = False) -> str:
+    """Whose runs a page shows, in words that tables and figures made from them carry."""
+    name = profile_name(profile)
+    return f"reference of profile {name}" if reference else f"this machine's runs of profile {name}"
 
 
 def find(profile: str, grid: str | None = None, reference: bool = False, any_code: bool = False) -> pd.DataFrame:
@@ -51,12 +80,12 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
 
     Columns: id, kind, label (the method, with what varies among these runs), every parameter and every setting of
     TRL's config, as resolved (alpha is the alpha that ran), reward_range, every figure of the manifest's ``results``,
-    seconds, peak_memory_gb, code, commit, dirty, schema, folder (a Path) and reference (bool). Empty where nothing has
-    run.
+    seconds (all of them, and by phase: seconds_generate and so on), cpu_seconds, peak_memory_gb, code, commit, dirty,
+    schema, folder (a Path) and reference (bool). Empty where nothing has run.
 
     Raises:
-        RecordError: a record of another version; or, with a grid and unless ``any_code``, runs of different code of
-            this package, which are not to be compared.
+        RecordError: with a grid and unless ``any_code``, runs of different code of this package, which are not to be
+            compared.
     """
     labels = {plan.id: plan.label for plan in expand(grid, profile)} if grid is not None else None
     manifests = [(run.folder, run.manifest) for run in runs(profile, reference) if run.finished]
@@ -76,7 +105,8 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
             "reward_range": manifest["resolved"]["task"]["reward_range"],
             "label": labels[manifest["id"]],
             **manifest.get("results", {}),
-            **{key: manifest.get(key) for key in ("id", "kind", "seconds", "peak_memory_gb")},
+            **{key: manifest.get(key) for key in ("id", "kind", "seconds", "cpu_seconds", "peak_memory_gb")},
+            **{f"seconds_{phase}": seconds for phase, seconds in manifest.get("phases", {}).items()},
             **{key: manifest.get(key) for key in ("code", "commit", "dirty", "schema")},
             "folder": folder,
             "reference": reference,
@@ -101,35 +131,48 @@ def _one_code(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
 def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
     """What a grid asks for and what there is: runs by status, per task and label, and what to know of them.
 
-    ``source`` says "this machine" or "reference"; ``dirty`` counts runs made with uncommitted changes.
+    ``left_out`` counts records that are damaged, edited, incomplete or foreign; where there are any, ``why`` names them
+    and those that belong to no run of the grid have a row of their own. ``dirty`` counts runs made with uncommitted
+    changes. ``source`` says "this machine" or "reference".
     """
-    plans = expand(grid, profile)
-    by_id = {run.manifest.get("id"): run.manifest for run in runs(profile, reference)}
+    found = {_name(run): run for run in runs(profile, reference)}
     rows = []
-    for plan in plans:
-        manifest = by_id.get(plan.id, {})
+    for plan in expand(grid, profile):
+        run = found.pop(plan.id, Run(plan.folder))
+        status = None if run.fault else run.manifest.get("status")
         rows.append(
             {
                 "task": plan.params.task,
                 "run": plan.label,
                 "wanted": 1,
-                "finished": manifest.get("status") == "finished",
-                "failed": manifest.get("status") == "failed",
-                "dirty": bool(manifest.get("dirty")),
-                "commit": (manifest.get("commit") or "none")[:7] if manifest else "",
+                "finished": status == "finished",
+                "failed": status == "failed",
+                "left_out": bool(run.fault),
+                "dirty": bool(status and run.manifest.get("dirty")),
+                "commit": (run.manifest.get("commit") or "none")[:7] if status else "",
+                "why": f"{plan.id}: {run.fault}" if run.fault else "",
             }
         )
+    for name, run in found.items():
+        if run.fault:
+            nothing = {"wanted": 0, "finished": False, "failed": False, "left_out": True, "dirty": False, "commit": ""}
+            rows.append({"task": "", "run": "(of no run here)", **nothing, "why": f"{name}: {run.fault}"})
     table = pd.DataFrame(rows).groupby(["task", "run"], sort=False)
-    counts = table[["wanted", "finished", "failed", "dirty"]].sum()
+    counts = table[["wanted", "finished", "failed", "left_out", "dirty"]].sum()
     counts["commits"] = table["commit"].agg(lambda c: ", ".join(sorted(set(c) - {""})))
-    return counts.assign(source="reference" if reference else "this machine").reset_index()
+    counts["source"] = "reference" if reference else "this machine"
+    if counts["left_out"].any():
+        counts["why"] = table["why"].agg(lambda w: "; ".join(filter(None, w)))
+    return counts.reset_index()
 
 
-def gather(table: pd.DataFrame, name: str, keys: list[str]) -> pd.DataFrame:
+def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = False) -> pd.DataFrame:
     """One of :data:`TABLES` of all runs of a table from :func:`find`, with the run's ``keys`` as columns.
 
+    With ``optional``, a run without that table is left out: records may be older than the table.
+
     Raises:
-        FileNotFoundError: a run has no such table.
+        FileNotFoundError: a run has no such table, unless ``optional``.
     """
     committed: dict[Path, dict[str, pd.DataFrame]] = {}
     parts = []
@@ -137,47 +180,30 @@ def gather(table: pd.DataFrame, name: str, keys: list[str]) -> pd.DataFrame:
         folder = run["folder"]
         if run["reference"]:
             if folder not in committed:
-                whole = pd.read_parquet(folder / f"{name}.parquet")
-                committed[folder] = {str(id_): part.drop(columns="run") for id_, part in whole.groupby("run")}
+                path = folder / f"{name}.parquet"
+                whole = pd.read_parquet(path).groupby("run") if path.exists() else ()
+                committed[folder] = {str(id_): part.drop(columns="run") for id_, part in whole}
             part = committed[folder].get(run["id"])
             part = None if part is None else part.dropna(axis="columns", how="all")  # columns that other runs have
         else:
             path = folder / f"{name}.csv"
             part = pd.read_csv(path) if path.exists() else None
+        if part is None and optional:
+            continue
         if part is None:
             raise FileNotFoundError(f"run {run['id']} has no table {name!r}")
         parts.append(part.assign(**{key: run[key] for key in keys}))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def publish(profile: str) -> int:
-    """Make the finished runs of this machine the reference of a profile; returns how many runs.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    finished = [run for run in runs(profile) if run.finished]
-    if not finished:
-        raise FileNotFoundError(f"No finished runs of profile {profile!r} in {paths.OUTPUTS}; run a grid first.")
-    write_reference(paths.REFERENCE / profile_name(profile), finished)
-    return len(finished)
-
-
 def write_reference(folder: Path, finished: list[Run]) -> None:
-    """Write runs in the form of a reference, each file in one step."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write runs in the form of a reference, into a new folder."""
+    folder.mkdir(parents=True)
     for name in TABLES:
-        parts = [
-            pd.read_csv(path).assign(run=run.manifest["id"])
-            for run in finished
-            if (path := run.folder / f"{name}.csv").exists()
-        ]
-        path = folder / f"{name}.parquet"
+        tables = [(run, run.folder / f"{name}.csv") for run in finished]
+        parts = [pd.read_csv(path).assign(run=run.manifest["id"]) for run, path in tables if path.exists()]
         if parts:
-            pd.concat(parts, ignore_index=True).to_parquet(path.with_suffix(".draft"), index=False)
-            path.with_suffix(".draft").replace(path)
-        else:
-            path.unlink(missing_ok=True)
+            pd.concat(parts, ignore_index=True).to_parquet(folder / f"{name}.parquet", index=False)
     lines = "".join(json.dumps(run.manifest, sort_keys=True) + "\n" for run in finished)
-    (folder / "runs.draft").write_text(lines)
-    (folder / "runs.draft").replace(folder / "runs.jsonl")
+    (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
+    files.seal(folder)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
 import papermill
 
-from gcpo import paths
+from gcpo import files, paths
 from gcpo.reports import records
 from gcpo.reports.tables import write_readme
+from gcpo.runs.grids import expand
 from gcpo.runs.manifest import RecordError
-from gcpo.runs.params import profile_name
+from gcpo.runs.params import is_file_name, profile_name
 from gcpo.runs.runner import execute
 
 
@@ -21,10 +25,10 @@ def reports() -> list[str]:
     return sorted(path.stem for path in paths.NOTEBOOKS.glob("[2-9][0-9]_*.ipynb"))
 
 
-def grid_of(report: str) -> str:
-    """The grid that a report notebook shows unless told otherwise."""
-    grid = papermill.inspect_notebook(str(paths.NOTEBOOKS / f"{report}.ipynb"))["grid"]["default"]
-    return str(ast.literal_eval(grid))
+def default_of(report: str, parameter: str) -> str:
+    """What a report notebook shows unless told otherwise: its grid, its profile."""
+    inspected = papermill.inspect_notebook(str(paths.NOTEBOOKS / f"{report}.ipynb"))
+    return str(ast.literal_eval(inspected[parameter]["default"]))
 
 
 def report(
@@ -44,13 +48,12 @@ def report(
         whose grid nothing has run, a line that says so.
     """
     folder = paths.OUTPUTS / profile_name(profile) / "reports"
-    if profile.endswith((".yaml", ".yml")):
-        profile = str(Path(profile).resolve())  # notebooks work in a folder of their own
+    profile, grid = _absolute(profile), grid and _absolute(grid)
     made, left_out = [], []
     for name in reports():
-        wanted = grid or grid_of(name)
-        if not records.coverage(wanted, profile, reference)["finished"].sum():
-            left_out.append(f"{name}: nothing has run of grid {wanted} with {profile}: python -m gcpo grid {wanted}")
+        wanted = grid or default_of(name, "grid")
+        if why := _unfit(name, wanted, profile, reference):
+            left_out.append(f"{name}: {why}")
             continue
         settings = {"profile": profile, "grid": wanted, "reference": reference, "any_code": any_code}
         execute(name, folder / f"{name}.ipynb", {**settings, "write_to": str(folder)})
@@ -58,33 +61,84 @@ def report(
     return made, left_out
 
 
-def publish(profile: str) -> int:
-    """Make this machine's runs of a profile the reference, and rebuild what is made from it; returns how many runs.
+def _unfit(name: str, grid: str, profile: str, reference: bool) -> str | None:
+    """Why a report cannot be made of a grid, and what to do; None if it can."""
+    if not records.coverage(grid, profile, reference)["finished"].sum():
+        return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid}"
+    own = default_of(name, "grid")
+    needed, given = ({key for plan in expand(g, profile) for key in plan.varied} for g in (own, grid))
+    if "learning_rate" in needed - given:  # a sweep: there is nothing to choose among one
+        return f"grid {grid} has one learning rate, and several are compared: python -m gcpo grid {own}"
+    return None
+
+
+def publish(profile: str, partial: bool = False) -> int:
+    """Make this machine's runs of a profile the reference, with all that is made from it; returns how many runs.
+
+    Everything is built beside what there is and takes its place at the end. With ``partial`` a grid may lack runs, and
+    the reports say which; each needs one at least.
 
     Raises:
         RecordError: a report's grid has runs that are not finished here; the reference stays as it is.
     """
-    for grid in dict.fromkeys(grid_of(name) for name in reports()):
+    for grid in dict.fromkeys(default_of(name, "grid") for name in reports()):
         counts = records.coverage(grid, profile)[["finished", "wanted"]].sum()
-        if counts["finished"] < counts["wanted"]:
+        if counts["finished"] < (1 if partial else counts["wanted"]):
+            needed, otherwise = "every report's whole grid", " (or publish what there is: --partial)"
+            if partial:
+                needed, otherwise = "a run of every report's grid", ""
             raise RecordError(
                 f"Grid {grid} has {counts['finished']} of {counts['wanted']} runs finished with {profile}: a reference "
-                f"holds every report's whole grid. First: python -m gcpo grid {grid} --profile {profile}"
+                f"holds {needed}. First: python -m gcpo grid {grid} --profile {profile}{otherwise}"
             )
-    count = records.publish(profile)
-    rebuild(profile)
-    return count
+    finished = [run for run in records.runs(profile) if run.finished]
+    _replace(profile, lambda folder: records.write_reference(folder, finished))
+    return len(finished)
 
 
 def rebuild(profile: str) -> None:
     """Make the reference's tables, figures and committed report notebooks, and the README's results, again."""
-    folder = paths.REFERENCE / profile_name(profile)
-    for name in reports():
-        execute(name, folder / "draft.ipynb", {"profile": profile, "reference": True, "write_to": str(folder)})
-        (folder / "draft.ipynb").unlink()
-        execute(name, paths.NOTEBOOKS / f"{name}.ipynb", {})
-        clean(paths.NOTEBOOKS / f"{name}.ipynb")
-    write_readme(profile)
+
+    def same_records(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for path in (paths.REFERENCE / profile_name(profile)).iterdir():
+            if path.name in (files.SUMS, "runs.jsonl") or path.suffix == ".parquet":
+                shutil.copy2(path, folder)
+
+    _replace(profile, same_records)
+
+
+def _replace(profile: str, write: Callable[[Path], None]) -> None:
+    """Build a reference and its pages in a place of their own, and put them where the old ones are."""
+    name, root = profile_name(profile), paths.REFERENCE.with_name(".reference.draft")
+    shutil.rmtree(root, ignore_errors=True)
+    write(root / name)
+    committed = [report for report in reports() if default_of(report, "profile") == name]
+    before = os.environ.get("GCPO_REFERENCE")
+    os.environ["GCPO_REFERENCE"] = str(root)  # what the notebooks' kernels take for the reference
+    try:
+        for report in reports():
+            parameters = {"profile": _absolute(profile), "reference": True, "write_to": str(root / name)}
+            execute(report, root / "page.ipynb", parameters)
+        for report in committed:
+            execute(report, root / f"{report}.ipynb", {})
+            clean(root / f"{report}.ipynb")
+    finally:
+        os.environ.pop("GCPO_REFERENCE")
+        if before:
+            os.environ["GCPO_REFERENCE"] = before
+    with files.replacing(paths.REFERENCE / name) as draft:
+        (root / name).rename(draft)
+    for report in committed:
+        (root / f"{report}.ipynb").replace(paths.NOTEBOOKS / f"{report}.ipynb")
+    if committed:
+        write_readme(name)
+    shutil.rmtree(root)
+
+
+def _absolute(name: str) -> str:
+    """A parameter file's path as seen from here: notebooks work in a folder of their own."""
+    return str(Path(name).resolve()) if is_file_name(name) else name
 
 
 def clean(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,32 @@ def reported(name: str) -> pd.DataFrame:
 def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:
     """'61.2 [60.1, 62.3]'."""
     return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """What ``compare.differences`` found, as a page shows it: a row per label of ``names`` that is there, in its order.
+
+    Columns: method, score (mean ± standard deviation over seeds, per cent), less its base [95 %] (points), p (Holm),
+    detectable (points, 80 % power), equivalent ("yes" within the margin), and seeds.
+    """
+    rows = table.set_index("label")
+    rows = rows.loc[[label for label in names if label in rows.index]]
+
+    def written(column: str, digits: int) -> pd.Series:
+        return rows[column].map(lambda value: "" if pd.isna(value) else f"{value:.{digits}f}")
+
+    spread = written("std", 1).map(lambda text: f" ± {text}" if text else "")
+    gaps = rows[["difference", "low", "high"]].itertuples(index=False)
+    shown = {
+        "method": [names[label] for label in rows.index],
+        "score": written("mean", 1) + spread,
+        f"less its base [{INTERVAL} %]": ["" if pd.isna(gap[0]) else with_interval(*gap) for gap in gaps],
+        "p (Holm)": written("p", 3),
+        "detectable": written("mde", 1),
+        "equivalent": rows["equivalent"].map({True: "yes", False: "no"}).fillna(""),
+        "seeds": rows["compared"].where(rows["compared"] != "", rows["seeds"].map("{} seeds".format)),
+    }
+    return pd.DataFrame(shown).reset_index(drop=True)
 
 
 def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
@@ -52,10 +79,20 @@ def _words(messages: Any) -> str:
     return messages if isinstance(messages, str) else messages[-1]["content"]
 
 
-def write_table(table: pd.DataFrame, folder: Path, name: str) -> None:
-    """Write a table as CSV (6 significant digits); Markdown and LaTeX are pandas' own, made from it when wanted."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+def write_table(table: pd.DataFrame, folder: Path | None, name: str, source: str | None) -> None:
+    """Write a table as CSV (6 significant digits); Markdown and LaTeX are pandas' own, made from it when wanted.
+
+    Args:
+        table: what is written, without its index.
+        folder: where to; made if it is not there. None writes nothing.
+        name: the file's, without its ending.
+        source: whose runs it was made from, as ``gcpo.records.source`` says it: the last column, ``records``. None for
+            what was made from no runs.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        said = table if source is None else table.assign(records=source)
+        said.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 
 
 def markdown(table: pd.DataFrame) -> str:
@@ -92,25 +129,36 @@ the loss, leave the weight at 1. What each paper leaves open, and what was chose
 {markdown(methods_table(group_size))}"""
 
 
-def write_readme(profile: str) -> None:
-    """Rewrite the part of the README between markers: the results, from the reference tables of a profile."""
-    results = []
+def readme_results(profile: str) -> str:
+    """The README's results from marker to marker: the reference tables of a profile, and once above them their source.
+
+    Raises:
+        KeyError: a table that does not name its records.
+    """
+    sources, results = set(), []
     for name, caption in RESULTS.items():
         path = paths.REFERENCE / profile / f"{name}.csv"
         if path.exists():
-            results.append(f"{caption}\n\n{markdown(pd.read_csv(path, dtype=str, keep_default_na=False))}")
-    readme = paths.ROOT / "README.md"
-    block = "\n".join([f"{START}\n", *results, END])
+            table = pd.read_csv(path, dtype=str, keep_default_na=False)
+            sources |= set(table.pop("records"))
+            results.append(f"{caption}\n\n{markdown(table)}")
+    return "\n".join([f"{START}\n", f"All of it is made from: {', '.join(sorted(sources))}.\n", *results, END])
+
+
+def write_readme(profile: str) -> None:
+    """Rewrite the part of the README between markers, from the reference tables of a profile."""
+    readme, block = paths.ROOT / "README.md", readme_results(profile)
     readme.write_text(re.sub(f"{START}.*?{END}", lambda _: block, readme.read_text(), flags=re.S))
 
 
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
 # The tables that the README shows, and what it says above them.
 RESULTS = {
+    "gate": "**The gate**: what plain GRPO gains over the starting policy on the test split, in points (95 %):",
     "claims_figure1": "**Figure 1** (alignment of uncertainty with gradient variance), claim by claim:",
     "claims_table1": "**Table 1** (training), claim by claim:",
-    "table1": "**Table 1 on tinyqa**, F1 of sampled answers in per cent, beside the paper's NarrativeQA:",
-    "zoo": "**All methods**, three seeds: sampled answers in per cent, difference from GRPO (95 % over questions):",
+    "table1": "**Table 1 on both tasks**, sampled answers in per cent, beside the paper's NarrativeQA and MATH500:",
+    "zoo": "**All methods**: sampled answers in per cent, and the difference from GRPO under the same protocol:",
     "claims_zoo": "**All methods**, claim by claim:",
     "cost": "**Cost** of Table 1's runs:",
 }

@@ -1,0 +1,102 @@
+"""Figures of the alignment of uncertainty with gradients (GCPO, Figure 1, App. C and D)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from gcpo.reports.alignment import FOUR, MEASURES
+from gcpo.reports.figures import MARKERS, PALETTE, points_with_intervals
+
+UNITS = {"token_entropy": "token entropy (nats)", "se": "SE (nats)", "cd": "CD", "bot": "BoT"}
+
+
+def variance_against_measures(queries: Mapping[str, pd.DataFrame]) -> Figure:
+    """V(q) against each of the paper's four measures, a row per task and a dot per query and rollout seed.
+
+    V is in squared gradient units, on an axis that is logarithmic but around 0.
+    """
+    figure, axes = plt.subplots(len(queries), len(FOUR), figsize=(9.2, 2.6 * len(queries)), sharey="row", squeeze=False)
+    for row, (task, table) in zip(axes, queries.items(), strict=True):
+        positive = table.loc[table["V"] > 0, "V"]
+        for axis, name in zip(row, FOUR, strict=True):
+            axis.plot(table[name], table["V"], "o", markersize=3, alpha=0.35, markeredgewidth=0)
+            axis.set_yscale("symlog", linthresh=positive.quantile(0.05) if len(positive) else 1.0)
+            axis.set(xlabel=UNITS[name])
+        row[0].set(ylabel=f"{task}: V")
+    return figure
+
+
+def four_panels(table: pd.DataFrame, gains: pd.DataFrame, reported: pd.DataFrame) -> Figure:
+    """Figure 1 a-d with intervals.
+
+    Args:
+        table: :meth:`gcpo.reports.alignment.Alignment.table` with a column task.
+        gains: the differences of panel (c), with a column task.
+        reported: the paper's own correlations (task, measure as a column's name, spearman), drawn in panel (a).
+    """
+    figure, ((a, b), (c, d)) = plt.subplots(2, 2, figsize=(9.2, 6.2))
+    paper = reported.assign(
+        measure=reported["measure"].map(MEASURES), task="paper, " + reported["task"], estimate=reported["spearman"]
+    )
+    panels = (
+        (a, pd.concat([table[table["statistic"] == "spearman"], paper]), 0, "(a) rank correlation", "Spearman with V"),
+        (b, table[table["statistic"] == "auc"], 0.5, "(b) finding the top 10 % by V", "AUC (0.5 is chance)"),
+        (c, gains, 0, "(c) BoT less the measure", "difference of Spearman"),
+        (d, table[table["statistic"] == "heldout_spearman"], 0, "(d) held-out linear prediction", "Spearman, 5 folds"),
+    )
+    for axis, data, chance, title, label in panels:
+        points_with_intervals(data, "measure", "estimate", "low", "high", hue="task", ax=axis)
+        axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
+        axis.set(title=title, xlabel="", ylabel=label)
+        axis.get_legend().remove()
+    figure.legend(*a.get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+def pairs_of_rollouts(pairs: Mapping[str, pd.DataFrame], most: int = 3000) -> Figure:
+    """Distance of gradients against distance of embeddings, a panel per task and a dot per pair within a group.
+
+    At most ``most`` pairs are drawn, evenly over the table; the line is the median in ten bins of equal counts.
+    """
+    figure, axes = plt.subplots(1, len(pairs), figsize=(4.6 * len(pairs), 3.4), squeeze=False)
+    for axis, (task, table) in zip(axes[0], pairs.items(), strict=True):
+        shown = table.iloc[:: max(1, -(-len(table) // most))]
+        for same, label in ((False, "two clusters"), (True, "one cluster")):
+            part = shown[shown["same_cluster"].astype(bool) == same]
+            axis.plot(
+                part["embedding_distance"],
+                part["gradient_distance"],
+                MARKERS[same],
+                color=PALETTE[same],
+                markersize=3,
+                alpha=0.35,
+                markeredgewidth=0,
+                label=label,
+            )
+        bins = table.groupby(pd.qcut(table["embedding_distance"], 10, duplicates="drop"), observed=True)
+        middle = bins[["embedding_distance", "gradient_distance"]].median()
+        axis.plot(*middle.to_numpy().T, color="black", linewidth=1.6, label="median")
+        axis.set(title=task, xlabel="1 - cosine of the embeddings", ylabel="|g_i - g_j|")
+    axes[0, 0].legend(loc="best")
+    return figure
+
+
+def alignment_by(table: pd.DataFrame, by: str, xlabel: str) -> Figure:
+    """Spearman with V of each measure at the values of a column, a panel per task; values are categories."""
+    tasks, values = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table[by]))
+    figure, axes = plt.subplots(1, len(tasks), figsize=(4.6 * len(tasks), 3.4), sharey=True, squeeze=False)
+    for axis, task in zip(axes[0], tasks, strict=True):
+        part = table[table["task"] == task].set_index([by, "measure"])
+        every = pd.MultiIndex.from_product([values, table["measure"].unique()], names=[by, "measure"])
+        part = part.reindex(every).reset_index()  # a value that was not run keeps its place
+        part = part.assign(**{by: part[by].astype(str)})
+        points_with_intervals(part, by, "estimate", "low", "high", hue="measure", ax=axis)
+        axis.axhline(0, color="black", linewidth=0.8, linestyle=":")
+        axis.set(title=task, xlabel=xlabel, ylabel="Spearman with V")
+        axis.get_legend().remove()
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure

@@ -1,0 +1,78 @@
+"""The sweep: which learning rate and batch size plain GRPO learns best with, on the validation split (spec of the rule:
+the best sampled score among rates at which greedy does not fall; among batch sizes, the most told per hour)."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import pandas as pd
+from scipy.stats import norm
+
+from gcpo.reports import records
+from gcpo.runs.manifest import RecordError
+from gcpo.tasks import get_task
+
+AXES = ["task", "prompts_per_step", "learning_rate"]
+
+
+def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
+    """What each setting of a sweep reaches on the validation split, a row per task, batch size and rate.
+
+    Args:
+        runs: of the sweep, as :func:`gcpo.records.find` gives them; what is not trained, or not ``base``, is left out.
+        base: the method that is swept.
+
+    Returns:
+        task, prompts_per_step, learning_rate, metric, seeds, sampled and greedy (means over seeds at the last step, per
+        cent) with sampled_std and greedy_std (n - 1), start_sampled and start_greedy (at step 0), fell (whether greedy
+        ends below its start), hours (per run), and mde_hour (points): the difference of two methods that is detected
+        with 80 % power if each gets an hour of runs, (1.96 + 0.84) sqrt(2) sampled_std sqrt(hours).
+
+    Raises:
+        RecordError: a task with one rate, or runs without validation scores.
+    """
+    runs = runs[(runs["kind"] == "train") & (runs["method"] == base) & (runs["max_steps"] > 0)]
+    for task in runs["task"].unique():
+        rates = sorted(runs.loc[runs["task"] == task, "learning_rate"].unique())
+        if len(rates) < 2:
+            raise RecordError(
+                f"The sweep has one learning rate on {task} ({rates[0]:g}): nothing can be chosen among one. Give "
+                "several in the grid's learning_rate, and run it: python -m gcpo grid sweep"
+            )
+    scores = records.gather(runs, "validation", [*AXES, "seed", "max_steps"], optional=True)
+    if scores.empty:
+        raise RecordError("No run of the sweep has validation scores: run it with validation_limit above 0")
+    rows = []
+    for (task, prompts, rate), part in scores.groupby(AXES, sort=False):
+        metric = get_task(str(task)).reward_metric
+        means = 100 * part.groupby(["decoding", "step", "seed"])[metric].mean()
+        last, own = int(part["max_steps"].iloc[0]), runs[(runs[AXES] == [task, prompts, rate]).all(axis=1)]
+        row: dict[str, Any] = {"task": task, "prompts_per_step": prompts, "learning_rate": rate, "metric": metric}
+        row["seeds"] = part["seed"].nunique()
+        for decoding in ("sampled", "greedy"):
+            row |= {decoding: means[decoding, last].mean(), f"{decoding}_std": means[decoding, last].std()}
+            row[f"start_{decoding}"] = means[decoding, 0].mean()
+        hours = own["seconds"].mean() / 3600
+        detectable = (norm.ppf(0.975) + norm.ppf(0.8)) * sqrt(2) * row["sampled_std"] * sqrt(hours)
+        rows.append({**row, "fell": row["greedy"] < row["start_greedy"], "hours": hours, "mde_hour": detectable})
+    return pd.DataFrame(rows).sort_values(AXES, ignore_index=True)
+
+
+def choice(table: pd.DataFrame) -> pd.DataFrame:
+    """What the rule picks from a :func:`summary`, a row per task: its batch size and rate, and how it was reached.
+
+    Per batch size the rate with the best sampled score among those at which greedy does not fall; among batch sizes
+    the one that detects the smallest difference per hour. ``inside`` says whether a lower and a higher rate were swept.
+    A task on which greedy falls at every rate has no row.
+    """
+    standing = table[~table["fell"].astype(bool)]
+    best = standing.loc[standing.groupby(["task", "prompts_per_step"])["sampled"].idxmax()]
+    picked = best.sort_values("mde_hour", kind="stable").groupby("task").head(1).sort_values("task")
+    ends = table.groupby("task")["learning_rate"].agg(["min", "max"]).loc[picked["task"]].to_numpy()
+    rate = picked["learning_rate"].to_numpy()
+    return (
+        picked[[*AXES, "sampled", "sampled_std", "hours", "mde_hour"]]
+        .assign(inside=(ends[:, 0] < rate) & (rate < ends[:, 1]))
+        .reset_index(drop=True)
+    )

@@ -1,0 +1,177 @@
+"""Figures of alignment with intervals: what is seen is what gcpo.statistics computes, and intervals cover."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gcpo import statistics
+from gcpo.reports.alignment import FOUR, MEASURES, STATISTICS, Alignment, decide, halves, selected
+from gcpo.statistics import Draws
+
+
+def queries(size: int = 60, seed: int = 0, strength: float = 1.0, runs: int = 1) -> pd.DataFrame:
+    """Queries with ties and zeros in V, of several rollout seeds: bot follows V best and se is coarse."""
+    rng = np.random.default_rng(seed)
+    hardness = rng.normal(size=size)
+    parts = []
+    for run in range(runs):
+        v = np.maximum(np.exp(strength * hardness + rng.normal(size=size)).round(2) - 0.5, 0)
+        columns: dict[str, Any] = {
+            "token_entropy": rng.normal(size=size),
+            "se": (hardness + rng.normal(size=size)).round(),
+            "cd": hardness + rng.normal(size=size),
+            "bot": hardness + 0.2 * rng.normal(size=size),
+        }
+        names = [f"q{i}" for i in range(size)]
+        parts.append(pd.DataFrame({"query": names, "seed": run, "V": v, "zero_variance": v == 0, **columns}))
+    return pd.concat(parts, ignore_index=True).sample(frac=1, random_state=seed)
+
+
+def exact(name: str, table: pd.DataFrame) -> dict[str, float]:
+    u, v = (table.sort_values("query")[column].to_numpy() for column in (name, "V"))
+    mae, heldout = statistics.heldout_prediction(u, v)
+    return {
+        "spearman": statistics.spearman(u, v),
+        "auc": statistics.top_auc(u, v),
+        "precision": statistics.precision_at_top(u, v),
+        "mae": mae,
+        "heldout_spearman": heldout,
+    }
+
+
+@pytest.mark.parametrize("keep_zero", [True, False])
+@pytest.mark.parametrize("drop_top", [0.0, 0.1])
+@pytest.mark.parametrize("name", FOUR)
+def test_what_is_seen_is_the_mean_over_seeds_of_the_library_s_statistics(
+    name: str, drop_top: float, keep_zero: bool
+) -> None:
+    table = queries(runs=2)
+    found = Alignment(table, drop_top=drop_top, keep_zero=keep_zero, n=20)
+    runs = [selected(part, drop_top=drop_top, keep_zero=keep_zero) for _, part in table.groupby("seed")]
+    for statistic in STATISTICS:
+        expected = np.mean([exact(name, run)[statistic] for run in runs])
+        assert found.draws(name, statistic).estimate == pytest.approx(expected), statistic
+
+
+def test_a_resample_has_the_statistics_of_the_table_that_it_draws() -> None:
+    table = queries(40).sort_values("query").reset_index(drop=True)
+    drawn = np.random.default_rng(3).multinomial(40, np.full(40, 1 / 40), size=5)
+    found = Alignment(table, n=5, seed=3)
+    for statistic in ("spearman", "auc", "precision"):  # folds of the others keep copies of a query together
+        replicates = found.draws("se", statistic).draws
+        for counts, replicate in zip(drawn, replicates, strict=True):
+            repeated = table.loc[np.repeat(np.arange(40), counts)]
+            u, v = repeated["se"].to_numpy(), repeated["V"].to_numpy()
+            function = {"spearman": statistics.spearman, "auc": statistics.top_auc}
+            expected = function.get(statistic, statistics.precision_at_top)(u, v)
+            assert replicate == pytest.approx(expected), statistic
+
+
+def test_differences_are_paired() -> None:
+    found = Alignment(queries(runs=2), n=500)
+    for statistic in STATISTICS:
+        own = found.less("bot", "token_entropy", statistic)
+        expected = found.draws("bot", statistic).draws - found.draws("token_entropy", statistic).draws
+        np.testing.assert_allclose(own.draws, expected)
+        assert found.less("bot", "bot", statistic).interval() == (0, 0, 0)
+    table = found.differences("bot", ["token_entropy", "se"], "auc")
+    assert list(table["measure"]) == ["Entropy", "SE"] and (table["low"] <= table["estimate"]).all()
+
+
+def test_intervals_agree_with_the_library_s() -> None:
+    table = queries(200)
+    u, v = table["cd"].to_numpy(), table["V"].to_numpy()
+    ours = Alignment(table, n=4000).draws("cd").interval()
+    np.testing.assert_allclose(ours, statistics.spearman_interval(u, v, n=4000), atol=0.02)
+    difference = Alignment(table, n=4000).less("bot", "cd").interval()
+    expected = statistics.paired_bootstrap(table["bot"].to_numpy(), u, v, n=4000)
+    np.testing.assert_allclose(difference, expected, atol=0.02)
+
+
+def test_intervals_cover_a_known_correlation() -> None:
+    """Where V does not depend on the measure, 95 % intervals of rho hold 0 about as often as they say."""
+    covered = 0
+    for seed in range(100):
+        _, low, high = Alignment(queries(60, seed), n=200).draws("token_entropy").interval()
+        covered += low <= 0 <= high
+    assert 88 <= covered <= 99
+
+
+def test_more_rollout_seeds_average_the_noise_of_rollouts() -> None:
+    one, many = (Alignment(queries(150, runs=runs), n=300).draws("cd") for runs in (1, 6))
+    assert np.std(many.draws) < np.std(one.draws)
+    assert Alignment(queries(runs=3)).seeds == 3
+
+
+def test_the_choice_of_queries_does_not_leak_between_seeds() -> None:
+    table = queries(runs=2)
+    found = Alignment(table, drop_top=0.1, n=10)
+    assert found.queries == 54
+    for run, _ in found._runs:
+        assert run["V"].max() < table[table["seed"] == run["seed"].iloc[0]]["V"].max()
+
+
+def test_a_measure_that_is_constant_has_no_rank() -> None:
+    found = Alignment(queries().assign(bot=1.0), n=50)
+    assert np.isnan(found.draws("bot").estimate) and not len(found.draws("bot").draws)
+    assert found.table(["bot"], ["spearman"])[["estimate", "low", "high", "p"]].isna().all(axis=None)
+    assert decide({"BoT": found.draws("bot")}).word == "not tested"
+
+
+def test_few_queries_have_no_held_out_folds() -> None:
+    found = Alignment(queries(12), n=20)
+    assert np.isnan(found.draws("cd", "mae").estimate) and np.isfinite(found.draws("cd").estimate)
+
+
+def test_ratios_leave_out_what_is_missing() -> None:
+    table = queries(4).sort_values("query").assign(a=[1.0, nan, 3.0, 2.0], b=[2.0, 5.0, 4.0, 6.0])
+    found = Alignment(table, n=30)
+    assert found.ratio("a").estimate == 2
+    assert found.ratio("a", "b").estimate == 0.5
+
+
+def test_halves_take_measures_and_v_from_different_rollouts() -> None:
+    table = queries(5).assign(**{f"{name}_half": 7.0 for name in MEASURES}, V_half=[1.0, 0, nan, 2, 3])
+    found = halves(table)
+    assert len(found) == 4 and (found["cd"] == 7).all()
+    assert list(found["V"]) == [1, 0, 2, 3] and list(found["zero_variance"]) == [False, True, False, False]
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def draws(centre: float, spread: float = 0.1) -> Draws:
+    return Draws(centre, centre + spread * np.random.default_rng(0).normal(size=4000))
+
+
+@pytest.mark.parametrize(
+    ("centres", "effects", "expected"),
+    [
+        ([0.5, 0.6], {}, "holds"),
+        ([0.5, 0.0], {}, "cannot tell"),
+        ([0.5, 0.0], {"b": 0.6}, "effect excluded"),
+        ([0.5, 0.0], {"b": 0.1}, "cannot tell"),
+        ([0.5, -0.5], {}, "does not hold"),
+        ([0.0, -0.5], {"a": 0.6}, "does not hold"),
+    ],
+)
+def test_a_verdict_follows_the_intervals(centres: list[float], effects: dict[str, float], expected: str) -> None:
+    verdict = decide(dict(zip("ab", map(draws, centres), strict=True)), effects)
+    assert verdict.word == expected
+    assert verdict.low < verdict.difference < verdict.high and verdict.mde == pytest.approx(0.28, abs=0.02)
+    assert f"[{verdict.low:+.2f}, {verdict.high:+.2f}]" in verdict.because
+
+
+def test_intervals_of_a_joint_claim_are_wider_than_one_alone() -> None:
+    alone, joint = decide({"a": draws(0.0)}), decide({"a": draws(0.0), "b": draws(0.01)})
+    assert joint.high - joint.low > alone.high - alone.low
+
+
+def test_without_runs_nothing_is_tested() -> None:
+    assert decide({}).word == "not tested"
+    assert decide({"a": draws(1)}, missing="No run.").because == "No run."

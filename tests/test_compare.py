@@ -1,0 +1,393 @@
+"""Comparisons and verdicts: seeds that both have, Holm within the family, five words, and declared margins."""
+
+from __future__ import annotations
+
+import math
+from math import nan
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from record_builders import evaluated, finished, planned, scored, write_grid
+
+from gcpo import paths
+from gcpo import statistics as s
+from gcpo.reports import claims, compare, margins, records
+from gcpo.reports.claims import decide
+from gcpo.reports.compare import Comparison
+from gcpo.runs.params import ParameterError
+from gcpo.statistics import Interval
+
+BASE = [0.50, 0.51, 0.49, 0.50, 0.505]
+GAINS = [0.041, 0.039, 0.043, 0.038, 0.042]  # by seed: clearly not 0
+
+
+def plus(gains: list[float], of: list[float] = BASE) -> list[float]:
+    return [a + b for a, b in zip(of, gains, strict=True)]
+
+
+def sampled(means: dict[str, list[float]]) -> pd.DataFrame:
+    return scored(means).query("decoding == 'sampled'")
+
+
+def matrix(scores: pd.DataFrame, label: str) -> np.ndarray:
+    part = scores[scores["label"] == label]
+    return 100 * part.pivot(index="seed", columns="query", values="f1").to_numpy()
+
+
+def between(low: float, high: float, *, label: str = "a", against: str = "b", family: int = 1) -> Comparison:
+    """A comparison with this interval, also after Holm."""
+    found = Interval((low + high) / 2, low, high)
+    return Comparison(label, against, 10, "10 seeds each", found, found, 0.5, 1.5, family)
+
+
+# --- comparison -----------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_is_the_training_difference_of_label_less_base() -> None:
+    scores = sampled({"grpo": BASE, "se": plus(GAINS)})
+    found = compare.family(scores, "f1", [("se", "grpo")])["se", "grpo"]
+    a, b = matrix(scores, "se"), matrix(scores, "grpo")
+    assert found.interval == s.training_difference(a, b) == found.corrected
+    assert found.interval.estimate == pytest.approx(100 * np.mean(GAINS))
+    assert (found.p, found.mde) == (s.training_draws(a, b).p, s.minimal_detectable(a, b))
+    assert (found.seeds, found.compared, found.family) == (5, "5 seeds each", 1)
+
+
+def test_turned_round_it_has_the_other_sign() -> None:
+    scores = sampled({"grpo": BASE, "se": plus(GAINS)})
+    pairs = [("se", "grpo"), ("grpo", "se")]
+    there, back = (compare.family(scores, "f1", [pair])[pair] for pair in pairs)
+    assert there.interval.low > 0 > back.interval.high
+    assert back.interval.estimate == pytest.approx(-there.interval.estimate)
+
+
+def test_questions_are_paired_by_name_and_seeds_by_number() -> None:
+    scores = sampled({"grpo": BASE, "se": plus(GAINS)})
+    pair = ("se", "grpo")
+    shuffled = scores.sample(frac=1, random_state=0)
+    assert compare.family(shuffled, "f1", [pair]) == compare.family(scores, "f1", [pair])
+
+
+def test_seeds_that_only_one_has_are_left_out_and_said() -> None:
+    ten = [0.5 + 0.01 * (seed % 3) for seed in range(10)]
+    scores = sampled({"grpo": ten, "se": plus([0.05, 0.04, 0.06], ten[:3])})
+    found = compare.family(scores, "f1", [("se", "grpo"), ("grpo", "se")])
+    assert found["grpo", "se"].compared == "10 and 3 seeds: compared on 3"
+    assert found["se", "grpo"].compared == "3 and 10 seeds: compared on 3"
+    assert found["se", "grpo"].seeds == 3
+    alone = compare.family(scores[scores["seed"] < 3], "f1", [("se", "grpo")])["se", "grpo"]
+    assert found["se", "grpo"].interval == alone.interval
+    shown = compare.differences(scores, "f1").set_index("label")
+    assert shown.loc["grpo", "mean"] == pytest.approx(100 * np.mean(ten))  # of all that it has
+    assert shown.loc["se", "compared"] == "3 and 10 seeds: compared on 3"
+
+
+def test_common_seeds_are_found_by_number_not_by_place() -> None:
+    scores = sampled({"grpo": [0.1, 0.9, *BASE], "se": plus(GAINS)})
+    scores.loc[scores["label"] == "se", "seed"] += 2  # 2 to 6, of 0 to 6
+    found = compare.family(scores, "f1", [("se", "grpo")])["se", "grpo"]
+    assert (found.seeds, found.compared) == (5, "5 and 7 seeds: compared on 5")
+    assert found.interval.estimate == pytest.approx(100 * np.mean(GAINS), abs=0.3)
+    assert found.interval.low > 0
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [([0.5], "1 and 5 seeds: cannot be compared"), ([], "0 and 5 seeds: cannot be compared")],
+)
+def test_with_less_than_two_seeds_nothing_is_compared(own: list[float], said: str) -> None:
+    found = compare.family(sampled({"grpo": BASE, "se": own}), "f1", [("se", "grpo")])["se", "grpo"]
+    assert found.compared == said and not found.tested
+    assert all(map(math.isnan, (*found.interval, *found.corrected, found.p, found.mde)))
+
+
+def test_two_runs_with_no_seed_in_common_are_not_compared() -> None:
+    scores = sampled({"grpo": BASE, "se": plus(GAINS)})
+    scores.loc[scores["label"] == "se", "seed"] += 10
+    found = compare.family(scores, "f1", [("se", "grpo")])["se", "grpo"]
+    assert (found.compared, found.tested) == ("5 and 5 seeds: cannot be compared", False)
+
+
+def test_other_questions_are_an_error() -> None:
+    scores = sampled({"grpo": BASE, "se": BASE})
+    scores.loc[(scores["label"] == "se") & (scores["query"] == "q3"), "query"] = "another"
+    with pytest.raises(ValueError, match=r"se and grpo were tested on different questions \(2 that only one has\)"):
+        compare.family(scores, "f1", [("se", "grpo")])
+
+
+def test_a_family_is_corrected_by_holm_in_p_and_interval() -> None:
+    rng = np.random.default_rng(3)
+    means = {"grpo": BASE} | {f"m{k}": plus(list(0.004 * k + rng.normal(0, 0.006, 5))) for k in range(4)}
+    scores, pairs = sampled(means), [(f"m{k}", "grpo") for k in range(4)]
+    found = compare.family(scores, "f1", pairs)
+    alone = [compare.family(scores, "f1", [pair])[pair] for pair in pairs]
+    assert [c.p for c in found.values()] == s.holm([c.p for c in alone])
+    assert [c.interval for c in found.values()] == [c.interval for c in alone]
+    assert all(c.family == 4 for c in found.values())
+    for together, single in zip(found.values(), alone, strict=True):
+        if together.p > single.p:
+            assert together.corrected.low < single.corrected.low and together.corrected.high > single.corrected.high
+        assert (together.corrected.low > 0 or together.corrected.high < 0) == (together.p < 0.05)
+
+
+def test_what_holds_alone_may_not_hold_in_a_family() -> None:
+    slight = [0.021, 0.001, 0.012, 0.019, 0.006]  # t = 3.0 with 4 degrees of freedom: p = 0.04
+    means = {"grpo": BASE, "new": plus(slight)} | {f"m{k}": plus([0.001, -0.001, 0.002, -0.002, 0.0]) for k in range(5)}
+    scores = sampled(means)
+    alone = compare.family(scores, "f1", [("new", "grpo")])["new", "grpo"]
+    among = compare.family(scores, "f1", [(name, "grpo") for name in means if name != "grpo"])["new", "grpo"]
+    assert (decide([alone]).word, decide([among]).word) == ("holds", "cannot tell")
+
+
+def test_a_family_does_not_count_what_is_missing() -> None:
+    scores = sampled({"grpo": BASE, "se": plus(GAINS)})
+    found = compare.family(scores, "f1", [("se", "grpo"), ("kle", "grpo")])
+    assert list(found) == [("se", "grpo"), ("kle", "grpo")]
+    assert found["se", "grpo"].family == 1 and not found["kle", "grpo"].tested
+
+
+# --- the table of differences ---------------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_label_with_its_difference_from_the_base() -> None:
+    scores = sampled({"grpo": BASE, "se": plus(GAINS), "once": [0.7]})
+    found = compare.differences(scores, "f1", margin=5.0).set_index("label")
+    assert found["seeds"].tolist() == [5, 5, 1]
+    assert found["mean"].tolist() == pytest.approx([50.1, 100 * np.mean(plus(GAINS)), 70])
+    assert found.loc["grpo", "std"] == pytest.approx(100 * np.std(BASE, ddof=1))
+    assert found.loc["once", ["std", "difference", "low", "high", "p", "mde", "equivalent"]].isna().all()
+    assert found.loc["grpo", ["difference", "p", "mde", "equivalent"]].isna().all()
+    row = found.loc["se"]
+    single = compare.family(scores, "f1", [("se", "grpo")])["se", "grpo"]
+    assert (row["difference"], row["low"], row["high"], row["p"], row["mde"]) == (
+        *single.interval,
+        single.p,
+        single.mde,
+    )
+    assert row["against"] == "grpo" and row["equivalent"] is True
+    assert compare.differences(scores, "f1", margin=4.0).set_index("label").loc["se", "equivalent"] is False
+
+
+def test_each_label_may_have_a_base_of_its_own() -> None:
+    scores = sampled({"grpo": BASE, "se": plus(GAINS), "grpo two": plus([0.1] * 5), "se two": plus([0.1] * 5)})
+    found = compare.differences(scores, "f1", {"se": "grpo", "se two": "grpo two"}).set_index("label")
+    assert found.loc["se two", ["against", "difference"]].tolist() == ["grpo two", pytest.approx(0)]
+    assert found["against"].tolist() == ["", "grpo", "", "grpo two"]
+
+
+def test_without_the_base_there_are_means_and_no_differences() -> None:
+    found = compare.differences(sampled({"se": BASE}), "f1").set_index("label")
+    assert found.loc["se", "mean"] == pytest.approx(50.1) and math.isnan(found.loc["se", "difference"])
+    assert found.loc["se", "compared"] == "5 and 0 seeds: cannot be compared"
+
+
+# --- spread ---------------------------------------------------------------------------------------------------------
+
+
+def test_less_spread_is_above_zero_and_its_interval_is_that_of_the_ratio() -> None:
+    rng = np.random.default_rng(0)
+    wide, narrow = 0.5 + rng.normal(0, 0.05, 8), 0.5 + rng.normal(0, 0.001, 8)
+    scores = sampled({"grpo": list(wide), "se": list(narrow)})
+    found = compare.spreads(scores, "f1", [("se", "grpo"), ("grpo", "se"), ("kle", "grpo")])
+    there, back, missing = found.values()
+    assert there.interval.estimate == pytest.approx(math.log(np.std(wide) / np.std(narrow)))
+    assert decide([there]).word == "holds" and decide([back]).word == "does not hold"
+    assert not missing.tested and missing.compared == "0 and 8 seeds: cannot be compared (3 are needed)"
+    assert there.family == 2 and there.corrected.low < there.interval.low
+    assert "ln of grpo's standard deviation over se's" in decide([there]).because
+
+
+# --- over tasks -----------------------------------------------------------------------------------------------------
+
+
+def runs_of(**scores: dict[str, list[float]]) -> pd.DataFrame:
+    rows = [
+        {"task": task, "label": label, "seed": seed, "score": score}
+        for task, labels in scores.items()
+        for label, values in labels.items()
+        for seed, score in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_scores_are_normalised_before_tasks_are_pooled() -> None:
+    # Task b has ten times task a's scale: start 0, grpo 1 on both, so "new" is 2 on a and 1.5 on b.
+    runs = runs_of(
+        a={"no training": [1, 1], "grpo": [2, 2], "new": [3, 3]},
+        b={"no training": [10, 10], "grpo": [20, 20], "new": [25, 25], "half": [1, 2]},
+    )
+    found = compare.overall(runs).set_index("label")
+    assert found["IQM"].to_dict() == pytest.approx({"no training": 0, "grpo": 1, "new": 1.75})
+    assert found["improvement"].drop("grpo").to_dict() == {"no training": 0, "new": 1}
+    assert math.isnan(found.loc["grpo", "improvement"])
+
+
+def test_a_base_that_does_not_learn_cannot_be_the_unit() -> None:
+    with pytest.raises(ValueError, match="grpo is not above no training on b"):
+        compare.overall(runs_of(a={"no training": [1], "grpo": [2]}, b={"no training": [2], "grpo": [1]}))
+    assert compare.overall(runs_of(a={"grpo": [1, 2]})).empty
+    assert compare.overall(runs_of(a={"grpo": [2, 2], "no training": [1, 1]}, b={"grpo": [1, 2]})).empty
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "effect", "expected"),
+    [
+        (0.1, 2, 6.8, "holds"),
+        (-2, -0.1, 6.8, "does not hold"),
+        (-1, 1, 6.8, "effect excluded"),
+        (-1, 7, 6.8, "cannot tell"),  # zero and the paper's effect
+        (0, 1, 6.8, "effect excluded"),
+        (-1, 1, nan, "cannot tell"),  # the paper prints no effect
+        (-9, -8, 6.8, "does not hold"),
+        (-1, 1, -6, "cannot tell"),  # the paper's own table is on the other side
+        (-9, 1, -6, "cannot tell"),
+        (7, 9, 6.8, "holds"),
+    ],
+)
+def test_every_word(low: float, high: float, effect: float, expected: str) -> None:
+    assert claims.word(low, high, effect) == expected
+    assert decide([between(low, high)], [effect]).word == expected
+
+
+def test_the_corrected_interval_decides() -> None:
+    wide = Comparison("a", "b", 3, "", Interval(1, 0.5, 1.5), Interval(1, -0.5, 2.5), 0.2, 1.0, 9)
+    assert decide([wide]).word == "cannot tell"
+    assert (decide([wide], [2.0]).word, decide([wide], [3.0]).word) == ("cannot tell", "effect excluded")
+    assert (decide([wide]).low, decide([wide]).high) == (-0.5, 2.5)
+
+
+UNMADE = Comparison("c", "b", 1, "1 and 10 seeds: cannot be compared")
+
+
+@pytest.mark.parametrize(
+    ("comparisons", "effects", "expected", "decisive"),
+    [
+        ([between(1, 2), between(0.5, 3)], [], "holds", 0.5),  # the weakest
+        ([between(1, 2), between(-1, 3)], [2.0, 2.0], "cannot tell", -1),
+        ([between(1, 2), between(-3, -1), UNMADE], [], "does not hold", -3),  # whatever is missing
+        ([between(1, 2), UNMADE], [], "not tested", nan),
+        ([between(-1, 9), between(-2, 1)], [5.0, 5.0], "effect excluded", -2),  # of one, hence of both
+        ([between(-1, 1), between(-2, 9)], [nan, 5.0], "cannot tell", -2),
+    ],
+)
+def test_a_claim_that_joins_comparisons_needs_all(
+    comparisons: list[Comparison], effects: list[float], expected: str, decisive: float
+) -> None:
+    found = decide(comparisons, effects)
+    assert found.word == expected
+    assert found.low == pytest.approx(decisive, nan_ok=True)
+
+
+def test_the_effects_belong_to_their_comparisons() -> None:
+    one, other = between(-1, 2), between(-1, 5)
+    assert decide([one, other], [3.0, 6.0]).word == "effect excluded"
+    assert decide([one, other], [1.0, 4.0]).word == "cannot tell"
+    assert decide([one, other], [1.0, 6.0]).paper_effect == 6.0
+    assert claims.effects_of({"se": 72.24, "grpo": 67.02}, [("se", "grpo"), ("grpo", "se"), ("se", "x")]) == (
+        pytest.approx([5.22, -5.22, nan], nan_ok=True)
+    )
+    with pytest.raises(ValueError, match="1 effects for 2 comparisons"):
+        decide([one, other], [1.0])
+    with pytest.raises(ValueError, match="needs a comparison"):
+        decide([])
+
+
+def test_missing_runs_and_a_closed_gate_say_what_to_do() -> None:
+    missing = decide([between(1, 2), UNMADE], command="python -m gcpo grid table1")
+    assert missing.because == (
+        "Runs are missing (c and b: 1 and 10 seeds: cannot be compared). First: python -m gcpo grid table1."
+    )
+    closed = decide([between(1, 2)], [3.0], closed="The gate failed on tinymath: ...")
+    assert (closed.word, closed.because) == ("not tested", "The gate failed on tinymath: ...")
+    assert math.isnan(closed.low) and closed.paper_effect == 3.0
+
+
+def test_a_verdict_carries_its_interval_the_papers_effect_and_what_is_detectable(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verdicts = claims.Verdicts("reference of profile p")
+    verdicts("4.2", "a beats b", decide([between(-0.25, 0.75, family=4)], [6.8]), "More.")
+    verdicts("4.3", "a beats c", decide([between(1, 2)], [-6.06]))
+    said = capsys.readouterr().out
+    assert "a less b, points: +0.25 [-0.25, +0.75] (95 %, corrected for 4 comparisons; 10 seeds each)" in said
+    assert "the paper's effect: +6.80; detectable: 1.50. More." in said
+    assert "The paper's own table contradicts it (a less b: -6.06)." in said
+    table = verdicts.table()
+    assert [table.index.name, *table] == [
+        "source", "claim", "verdict", "difference", "low", "high", "paper_effect", "mde", "seeds", "records",
+    ]  # fmt: skip
+    row = table.loc["4.2"]
+    assert row["verdict"] == "effect excluded" and row["seeds"] == 10
+    assert row[["difference", "low", "high", "paper_effect", "mde"]].tolist() == [0.25, -0.25, 0.75, 6.8, 1.5]
+
+
+# --- from records ---------------------------------------------------------------------------------------------------
+
+
+def verdict_of(profile: str) -> claims.Verdict:
+    runs = records.find(profile, "g")
+    scores = records.gather(runs, "eval", ["label", "seed"]).query("decoding == 'sampled'")
+    return decide([compare.family(scores, "f1", [("se", "grpo")])["se", "grpo"]], [6.8])
+
+
+@pytest.mark.usefixtures("places")
+def test_a_verdict_changes_when_a_record_is_changed() -> None:
+    write_grid("g", [{"kind": "train", "method": ["grpo", "se"], "seed": [0, 1, 2]}])
+    for seed in range(3):
+        finished(method="grpo", seed=seed, tables=evaluated(0.50 + 0.001 * seed))
+        finished(method="se", seed=seed, tables=evaluated(0.54 + 0.002 * seed))
+    assert verdict_of("p").word == "holds"
+    finished(method="se", seed=0, tables=evaluated(0.50))  # one of its runs is another
+    assert verdict_of("p").word == "cannot tell"
+    path = planned(method="se", seed=1).folder / "eval.csv"
+    path.write_text(path.read_text().replace("0.5", "0.4"))  # edited: no longer a record
+    assert verdict_of("p").word == "cannot tell" and verdict_of("p").seeds == 2
+    for seed in range(3):
+        finished(method="se", seed=seed, tables=evaluated(0.46 - 0.002 * seed))
+    assert verdict_of("p").word == "does not hold"
+    for seed in range(3):
+        finished(method="se", seed=seed, tables=evaluated(0.50 + 0.001 * ((seed + 1) % 3)))
+    assert verdict_of("p").word == "effect excluded"
+
+
+# --- margins --------------------------------------------------------------------------------------------------------
+
+
+def test_the_declared_margins_are_good_and_cover_what_is_rewarded() -> None:
+    found = margins.margins()
+    assert found["tinyqa"]["f1"] > 0 and found["tinymath"]["accuracy"] > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tinyqa": {"f1": 0}}, r"m\.yaml: tinyqa\.f1: a margin is a number of points above 0, got 0\."),
+        ({"tinyqa": {"f1": -0.5}}, r"tinyqa\.f1: a margin is .* got -0\.5\."),
+        ({"tinyqa": {"f1": True}}, r"tinyqa\.f1: a margin is .* got True\."),
+        ({"tinyqa": {"f1": "two"}}, r"tinyqa\.f1: a margin is .* got 'two'\."),
+        ({"tinyqa": {"f1": math.inf}}, r"tinyqa\.f1: a margin is .* got inf\."),
+        ({"tinyqua": {"f1": 1}}, r"m\.yaml: tinyqua: no such task\. Did you mean 'tinyqa'\?"),
+        ({"tinyqa": {"f2": 1}}, r"m\.yaml: tinyqa\.f2: no such metric\. Did you mean 'f1'\?"),
+        ({"tinyqa": 2}, r"m\.yaml: tinyqa: expected a mapping of metrics to margins, got 2\."),
+        ([1], r"m\.yaml: expected a mapping of tasks to metrics and margins, got list\."),
+    ],
+)
+def test_a_bad_margin_is_an_error_in_one_line_with_file_and_key(tmp_path: Path, values: object, message: str) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(yaml.safe_dump(values))
+    with pytest.raises(ParameterError, match=message) as raised:
+        margins.margins(path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("places")
+def test_a_missing_file_of_margins_is_named() -> None:
+    with pytest.raises(ParameterError, match=r"margins\.yaml cannot be read: No such file"):
+        margins.margins()
+    assert not (paths.PARAMS / "statistics").exists()

@@ -1,0 +1,134 @@
+"""Publishing a reference: built beside the old one, which stays until the new one is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from record_builders import finished, write_grid, write_profile
+
+from gcpo import files, paths
+from gcpo.__main__ import main
+from gcpo.reports import records, site
+
+pytestmark = pytest.mark.usefixtures("places")
+
+TABLES = {"queries": pd.DataFrame({"query": ["a"], "V": [1.0]})}
+REPORT = "20_figure1"
+
+
+@pytest.fixture
+def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """One report, of profile "laptop" unless told otherwise; what its kernel would have seen at each execution."""
+    notebooks = tmp_path / "notebooks"
+    notebooks.mkdir()
+    shutil.copy(paths.NOTEBOOKS / f"{REPORT}.ipynb", notebooks)
+    monkeypatch.setattr(paths, "NOTEBOOKS", notebooks)
+    for profile in ("p", "laptop"):
+        write_profile(profile, {})
+    write_grid("figure1", [{"kind": "gradients", "seed": [0]}])
+    seen: list[dict[str, Any]] = []
+
+    def execute(name: str, output: Path, parameters: dict[str, Any]) -> None:
+        root = Path(os.environ["GCPO_REFERENCE"])
+        old, new = (list(folder.glob("*/runs.jsonl")) for folder in (paths.REFERENCE, root))
+        seen.append({**parameters, "old": [p.read_text() for p in old], "new": [p.read_text() for p in new]})
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text((notebooks / f"{name}.ipynb").read_text().replace("# 20 ·", "# 20 · new ·"))
+        if "write_to" in parameters:
+            (Path(parameters["write_to"]) / "table.csv").write_text(f"page {len(seen)}\n")
+
+    monkeypatch.setattr(site, "execute", execute)
+    monkeypatch.setattr(site, "write_readme", lambda profile: seen.append({"readme": profile}))
+    return seen
+
+
+def reference_of(profile: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (paths.REFERENCE / profile).iterdir()}
+
+
+def test_a_reference_is_built_beside_and_swapped_in(pages: list[dict[str, Any]]) -> None:
+    old = paths.REFERENCE / "laptop"
+    old.mkdir(parents=True)
+    (old / "runs.jsonl").write_text("the old one")
+    (old / "of_the_old_one.csv").write_text("")
+    run = finished("gradients", tables=TABLES, profile="laptop")
+    finished("gradients", tables=TABLES, profile="laptop", seed=3)  # of no report, published all the same
+    assert main(["report", "--publish", "--profile", "laptop"]) == 0
+    shown, committed, readme = pages
+    assert readme == {"readme": "laptop"} and "write_to" not in committed
+    for page in (shown, committed):
+        (new,) = page["new"]
+        assert page["old"] == ["the old one"] and len(new.splitlines()) == 2
+    found = reference_of("laptop")
+    assert set(found) == {"runs.jsonl", "queries.parquet", files.SUMS, "table.csv"} and files.broken(old) is None
+    assert json.loads(found["runs.jsonl"].splitlines()[0])["sha256"] == run.manifest["sha256"]
+    assert len(records.find("laptop", "figure1", reference=True)) == 1
+    assert "# 20 · new ·" in (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
+    assert [path.name for path in paths.REFERENCE.iterdir()] == ["laptop"]
+    assert not paths.REFERENCE.with_name(".reference.draft").exists() and "GCPO_REFERENCE" not in os.environ
+
+
+def test_what_fails_on_the_way_leaves_everything_as_it_was(
+    pages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished("gradients", tables=TABLES, profile="laptop")
+    assert site.publish("laptop") == 1
+    before, notebook = reference_of("laptop"), (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
+    finished("gradients", tables=TABLES, profile="laptop", seed=1)
+
+    def dies(name: str, output: Path, parameters: dict[str, Any]) -> None:
+        if "write_to" not in parameters:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site, "execute", dies)
+        assert main(["report", "--publish", "--profile", "laptop"]) == 130
+    assert reference_of("laptop") == before and "GCPO_REFERENCE" not in os.environ
+    assert (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text() == notebook
+    assert site.publish("laptop") == 2  # what the interrupt left is in nobody's way
+
+
+def test_another_profile_leaves_the_committed_pages_alone(pages: list[dict[str, Any]]) -> None:
+    finished("gradients", tables=TABLES)
+    assert site.publish("p") == 1
+    assert [page.get("profile") for page in pages] == ["p"]
+    assert "# 20 · new ·" not in (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
+
+
+def test_a_rebuild_keeps_the_records(pages: list[dict[str, Any]]) -> None:
+    finished("gradients", tables=TABLES, profile="laptop")
+    site.publish("laptop")
+    before = reference_of("laptop")
+    shutil.rmtree(paths.OUTPUTS)
+    site.rebuild("laptop")
+    after = reference_of("laptop")
+    assert before.pop("table.csv") == b"page 1\n" and after.pop("table.csv") == b"page 4\n"
+    assert after == before
+
+
+@pytest.mark.parametrize("why", ["unfinished", "edited"])
+def test_nothing_is_published_while_a_report_lacks_a_run(why: str, pages: list[dict[str, Any]], capsys: Any) -> None:
+    if why == "edited":
+        run = finished("gradients", tables=TABLES, profile="laptop")
+        (run.folder / "queries.csv").write_text("query,V\na,2\n")
+    assert main(["report", "--publish", "--profile", "laptop"]) == 2
+    assert "Grid figure1 has 0 of 1 runs finished with laptop" in capsys.readouterr().err
+    assert not paths.REFERENCE.exists() and pages == []
+
+
+def test_a_partial_reference_is_published_when_asked_for(pages: list[dict[str, Any]], capsys: Any) -> None:
+    write_grid("figure1", [{"kind": "gradients", "seed": [0, 1]}])
+    partial = ["report", "--publish", "--partial", "--profile", "laptop"]
+    assert main(partial) == 2
+    assert "Grid figure1 has 0 of 2 runs finished" in capsys.readouterr().err and pages == []
+    finished("gradients", tables=TABLES, profile="laptop")
+    assert main(["report", "--publish", "--profile", "laptop"]) == 2
+    assert "1 of 2 runs finished" in (said := capsys.readouterr().err) and "--partial" in said
+    assert main(partial) == 0
+    assert len(records.find("laptop", "figure1", reference=True)) == 1

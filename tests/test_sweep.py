@@ -1,0 +1,103 @@
+"""The sweep: what each setting reaches, what the rule picks, and a sweep that is none."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from record_builders import evaluated, finished, write_grid, write_profile
+from scipy.stats import norm
+
+from gcpo.__main__ import main
+from gcpo.reports import records, sweep
+from gcpo.runs.grids import expand
+from gcpo.runs.manifest import RecordError
+from gcpo.runs.params import load_profile, validate
+
+
+def trained(rate: float, sampled: float, greedy: float, seed: int = 0, **values: Any) -> None:
+    """A run whose validation scores go from 0.40 and 0.50 to these."""
+    steps = [evaluated(a, b)["eval"].assign(step=step) for step, (a, b) in ((0, (0.4, 0.5)), (4, (sampled, greedy)))]
+    tables = {"validation": pd.concat(steps), **evaluated(sampled, greedy)}
+    finished(method="grpo", learning_rate=rate, max_steps=4, seed=seed, tables=tables, **values)
+
+
+@pytest.fixture
+def swept(places: Any) -> pd.DataFrame:
+    """Rates 1 to 4 (thousandths): the last samples best but its greedy answers fall."""
+    for seed, wobble in enumerate((-0.01, 0.0, 0.01)):
+        for thousandths, (sampled, greedy) in enumerate([(0.5, 0.6), (0.7, 0.6), (0.6, 0.6), (0.9, 0.4)], start=1):
+            trained(thousandths / 1000, sampled + wobble, greedy, seed)
+            trained(thousandths / 1000, sampled + wobble / 4 - 0.05, greedy, seed, prompts_per_step=4)
+    finished(method="grpo", max_steps=0, tables=evaluated(0.4))
+    finished(method="se", tables=evaluated(0.4))
+    runs = records.find("p")
+    return sweep.summary(runs.assign(seconds=np.where(runs["prompts_per_step"] == 4, 7200, 3600)))
+
+
+def test_the_summary_has_the_scores_at_the_end_and_what_they_cost(swept: pd.DataFrame) -> None:
+    assert len(swept) == 8 and set(swept["seeds"]) == {3}
+    row = swept.query("prompts_per_step == 2 and learning_rate == 0.002").iloc[0]
+    assert row[["sampled", "sampled_std", "greedy", "start_sampled", "start_greedy"]].tolist() == pytest.approx(
+        [70, 1.0, 60, 40, 50]
+    )
+    assert row["hours"] == 1 and not row["fell"]
+    assert row["mde_hour"] == pytest.approx((norm.ppf(0.975) + norm.ppf(0.8)) * sqrt(2) * 1.0)
+    longer = swept.query("prompts_per_step == 4 and learning_rate == 0.002").iloc[0]
+    assert longer["mde_hour"] == pytest.approx(row["mde_hour"] / 4 * sqrt(2))
+    assert swept.query("learning_rate == 0.004")["fell"].all()
+
+
+def test_the_rule_picks_the_best_rate_that_stands_and_the_batch_that_tells_most_per_hour(swept: pd.DataFrame) -> None:
+    picked = sweep.choice(swept)
+    assert picked[["task", "prompts_per_step", "learning_rate"]].to_numpy().tolist() == [["tinyqa", 4, 0.002]]
+    assert picked["inside"].tolist() == [True]
+    dearer = swept.assign(mde_hour=swept["mde_hour"].where(swept["prompts_per_step"] == 2, 99))
+    assert sweep.choice(dearer)["prompts_per_step"].tolist() == [2]
+    at_the_end = swept[swept["learning_rate"] >= 0.002]
+    assert sweep.choice(at_the_end)["inside"].tolist() == [False]
+    assert sweep.choice(swept.assign(fell=True)).empty
+
+
+@pytest.mark.usefixtures("places")
+def test_one_rate_is_no_sweep() -> None:
+    for seed in range(2):
+        trained(0.001, 0.5, 0.6, seed)
+    with pytest.raises(RecordError, match=r"one learning rate on tinyqa \(0\.001\): nothing can be chosen"):
+        sweep.summary(records.find("p"))
+
+
+@pytest.mark.usefixtures("places")
+def test_runs_without_validation_scores_are_no_sweep() -> None:
+    for rate in (0.001, 0.002):
+        finished(method="grpo", learning_rate=rate, tables=evaluated(0.5))
+    with pytest.raises(RecordError, match="No run of the sweep has validation scores"):
+        sweep.summary(records.find("p"))
+
+
+def test_the_grid_of_rates_is_half_and_twice_the_laptop_profiles() -> None:
+    for plan in expand("rates", "laptop"):
+        own = validate({**load_profile("laptop"), "task": plan.params.task}).learning_rate
+        assert plan.params.learning_rate / own in (pytest.approx(0.5), pytest.approx(2.0))
+
+
+@pytest.mark.usefixtures("places")
+def test_a_report_of_a_sweep_is_left_out_where_a_grid_has_one_rate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gcpo.reports import site
+
+    write_profile("p", {})
+    write_grid("sweep", [{"kind": "train", "method": ["grpo"], "learning_rate": [0.001, 0.002]}])
+    write_grid("one", [{"kind": "train", "method": ["grpo"]}])
+    made: list[str] = []
+    monkeypatch.setattr(site, "reports", lambda: ["23_sweep"])
+    monkeypatch.setattr(site, "execute", lambda name, *_: made.append(name))
+    finished(method="grpo", tables=evaluated(0.5))
+    finished(method="grpo", learning_rate=0.002, tables=evaluated(0.5))
+    assert main(["report", "--profile", "p", "--grid", "one"]) == 0
+    assert "23_sweep: grid one has one learning rate" in capsys.readouterr().out and made == []
+    assert main(["report", "--profile", "p"]) == 0 and made == ["23_sweep"]
