@@ -6,21 +6,24 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce test unit world setup smoke zoo lint bench reference clean
+.PHONY: reproduce test test-chaos unit world setup smoke zoo lint bench reference clean
 
-reproduce: world  ## every table and figure, with PROFILE=laptop unless told otherwise
-	$(BIN)/python -m gcpo grid table1 figure1 --profile $(PROFILE) --jobs $(JOBS)
+reproduce: world  ## the headline tables and figures on three seeds, with PROFILE=laptop unless told otherwise
+	$(BIN)/python -m gcpo grid reproduce --profile $(PROFILE) --jobs $(JOBS)
+	$(BIN)/python -m gcpo report --profile $(PROFILE) --grid reproduce
+
+zoo: world  ## every table and figure, every method on both tasks (a day on two cores)
+	$(BIN)/python -m gcpo grid sweep table1 figure1 rates zoo --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE)
 
-zoo: world  ## every method on both tasks, and its report
-	$(BIN)/python -m gcpo grid zoo --profile $(PROFILE) --jobs $(JOBS)
-	$(BIN)/python -m gcpo report --profile $(PROFILE)
-
-test: setup lint  ## all checks: unit and property tests, slow tests, notebooks, the smoke profile end to end
-	$(MAKE) --no-print-directory -j 2 unit world
-	$(BIN)/python -m pytest -q -m "slow and not network and not gpu"
-	$(BIN)/python -m pytest -q --nbval-lax --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg notebooks
+test: export OMP_NUM_THREADS = 1
+test: setup lint unit world  ## all checks: unit and property tests, slow tests, notebooks, the smoke profile end to end
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "slow and not network and not gpu"
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg notebooks
 	$(MAKE) --no-print-directory smoke
+
+test-chaos: world  ## a hundred random kills of two runners on one folder (half an hour)
+	$(BIN)/python tests/chaos.py
 
 unit: setup  ## unit and property tests
 	$(BIN)/python -m pytest -q -m "not slow and not network and not gpu"
