@@ -284,7 +284,7 @@ def logged_advantages(trainer: gcpo.GCPOTrainer) -> Tensor:
     return by_group(list(trainer._logs["advantages"]))
 
 
-def close(found: Any, expected: Any, about: str = "") -> None:
+def assert_close(found: Any, expected: Any, about: str = "") -> None:
     found, expected = (torch.as_tensor(values, dtype=torch.float64) for values in (found, expected))
     torch.testing.assert_close(
         found, expected, atol=2e-5, rtol=1e-4, equal_nan=True, msg=lambda message: f"{about}: {message}"

@@ -17,7 +17,7 @@ from helpers import (
     ROWS,
     SPLIT,
     G,
-    close,
+    assert_close,
     dataset,
     generate,
     loss_of,
@@ -109,7 +109,7 @@ def test_consecutive_rows_are_a_group_and_their_advantages_are_gcpos_equation_1(
     batch = generate(trainer)
     rewards = torch.tensor(list(trainer._logs["rewards"]["reward"])).view(PROMPTS, G)
     expected = [papers.grpo(group) for group in rewards.tolist()]
-    close(batch["advantages"].view(PROMPTS, G), expected, f"{GENERATE}: advantages of consecutive rows")
+    assert_close(batch["advantages"].view(PROMPTS, G), expected, f"{GENERATE}: advantages of consecutive rows")
 
 
 def test_logged_advantages_are_the_last_batch_in_order(trl: Make) -> None:
@@ -199,7 +199,9 @@ def test_the_loss_asks_for_log_probabilities_once_and_reads_advantages_after(
 
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", change)
     # At ratio 1 the loss is minus the mean advantage. A second call, or an earlier reading, would show in it.
-    close(loss_of(trainer, batch).item(), 3 * before.item() - 1, f"{LOGPS}: what it changes is what the loss reads")
+    assert_close(
+        loss_of(trainer, batch).item(), 3 * before.item() - 1, f"{LOGPS}: what it changes is what the loss reads"
+    )
 
 
 def test_log_probabilities_come_first_of_three_and_entropies_second(trl: Make) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import DISTRIBUTED, G, close
+from helpers import DISTRIBUTED, G, assert_close
 
 from gcpo.methods import get_method
 from gcpo.tasks.evaluation import load_policy
@@ -87,23 +87,23 @@ def test_two_processes_train_as_one_does(alone: dict[str, Any], together: list[d
     one, ranks = alone[case], [rank[case] for rank in together]
     for rank in ranks:
         for name, value in one["weights"].items():
-            close(rank["weights"][name], value, name)
+            assert_close(rank["weights"][name], value, name)
         assert rank["logged"] == ranks[0]["logged"], "both processes see all groups alike"
     assert len(one["logged"]) == len(ranks[0]["logged"]) > 0
     for step, columns in enumerate(one["logged"]):
         assert columns.keys() == ranks[0]["logged"][step].keys()
         for name, values in columns.items():
-            close(ranks[0]["logged"][step][name], values, f"{name}, generation {step}")
+            assert_close(ranks[0]["logged"][step][name], values, f"{name}, generation {step}")
         rows = torch.cat([rank["trained"][step] for rank in ranks])
-        close(rows, one["trained"][step], f"the advantages trained on, generation {step}")
+        assert_close(rows, one["trained"][step], f"the advantages trained on, generation {step}")
     for name, values in one["evaluated"].items():
         assert all(math.isnan(value) for value in values[-2 * G :]), "the rows of two prompts have no weight"
-        close(ranks[0]["evaluated"][name], values, f"{name}, after an evaluation")
+        assert_close(ranks[0]["evaluated"][name], values, f"{name}, after an evaluation")
     assert len(one["steps"]) == len(ranks[0]["steps"]) == 3
     for step, entries in enumerate(one["steps"]):
         assert entries.keys() == ranks[0]["steps"][step].keys()
         for name, value in entries.items():
-            close(ranks[0]["steps"][step][name], value, f"{name}, step {step}")
+            assert_close(ranks[0]["steps"][step][name], value, f"{name}, step {step}")
 
 
 @pytest.mark.parametrize("case", DISTRIBUTED)

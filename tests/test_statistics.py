@@ -144,20 +144,29 @@ def test_a_share_outside_zero_to_one_is_an_error(q: float) -> None:
 # --- bootstrap ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("statistic", ["spearman", "auc"])
 @pytest.mark.parametrize("levels", [None, 3])
-def test_paired_bootstrap_is_the_plain_loop(levels: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paired_bootstrap_is_the_plain_loop(
+    levels: int | None, statistic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = {"spearman": lambda u, v: spearmanr(u, v).statistic, "auc": s.top_auc}[statistic]
     u_a, u_b, v = columns(4, 25, levels=levels, count=3)
     rng = np.random.default_rng(9)
     replicates = []
     for _ in range(300):
         drawn = rng.integers(25, size=25)
-        rho_a, rho_b = (spearmanr(u[drawn], v[drawn]).statistic for u in (u_a, u_b))
-        replicates.append(rho_a - rho_b)
+        replicates.append(one(u_a[drawn], v[drawn]) - one(u_b[drawn], v[drawn]))
     low, high = np.percentile(replicates, [2.5, 97.5])
-    expected = (spearmanr(u_a, v).statistic - spearmanr(u_b, v).statistic, low, high)
+    expected = (one(u_a, v) - one(u_b, v), low, high)
     for elements in (25, 25 * 7, 2**20):  # the size of a chunk has no part in the result
         monkeypatch.setattr(s, "CHUNK_ELEMENTS", elements)
-        assert s.paired_bootstrap(u_a, u_b, v, n=300, seed=9) == pytest.approx(expected, abs=1e-12)
+        found = s.paired_bootstrap(u_a, u_b, v, n=300, seed=9, statistic=statistic)
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_paired_bootstrap_refuses_another_statistic() -> None:
+    with pytest.raises(ValueError, match="statistic is 'tau', expected one of spearman, auc"):
+        s.paired_bootstrap([1, 2, 3], [1, 2, 3], [1, 2, 3], statistic="tau")
 
 
 def test_paired_bootstrap_of_a_score_with_itself_is_zero() -> None:

@@ -25,8 +25,8 @@ from helpers import (
     G,
     Spy,
     Vowels,
+    assert_close,
     check_finite,
-    close,
     dataset,
     extra,
     generate,
@@ -182,14 +182,16 @@ def test_the_loss_reads_the_methods_advantages_of_whole_groups(
     expected = advantages(method, rollouts, scale_rewards=changes.get("scale_rewards"), **options)
     weight = weights(method, rollouts, **options)
     assert spy.advantages.dtype == torch.float32
-    close(tokens_of(spy.advantages, spy.mask), tokens_of(expected, spy.mask), "what the loss reads")
-    close(logged_advantages(trainer), over_tokens(expected, spy.mask), "what is logged")
+    assert_close(tokens_of(spy.advantages, spy.mask), tokens_of(expected, spy.mask), "what the loss reads")
+    assert_close(logged_advantages(trainer), over_tokens(expected, spy.mask), "what is logged")
     if method not in ("grpo", "dr_grpo"):
-        close(extra(trainer, "weight"), over_tokens(weight, spy.mask), "the logged weight")
-        close(extra(trainer, "abs_advantage"), over_tokens(expected.abs(), spy.mask), "its logged size")
-        close(extra(trainer, "no_answer"), ~rollouts.answered, "the logged missing answers")
+        assert_close(extra(trainer, "weight"), over_tokens(weight, spy.mask), "the logged weight")
+        assert_close(extra(trainer, "abs_advantage"), over_tokens(expected.abs(), spy.mask), "its logged size")
+        assert_close(extra(trainer, "no_answer"), ~rollouts.answered, "the logged missing answers")
         metrics, kept = trainer._metrics["train"], tokens_of(weight, spy.mask)
-        close(metrics["gcpo/weight_min"] + metrics["gcpo/weight_max"], [kept.min(), kept.max()], "the logged extremes")
+        assert_close(
+            metrics["gcpo/weight_min"] + metrics["gcpo/weight_max"], [kept.min(), kept.max()], "the logged extremes"
+        )
 
 
 def test_gcpo_from_texts_and_rewards_to_the_loss(make: Make, spy: Spy) -> None:
@@ -207,8 +209,8 @@ def test_gcpo_from_texts_and_rewards_to_the_loss(make: Make, spy: Spy) -> None:
         groups.append(papers.Group(rewards=rewards[q], embeddings=Vowels()(shown).tolist(), clusters=clusters))
     expected = papers.METHODS["gcpo_bot"](groups, None)
     weight = torch.tensor(expected.weights)
-    close(spy.advantages, weight * torch.tensor(expected.base))
-    close(extra(trainer, "abs_advantage"), spy.advantages.abs())
+    assert_close(spy.advantages, weight * torch.tensor(expected.base))
+    assert_close(extra(trainer, "abs_advantage"), spy.advantages.abs())
     columns = {
         "u_geo": [[papers.bot(g.embeddings, g.clusters)] * G for g in groups],
         "rd": [[papers.rd(g.rewards)] * G for g in groups],
@@ -217,7 +219,7 @@ def test_gcpo_from_texts_and_rewards_to_the_loss(make: Make, spy: Spy) -> None:
     }
     metrics = trainer._metrics["train"]
     for name, values in columns.items():
-        close(extra(trainer, name), values, name)
+        assert_close(extra(trainer, name), values, name)
         assert metrics[f"gcpo/{name}"] == pytest.approx([torch.as_tensor(values).mean().item()])
     assert len(weight.unique()) == PROMPTS
 
@@ -229,8 +231,8 @@ def test_empo_rewards_agreement_and_logs_the_tasks_rewards(make: Make, scripted:
     shares = ((1 / 2, 1 / 2, 0, 1 / 4), (0, 0, 0, 0), (2 / 3, 2 / 3, None, 1 / 3))
     trainer = make("empo", reward_funcs=table(*tasks), answer_extractor=last_word)
     generate(trainer)
-    close(extra(trainer, "method_reward"), numbers(shares))
-    close(torch.tensor(list(trainer._logs["rewards"]["fixed"])).view(PROMPTS, G), numbers(tasks))
+    assert_close(extra(trainer, "method_reward"), numbers(shares))
+    assert_close(torch.tensor(list(trainer._logs["rewards"]["fixed"])).view(PROMPTS, G), numbers(tasks))
     assert trainer._metrics["train"]["reward"] == pytest.approx([10 / 11])
 
 
@@ -257,7 +259,7 @@ def test_the_answers_tokens_are_those_that_the_method_asks_for(
     expected = {
         name: advantages(method, rollouts_of(trainer, spy, rewards, at), **options) for name, at in begins.items()
     }
-    close(spy.advantages, expected[own])
+    assert_close(spy.advantages, expected[own])
     assert all((values - expected[own]).abs().max() > 1e-3 for name, values in expected.items() if name != own)
 
 
@@ -270,9 +272,9 @@ def test_shuffled_weights_move_anew_in_every_step(make: Make, spy: Spy, scripted
         trainer.state.global_step = step
         generate(trainer)
         weight = weights("gcpo_shuffled", rollouts_of(trainer, spy, rewards), seed=7 + step)
-        close(extra(trainer, "weight"), weight)
+        assert_close(extra(trainer, "weight"), weight)
         own = (extra(trainer, "w_geo") * extra(trainer, "w_rd"))[:, 0]
-        close(weight[:, 0].sort().values, own.sort().values)
+        assert_close(weight[:, 0].sort().values, own.sort().values)
         assert (weight[:, 0] != own).all()
         moved.append(tuple(weight[:, 0].tolist()))
     assert len(set(moved)) == 2  # of three groups, there are two ways to move all
@@ -306,8 +308,8 @@ def test_rewards_are_summed_by_their_weights_and_unscorable_only_where_all_are(
     sums = [[i % 3 * 2.5 + 3 * (i % G == 3) for i in range(G * q, G * (q + 1))] for q in range(PROMPTS)]
     sums[0][1] = math.nan
     weight = weights("gcpo_bot", rollouts_of(trainer, spy, sums))
-    close(extra(trainer, "weight"), weight)
-    close(logged_advantages(trainer), spy.generated["advantages"].view(PROMPTS, G) * weight)  # TRL's own base
+    assert_close(extra(trainer, "weight"), weight)
+    assert_close(logged_advantages(trainer), spy.generated["advantages"].view(PROMPTS, G) * weight)  # TRL's own base
 
 
 def test_correctness_is_the_column_that_is_named(make: Make, spy: Spy, scripted: Script) -> None:
@@ -324,7 +326,7 @@ def test_correctness_is_the_column_that_is_named(make: Make, spy: Spy, scripted:
     sums = numbers([[0, None, 10, 1], [5, 10, 0, 6], [10, 0, 5, 11]])
     rights = numbers([[0, None, 0, 1], [0, None, 0, 1], [0, 0, 0, 1]])
     expected = advantages("egpo", rollouts_of(trainer, spy, sums.tolist(), correctness=(rights + 1) / 3.5))
-    close(logged_advantages(trainer), expected)
+    assert_close(logged_advantages(trainer), expected)
     assert (expected != advantages("egpo", rollouts_of(trainer, spy, sums.tolist()))).any()
 
 
@@ -397,10 +399,10 @@ def test_dapo_drops_groups_of_equal_rewards_and_long_completions_cost(
     base = [papers.grpo([r + c for r, c in zip(*rows, strict=True)]) for rows in zip(tasks, costs, strict=True)]
     base[1] = [0.0] * G
     kept = torch.tensor([[1.0], [0.0], [1.0]]) * torch.tensor(lengths)
-    close(spy.advantages, base)
+    assert_close(spy.advantages, base)
     assert batch["completion_mask"].sum(1).tolist() == kept.flatten().tolist()
     assert batch["num_items_in_batch"] == kept.sum()
-    close(found.detach(), -(torch.tensor(base) * kept).sum() / kept.sum())
+    assert_close(found.detach(), -(torch.tensor(base) * kept).sum() / kept.sum())
     assert trainer._metrics["train"]["gcpo/dropped_groups"] == pytest.approx([1 / 3])
 
 
@@ -437,7 +439,7 @@ def test_the_completions_table_pairs_rows_and_weights_before_and_after_an_evalua
     trained = pd.read_parquet(tmp_path / "completions" / "completions_00002.parquet")
     assert len(trained) == ROWS
     assert trained["weight"].notna().all()
-    close(list(trained["abs_advantage"]), list(trained["advantage"].abs()))
+    assert_close(list(trained["abs_advantage"]), list(trained["advantage"].abs()))
     trainer.evaluate(dataset().select(range(2)))
     after = pd.read_parquet(tmp_path / "completions" / "completions_00002.parquet")
     assert after["weight"].isna().tolist() == [False] * (ROWS - 2 * G) + [True] * 2 * G

@@ -20,9 +20,9 @@ from helpers import (
     G,
     Rewards,
     Spy,
+    assert_close,
     by_group,
     check_finite,
-    close,
     extra,
     generate,
     last_word,
@@ -83,7 +83,7 @@ def test_the_loss_reads_advantages_weighted_by_the_ratios_of_its_step(
         options["clip"] = (0.05, changes.get("epsilon_high", 0.05))
     rollouts = rollouts_of(trainer, spy, MIXED, ratios=spy.ratios)
     expected = advantages(method, rollouts, **options)
-    close(tokens_of(spy.advantages, spy.mask), tokens_of(expected, spy.mask))
+    assert_close(tokens_of(spy.advantages, spy.mask), tokens_of(expected, spy.mask))
     assert not torch.equal(spy.read["advantages"], batch["advantages"])
     if "*" not in method:
         weight = tokens_of(weights(method, rollouts, **options), spy.mask)
@@ -141,7 +141,7 @@ def test_kl_cov_is_grpos_loss_and_a_penalty(make: Make, spy: Spy, scripted: Scri
     chosen = [(i, t) for _, i, t in ranked[-int(0.2 * len(ranked)) :]]
     penalty = sum(3 * (logps[token] - old[token]).abs() for token in chosen) / spy.mask.sum()
     expected = grpos + penalty / accumulated
-    close(found.detach(), expected.detach())
+    assert_close(found.detach(), expected.detach())
     assert penalty > 0.01
     assert trainer._metrics["train"]["gcpo/penalty"] == pytest.approx([penalty.item()])
     parameters = list(trainer.model.parameters())
@@ -201,7 +201,7 @@ def test_old_log_probabilities_cost_one_pass_and_only_where_a_method_reads_them(
     assert len(spy.passes) == trls + ours + 1
     assert spy.passes[-1].gradient
     for one in spy.sampled(trainer):  # the policy has not moved
-        close(by_group(one.logps)[spy.mask], by_group(spy.passes[-1].logps.detach())[spy.mask])
+        assert_close(by_group(one.logps)[spy.mask], by_group(spy.passes[-1].logps.detach())[spy.mask])
 
 
 # --- where TRL cuts a batch -----------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_rows_keep_what_is_theirs_where_trl_shuffles_and_splits_a_generation(
             variance = torch.stack([row[kept].var(correction=0) for row, kept in zip(ratios, mask, strict=True)])
             assert (variance.max() > 1e-4) == (step > 0)
             wanted = wanted / (1 + variance)
-        close(tokens_of(read["advantages"], mask), tokens_of(wanted, mask), f"step {step}")
+        assert_close(tokens_of(read["advantages"], mask), tokens_of(wanted, mask), f"step {step}")
 
 
 STRADDLING = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}  # half of the middle group in each
@@ -305,8 +305,8 @@ def test_completions_that_are_empty_or_cut_off(make: Make, spy: Spy, scripted: S
     assert not spy.advantages.isnan().any()
     if method in ("egpo", "edge_grpo", "r2vpo"):
         base = advantages("grpo", rollouts_of(trainer, spy, tasks))
-        close(spy.advantages[1], base[1])  # nothing to compare: weight 1
-        close(spy.advantages[0, 0], base[0, 0])
+        assert_close(spy.advantages[1], base[1])  # nothing to compare: weight 1
+        assert_close(spy.advantages[0, 0], base[0, 0])
     check_finite(trainer)
 
 
@@ -329,7 +329,7 @@ def test_tokens_of_an_environment_take_no_part(make: Make, spy: Spy, method: str
     loss_of(trainer, batch)
     ratios = {"ratios": spy.ratios} if method == "r2vpo" else {}
     expected = advantages(method, rollouts_of(trainer, spy, tasks, **ratios))
-    close(tokens_of(spy.advantages, spy.mask), tokens_of(expected, spy.mask))
+    assert_close(tokens_of(spy.advantages, spy.mask), tokens_of(expected, spy.mask))
     assert (batch["num_items_in_batch"] == spy.mask[[0, 2]].sum()) == (method == "dapo")
 
 

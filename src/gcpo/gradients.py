@@ -158,7 +158,7 @@ def gradient_gram(
     # Apple's GPUs have no float64.
     precision = torch.float32 if gradients.device.type == "mps" else torch.float64
     gram = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
-    for part in gradients.split(2**16, dim=1):
+    for part in torch.split(gradients, 2**16, dim=1):
         gram += (part.to(precision) @ part.to(precision).T).cpu()
     return gram[place][:, place]
 
