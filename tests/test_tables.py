@@ -14,7 +14,7 @@ import gcpo
 from gcpo import paths
 from gcpo.__main__ import main
 from gcpo.methods import METHODS
-from gcpo.reports import compare, tables
+from gcpo.reports import tables
 
 REPORTED = sorted(path.stem for path in Path(gcpo.__file__).with_name("reported").glob("*.csv"))
 
@@ -59,11 +59,6 @@ def test_the_evaluation_table_has_means_and_intervals_in_per_cent() -> None:
     assert found.loc["greedy", "answered"] == "100.0 [100.0, 100.0]"
     # Ones in a resample of four are binomial(4, 1/4): P(0) = 0.32, P(>= 3) = 0.051, P(4) = 0.004, so 0 to 3 of 4.
     assert found.loc["greedy", "f1"] == "25.0 [0.0, 75.0]"
-
-
-@pytest.mark.parametrize(("low", "high", "decided"), [(0.1, 2, True), (-2, -0.1, False), (-1, 1, None), (0, 1, None)])
-def test_an_interval_that_holds_zero_decides_nothing(low: float, high: float, decided: bool | None) -> None:
-    assert compare.verdict(low, high) is decided
 
 
 # --- comparison -----------------------------------------------------------------------------------------------------

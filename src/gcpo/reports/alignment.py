@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import KFold
 
 from gcpo import statistics
-from gcpo.reports.claims import UNTESTED, Verdict, word
+from gcpo.reports.claims import UNTESTED, Verdict, deciding, word
 from gcpo.reports.tables import with_interval
 from gcpo.statistics import Draws
 
@@ -155,8 +155,8 @@ def decide(found: Mapping[str, Draws], effects: Mapping[str, float] | None = Non
         effects: the paper's own numbers, where it prints any; "effect excluded" is about these.
         missing: why it was not tested, if it was not.
 
-    It is not tested where one cannot be computed; else one that does not hold decides it, then one whose effect is
-    excluded, then one that cannot tell. The numbers are those of the one that decided, furthest from the claimed side.
+    It is not tested where one cannot be computed; else :data:`gcpo.reports.claims.PRECEDENCE` says which decides it.
+    The numbers are those of the one that did.
     """
     effects = effects or {}
     undefined = [name for name, draws in found.items() if not len(draws.draws) or np.isnan(draws.estimate)]
@@ -167,9 +167,7 @@ def decide(found: Mapping[str, Draws], effects: Mapping[str, float] | None = Non
     levels = statistics.holm_levels([draws.p for draws in found.values()])
     intervals = {name: draws.interval(level) for (name, draws), level in zip(found.items(), levels, strict=True)}
     words = {name: word(low, high, effects.get(name, nan)) for name, (_, low, high) in intervals.items()}
-    ranked = ("does not hold", "effect excluded", "cannot tell", "holds")
-    final = next(said for said in ranked if said in words.values())
-    name = min((name for name in found if words[name] == final), key=lambda name: intervals[name].low)
+    final, name = deciding(words, {name: interval.low for name, interval in intervals.items()})
     estimate, low, high = intervals[name]
     mde = statistics.DETECTABLE * float(np.std(found[name].draws))
     effect = effects.get(name, nan)

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from IPython.display import display
 
 from gcpo.reports.compare import Comparison, Pair
 
-HOLDS, FAILS, EXCLUDED, OPEN, UNTESTED = (
-    "holds",
-    "does not hold",
-    "effect excluded",
-    "cannot tell",
-    "not tested",
-)
+HOLDS, FAILS, EXCLUDED, OPEN, UNTESTED = "holds", "does not hold", "effect excluded", "cannot tell", "not tested"
+PRECEDENCE = (FAILS, UNTESTED, EXCLUDED, OPEN, HOLDS)  # of a claim's parts, the first that one says is said of all
 WORDS = {True: HOLDS, False: FAILS, None: OPEN}  # by what a check returns
+K = TypeVar("K")
 NUMBERS = ("difference", "low", "high", "paper_effect", "mde", "seeds")
 
 
@@ -61,6 +57,12 @@ def word(low: float, high: float, paper_effect: float = nan) -> str:
     return EXCLUDED if paper_effect > 0 and high < paper_effect else OPEN
 
 
+def deciding(words: Mapping[K, str], lows: Mapping[K, float]) -> tuple[str, K]:
+    """The word that decides a claim of several parts, and of those that say it the part furthest from its side."""
+    final = next(said for said in PRECEDENCE if said in words.values())
+    return final, min((part for part, said in words.items() if said == final), key=lambda part: lows[part])
+
+
 def decide(
     comparisons: Sequence[Comparison],
     paper_effects: Sequence[float] = (),
@@ -86,21 +88,16 @@ def decide(
     only = effects[0] if len(effects) == 1 else nan
     if closed:
         return Verdict(UNTESTED, closed, paper_effect=only)
-    judged = [
-        (word(*comparison.corrected[1:], effect) if comparison.tested else UNTESTED, comparison, effect)
+    words = {
+        comparison: word(*comparison.corrected[1:], effect) if comparison.tested else UNTESTED
         for comparison, effect in zip(comparisons, effects, strict=True)
-    ]
-    words = {said for said, _, _ in judged}
-    final = next(said for said in (FAILS, UNTESTED, EXCLUDED, OPEN, HOLDS) if said in words)
-    # Of those that say it, the one furthest from the claimed side.
-    _, found, effect = min(
-        (entry for entry in judged if entry[0] == final),
-        key=lambda entry: entry[1].corrected.low if entry[1].tested else 0,
-    )
+    }
+    final, found = deciding(words, {comparison: comparison.corrected.low for comparison in comparisons})
     if final == UNTESTED:
-        missing = "; ".join(f"{c.label} and {c.against}: {c.compared}" for said, c, _ in judged if said == UNTESTED)
+        missing = "; ".join(f"{c.label} and {c.against}: {c.compared}" for c in comparisons if not c.tested)
         because = f"Runs are missing ({missing})." + (f" First: {command}." if command else "")
         return Verdict(UNTESTED, because, paper_effect=only)
+    effect = effects[comparisons.index(found)]
     against = [f"{c.label} less {c.against}: {x:+.2f}" for c, x in zip(comparisons, effects, strict=True) if x <= 0]
     denied = f" The paper's own table contradicts it ({'; '.join(against)})." if against else ""
     return Verdict(

@@ -50,11 +50,6 @@ class Comparison:
         return self.interval.estimate == self.interval.estimate
 
 
-def verdict(low: float, high: float) -> bool | None:
-    """What an interval of a difference decides about "it is above zero": True, False, or None where it holds zero."""
-    return True if low > 0 else False if high < 0 else None
-
-
 def family(scores: pd.DataFrame, metric: str, pairs: Iterable[Pair], seed: int = 0) -> dict[Pair, Comparison]:
     """Comparisons that are corrected together: each first label of ``pairs`` less the second.
 
@@ -166,10 +161,10 @@ def differences(
 
     Returns:
         label, seeds (how many it has), mean and std (over these; n - 1), each (their scores), gaps (those less the
-        base's, of the seeds that both have), against, compared (how
-        many seeds each has, and on how many they are compared), difference with low and high (95 %, paired by seed and
-        question), p (Holm, within this table), mde (the difference detectable with 80 % power), and equivalent (whether
-        the interval lies within the margin). What too few seeds cannot tell is missing.
+        base's, of the seeds that both have), against, compared (how many seeds each has, and on how many they are
+        compared), difference with low and high (95 %, paired by seed and question), p (Holm, within this table), mde
+        (the difference detectable with 80 % power), and equivalent (whether the interval lies within the margin). What
+        too few seeds cannot tell is missing.
     """
     runs = scores.groupby(["label", "seed"], sort=False)[metric].mean().mul(100)
     labels = list(dict.fromkeys(scores["label"]))
@@ -179,17 +174,8 @@ def differences(
     for label, base in bases.items():
         row: dict[str, Any] = {"label": label, "seeds": len(runs[label]), "mean": runs[label].mean()}
         row |= {"std": runs[label].std(ddof=1), "each": runs[label].round(2).tolist()}
-        row |= {
-            "gaps": [],
-            "against": "",
-            "compared": "",
-            "difference": nan,
-            "low": nan,
-            "high": nan,
-            "p": nan,
-            "mde": nan,
-        }
-        row["equivalent"] = None
+        row |= {"gaps": [], "against": "", "compared": ""}
+        row |= dict.fromkeys(("difference", "low", "high", "p", "mde"), nan) | {"equivalent": None}
         if comparison := found.get((label, base)):
             row |= {"against": base, "compared": comparison.compared, "p": comparison.p, "mde": comparison.mde}
             row["gaps"] = (runs[label] - runs[base]).dropna().round(2).tolist() if comparison.seeds else []

@@ -107,18 +107,8 @@ def _gains(scores: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
         found = compare.family(part, metric, [(BASE, START)])[BASE, START]
         if found.tested:
             runs = part.groupby(["label", "seed"])[metric].mean().mul(100)
-            ends = {"start": runs[START].mean(), "grpo": runs[BASE].mean()}
-            gain = dict(zip(("gain", "low", "high"), found.interval, strict=True))
-            std, passes = runs[BASE].std(ddof=1), found.interval.low > 0
-            rows.append(
-                {
-                    "decoding": decoding,
-                    "metric": metric,
-                    "seeds": found.seeds,
-                    **ends,
-                    **gain,
-                    "std": std,
-                    "passes": passes,
-                }
-            )
+            row: dict[str, Any] = {"decoding": decoding, "metric": metric, "seeds": found.seeds}
+            row |= {"start": runs[START].mean(), "grpo": runs[BASE].mean()}
+            row |= dict(zip(("gain", "low", "high"), found.interval, strict=True))
+            rows.append({**row, "std": runs[BASE].std(ddof=1), "passes": found.interval.low > 0})
     return rows

@@ -1,9 +1,8 @@
 """Run records, the reading side: finished runs as a tidy table, from run folders or from the committed reference.
 
-A reference holds the runs of a profile in few files: ``runs.jsonl``, a manifest per line, and ``eval.parquet``,
-``validation.parquet``, ``metrics.parquet`` and ``queries.parquet``, the tables of all runs with the run's id as a
-column; ``SHA256SUMS`` says what they were when they were published. What is damaged, edited or foreign is left out, and
-counted with its fault.
+A reference holds the runs of a profile in few files: ``runs.jsonl``, a manifest per line, and a parquet file for each
+of :data:`TABLES`, the tables of all runs with the run's id as a column; ``SHA256SUMS`` says what they were when they
+were published. What is damaged, edited or foreign is left out, and counted with its fault.
 """
 
 from __future__ import annotations

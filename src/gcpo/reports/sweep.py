@@ -7,10 +7,10 @@ from math import sqrt
 from typing import Any
 
 import pandas as pd
-from scipy.stats import norm
 
 from gcpo.reports import records
 from gcpo.runs.manifest import RecordError
+from gcpo.statistics import DETECTABLE
 from gcpo.tasks import get_task
 
 AXES = ["task", "prompts_per_step", "learning_rate"]
@@ -27,7 +27,7 @@ def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
         task, prompts_per_step, learning_rate, metric, seeds, sampled and greedy (means over seeds at the last step, per
         cent) with sampled_std and greedy_std (n - 1), start_sampled and start_greedy (at step 0), fell (whether greedy
         ends below its start), hours (per run), and mde_hour (points): the difference of two methods that is detected
-        with 80 % power if each gets an hour of runs, (1.96 + 0.84) sqrt(2) sampled_std sqrt(hours).
+        with 80 % power if each gets an hour of runs, DETECTABLE sqrt(2) sampled_std sqrt(hours).
 
     Raises:
         RecordError: a task with one rate, or runs without validation scores.
@@ -54,7 +54,7 @@ def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
             row |= {decoding: means[decoding, last].mean(), f"{decoding}_std": means[decoding, last].std()}
             row[f"start_{decoding}"] = means[decoding, 0].mean()
         hours = own["seconds"].mean() / 3600
-        detectable = (norm.ppf(0.975) + norm.ppf(0.8)) * sqrt(2) * row["sampled_std"] * sqrt(hours)
+        detectable = DETECTABLE * sqrt(2) * row["sampled_std"] * sqrt(hours)
         rows.append({**row, "fell": row["greedy"] < row["start_greedy"], "hours": hours, "mde_hour": detectable})
     return pd.DataFrame(rows).sort_values(AXES, ignore_index=True)
 
