@@ -62,6 +62,20 @@ def test_the_rule_picks_the_best_rate_that_stands_and_the_batch_that_tells_most_
     assert sweep.choice(swept.assign(fell=True)).empty
 
 
+def test_a_setting_for_all_tasks_is_the_best_on_average_where_greedy_falls_on_none(swept: pd.DataFrame) -> None:
+    # On the other task the second rate is worse by 30 points, so the third is best of all; the last still falls here.
+    other = swept.assign(task="tinymath", fell=False)
+    other["sampled"] -= 30 * (other["learning_rate"] == 0.002)
+    both = pd.concat([swept, other])
+    assert sweep.common(both)[["task", "prompts_per_step", "learning_rate"]].to_numpy().tolist() == [["all", 4, 0.003]]
+    assert sweep.common(both)["inside"].tolist() == [True]
+    assert (
+        sweep.common(both[(both["task"] == "tinyqa") | (both["learning_rate"] < 0.003)])["learning_rate"].item()
+        == 0.002
+    )
+    assert sweep.common(both.assign(fell=both["task"] == "tinymath")).empty
+
+
 @pytest.mark.usefixtures("places")
 def test_one_rate_is_no_sweep() -> None:
     for seed in range(2):

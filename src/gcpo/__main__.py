@@ -56,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     reported.add_argument("--any-code", action="store_true", help="compare runs of different code of this package")
     reported.add_argument("--grid", help="a grid for all of them, instead of each report's own")
     command("methods", "print every method with its rule and range")
-    command("world", "make the embedded policy and entailment model")
+    world = command("world", "make the embedded policy and entailment model")
+    world.add_argument("--reference", action="store_true", help="take those that the committed reference started from")
+    world.set_defaults(profile="laptop")
     return parser
 
 
@@ -208,9 +210,9 @@ def _methods(options: argparse.Namespace) -> int:
 
 
 def _world(options: argparse.Namespace) -> int:
-    from gcpo.world import bootstrap
+    from gcpo.world import adopt, bootstrap
 
-    print(bootstrap())
+    print(adopt(paths.REFERENCE / options.profile) if options.reference else bootstrap())
     return 0
 
 

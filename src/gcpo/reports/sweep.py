@@ -76,3 +76,18 @@ def choice(table: pd.DataFrame) -> pd.DataFrame:
         .assign(inside=(ends[:, 0] < rate) & (rate < ends[:, 1]))
         .reset_index(drop=True)
     )
+
+
+def common(table: pd.DataFrame) -> pd.DataFrame:
+    """What the rule of :func:`choice` picks for all tasks of a :func:`summary` together: one row, its task "all".
+
+    Scores and the detectable difference are means over tasks; greedy may fall on none of them. Settings that were not
+    swept on every task do not count. No row where greedy falls at each.
+    """
+    settings = table.groupby(AXES[1:], as_index=False)
+    pooled = settings.agg(
+        tasks=("task", "nunique"),
+        fell=("fell", "any"),
+        **{name: (name, "mean") for name in ("sampled", "sampled_std", "hours", "mde_hour")},
+    )
+    return choice(pooled[pooled["tasks"] == table["task"].nunique()].assign(task="all"))

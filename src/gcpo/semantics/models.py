@@ -22,6 +22,9 @@ from torch import Tensor
 
 from gcpo.semantics.loading import MINILM, check_finite, check_tensors, check_tokenizer, explain_loading, load_model
 
+BATCH_SIZE = 16
+BATCH_SIZE_CPU = 4  # of an embedding model: a row takes its time there, also one that only fills a batch
+
 Pair = tuple[str, str]  # (premise, hypothesis)
 
 K = TypeVar("K", bound=Hashable)
@@ -30,11 +33,6 @@ V = TypeVar("V")
 
 def _device(device: str | torch.device | None) -> torch.device:
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def _rows(device: torch.device) -> int:
-    """Of a forward pass: on a CPU every row takes its time, copies that fill a batch too; elsewhere a launch does."""
-    return 4 if device.type == "cpu" else 16
 
 
 def _uniform_batches(lengths: Sequence[int], rows: int) -> Iterator[list[int]]:
@@ -130,7 +128,7 @@ def _sentence_encoder(
     from sentence_transformers import SentenceTransformer  # slow to import
     from sentence_transformers.util import load_file_path
 
-    batch_size = batch_size or _rows(device)
+    batch_size = batch_size or (BATCH_SIZE_CPU if device.type == "cpu" else BATCH_SIZE)
     path = str(embedder_path(name))
     revision = revision if path == str(name) else None
     with explain_loading(name, "embedding"):
@@ -201,7 +199,7 @@ class Entailment:
         name: a path or a Hub name (GCPO App. E.3: FacebookAI/roberta-large-mnli); or a function from a list of
             (premise, hypothesis) pairs to an (N, 3) tensor instead of a model.
         device: default: CUDA if there is any, else CPU.
-        batch_size: pairs in every forward pass, as in :class:`Embedder`.
+        batch_size: pairs in every forward pass. A larger one is faster where many pairs have one length.
         cache_size: most pairs remembered across calls.
         revision: of a Hub name.
 
@@ -217,7 +215,7 @@ class Entailment:
         name: str | Path | Callable[[list[Pair]], Tensor],
         *,
         device: str | torch.device | None = None,
-        batch_size: int | None = None,
+        batch_size: int = BATCH_SIZE,
         cache_size: int = 500_000,
         revision: str | None = None,
     ) -> None:
@@ -263,11 +261,10 @@ def _outcomes(id2label: dict[int, str], name: object) -> list[int]:
 
 
 def _pair_classifier(
-    name: str | Path, device: torch.device, batch_size: int | None, revision: str | None
+    name: str | Path, device: torch.device, batch_size: int, revision: str | None
 ) -> Callable[[list[Pair]], Tensor]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # slow to import
 
-    batch_size = batch_size or _rows(device)
     with explain_loading(name, "entailment"):
         tokenizer = AutoTokenizer.from_pretrained(str(name), revision=revision)
     model = load_model(AutoModelForSequenceClassification, name, "entailment", revision=revision).to(device).eval()

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -103,6 +104,26 @@ def bootstrap(settings: Settings | None = None, root: Path | None = None) -> Wor
     made = (root or paths.WORLDS) / key(settings)
     _keep(made, lambda draft: _make(settings, draft))
     return World(made / "policy", made / "entailment", json.loads((made / "quality.json").read_text()))
+
+
+def adopt(reference: Path) -> World:
+    """Take the world that a reference's runs started from, in place of one made here.
+
+    Made on another kind of processor a world is another, as training magnifies the last bit: runs that are to stand
+    beside the reference's start from its own. ``reference`` is a profile's folder there.
+
+    Raises:
+        FileNotFoundError: the reference has no world of these settings, or not a whole one.
+    """
+    made = folder("policy").parent
+    kept = reference / "world" / made.name
+    if why := files.broken(kept):
+        raise FileNotFoundError(f"{why}: there is no world to take. Make one: python -m gcpo world")
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(made.with_suffix(".lock")), files.replacing(made) as draft:
+        shutil.copytree(kept, draft)
+    bootstrap.cache_clear()
+    return bootstrap()
 
 
 def _keep(made: Path, make: Callable[[Path], None]) -> None:
