@@ -29,6 +29,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     notebooks.mkdir()
     shutil.copy(paths.NOTEBOOKS / f"{REPORT}.ipynb", notebooks)
     monkeypatch.setattr(paths, "NOTEBOOKS", notebooks)
+    monkeypatch.setattr(paths, "WORLDS", tmp_path / "world")
     for profile in ("p", "laptop"):
         write_profile(profile, {})
     write_grid("figure1", [{"kind": "gradients", "seed": [0]}])
@@ -49,7 +50,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
 
 
 def reference_of(profile: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (paths.REFERENCE / profile).iterdir()}
+    return {path.name: path.read_bytes() for path in (paths.REFERENCE / profile).rglob("*") if path.is_file()}
 
 
 def test_a_reference_is_built_beside_and_swapped_in(pages: list[dict[str, Any]]) -> None:

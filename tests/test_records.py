@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from record_builders import failed, finished, planned, write_grid, write_profile
 
-from gcpo import paths
+from gcpo import files, paths, world
 from gcpo.methods import METHODS
 from gcpo.reports import records
 from gcpo.runs import manifest
@@ -308,6 +308,50 @@ def test_alpha_is_the_alpha_that_ran() -> None:
     alphas = records.find("p").set_index("method")["alpha"]
     assert alphas[["gcpo_bot", "seed_grpo", "qhawkeye"]].tolist() == [0.6, 0.0417, 0.2]
     assert math.isnan(alphas["egpo"])
+
+
+def of_world(monkeypatch: pytest.MonkeyPatch, root: Path, weights: str) -> Path:
+    """A world in a folder of its own, from which the runs that follow start."""
+    monkeypatch.setattr(paths, "WORLDS", root)
+    folder = world.folder("policy")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").write_text(weights)
+    (folder.parent / "quality.json").write_text("{}")
+    files.seal(folder.parent)
+    return folder.parent
+
+
+def test_runs_from_different_worlds_are_compared_only_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1, 2]}])
+    of_world(monkeypatch, tmp_path / "here", "some")
+    finished(seed=0), finished(seed=1)
+    assert len(records.find("p", "g")) == 2
+    of_world(monkeypatch, tmp_path / "elsewhere", "other")
+    finished(seed=2)
+    with pytest.raises(manifest.RecordError, match=r"different models of one name, policy 'tiny': 2 with .*, 1 with"):
+        records.find("p", "g")
+    assert len(records.find("p", "g", any_code=True)) == 3
+
+
+def test_a_reference_has_the_world_that_its_runs_started_from_and_another_machine_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1]}])
+    here = of_world(monkeypatch, tmp_path / "here", "some")
+    finished(seed=0)
+    publish()
+    of_world(monkeypatch, tmp_path / "elsewhere", "other")
+    taken = world.adopt(paths.REFERENCE / "p")
+    assert taken.policy == tmp_path / "elsewhere" / here.name / "policy"
+    assert files.hashes(taken.policy) == files.hashes(here / "policy") and files.broken(taken.policy.parent) is None
+    finished(seed=1)
+    assert len(records.find("p", "g")) == 2
+    (taken.policy / "model.safetensors").write_text("edited")  # and so no world of these runs
+    publish()
+    with pytest.raises(FileNotFoundError, match=r"no world to take\. Make one: python -m gcpo world"):
+        world.adopt(paths.REFERENCE / "p")
 
 
 def test_runs_of_different_code_are_compared_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

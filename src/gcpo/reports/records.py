@@ -1,13 +1,16 @@
 """Run records, the reading side: finished runs as a tidy table, from run folders or from the committed reference.
 
 A reference holds the runs of a profile in few files: ``runs.jsonl``, a manifest per line, and a parquet file for each
-of :data:`TABLES`, the tables of all runs with the run's id as a column; ``SHA256SUMS`` says what they were when they
-were published. What is damaged, edited or foreign is left out, and counted with its fault.
+of :data:`TABLES`, the tables of all runs with the run's id as a column; in ``world`` the embedded models that they
+started from; ``SHA256SUMS`` says what they were when they were published. What is damaged, edited or foreign is left
+out, and counted with its fault.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from gcpo import files, paths
+from gcpo import files, paths, world
 from gcpo.runs.contents import Seen
 from gcpo.runs.grids import expand, likes, varied
 from gcpo.runs.manifest import RecordError, Run, another_version, load
@@ -83,8 +86,8 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
     schema, folder (a Path) and reference (bool). Empty where nothing has run.
 
     Raises:
-        RecordError: with a grid and unless ``any_code``, runs of different code of this package, which are not to be
-            compared.
+        RecordError: with a grid and unless ``any_code``, runs of different code of this package, or of different models
+            under one name, which are not to be compared.
     """
     labels = {plan.id: plan.label for plan in expand(grid, profile)} if grid is not None else None
     manifests = [(run.folder, run.manifest) for run in runs(profile, reference) if run.finished]
@@ -95,7 +98,9 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
             for _, m in manifests
         }
     elif not any_code:
-        _one_code(profile, [manifest for _, manifest in manifests if manifest["id"] in labels])
+        asked = [manifest for _, manifest in manifests if manifest["id"] in labels]
+        _one_code(profile, asked)
+        _one_world(profile, asked)
     lines = [
         {
             **manifest["params"],
@@ -125,6 +130,24 @@ def _one_code(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
             f"These runs of profile {profile!r} were made by different code of this package: {made}. Run them again "
             "with one, or ask for any_code=True to compare them all the same."
         )
+
+
+def _one_world(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
+    """Runs made on two kinds of processor start from two worlds, unless one took the other's."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for m in manifests:
+        for kind in ("policy", "embedder", "entailment"):
+            if content := m.get("contents", {}).get(kind):
+                digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:7]
+                found.setdefault((kind, m["params"][kind]), Counter())[digest] += 1
+    for (kind, name), counts in found.items():
+        if len(counts) > 1:
+            made = ", ".join(f"{count} with {digest}" for digest, count in counts.items())
+            raise RecordError(
+                f"These runs of profile {profile!r} were made with different models of one name, {kind} {name!r}: "
+                f"{made}. Take one world for all (python -m gcpo world --reference takes the reference's) and run them "
+                "again, or ask for any_code=True to compare them all the same."
+            )
 
 
 def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
@@ -196,7 +219,7 @@ def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = Fal
 
 
 def write_reference(folder: Path, finished: list[Run]) -> None:
-    """Write runs in the form of a reference, into a new folder."""
+    """Write runs in the form of a reference, into a new folder, with the world that they started from."""
     folder.mkdir(parents=True)
     for name in TABLES:
         tables = [(run, run.folder / f"{name}.csv") for run in finished]
@@ -205,4 +228,8 @@ def write_reference(folder: Path, finished: list[Run]) -> None:
             pd.concat(parts, ignore_index=True).to_parquet(folder / f"{name}.parquet", index=False)
     lines = "".join(json.dumps(run.manifest, sort_keys=True) + "\n" for run in finished)
     (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
+    made = world.folder("policy").parent
+    weights = {run.manifest.get("contents", {}).get("policy", {}).get("model.safetensors") for run in finished}
+    if files.broken(made) is None and files.sha256(made / "policy" / "model.safetensors") in weights:
+        shutil.copytree(made, folder / "world" / made.name)
     files.seal(folder)

@@ -100,10 +100,9 @@ def rebuild(profile: str) -> None:
     """Make the reference's tables, figures and committed report notebooks, and the README's results, again."""
 
     def same_records(folder: Path) -> None:
-        folder.mkdir(parents=True)
-        for path in (paths.REFERENCE / profile_name(profile)).iterdir():
-            if path.name in (files.SUMS, "runs.jsonl") or path.suffix == ".parquet":
-                shutil.copy2(path, folder)
+        old = paths.REFERENCE / profile_name(profile)
+        made = [path for path in old.iterdir() if path.suffix in (".csv", ".md", ".tex", ".png")]
+        shutil.copytree(old, folder, ignore=lambda _, names: {path.name for path in made} & set(names))
 
     _replace(profile, same_records)
 
