@@ -18,7 +18,7 @@ def pytest_collectstart(collector: Any) -> None:
 
 
 def pytest_collection_modifyitems(items: list[Any], config: Any) -> None:
-    """Compare what the embedded models decide and sample only where they are the reference's, those of the stored outputs."""
+    """Compare what the embedded models decide and sample only where they are the reference's, as in stored outputs."""
     cells = [item for item in items if "compared-in-the-same-world" in _tags(item)]
     if cells:
         same = _same_world()
