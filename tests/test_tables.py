@@ -119,6 +119,7 @@ def test_markdown_shows_cells_as_they_are() -> None:
         ["method", "score", "of"],
         ["grpo", "0.50", "3"],
     ]
+    assert tables.markdown(pd.DataFrame({"claim": ["mean |A|"]})).splitlines()[2] == r"| mean \|A\| |"
 
 
 def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +135,12 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
         assert found.startswith(f"before\n{tables.START}\n")
         assert found.endswith(f"{tables.END}\nafter\n")
         assert "old" not in found
-        assert found.count(f"{tables.RESULTS['table1']}\n\n| a\\d   | b   |\n") == 1
+        assert found.count(f"{tables.README['table1']}\n\n| a\\d   | b   |\n") == 1
         assert "| 0.50  |     |\n" in found
-        assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(tables.RESULTS["table1"])
+        assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(tables.README["table1"])
+    tables.write_results("p")
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert page.startswith("# Results") and "| 0.50  |     |\n" in page and page.count("runs of p") == 1
 
 
 def test_the_page_of_methods_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ HOLDS, FAILS, EXCLUDED, OPEN, UNTESTED = "holds", "does not hold", "effect exclu
 PRECEDENCE = (FAILS, UNTESTED, EXCLUDED, OPEN, HOLDS)  # of a claim's parts, the first that one says is said of all
 WORDS = {True: HOLDS, False: FAILS, None: OPEN}  # by what a check returns
 K = TypeVar("K")
+MIME = "application/vnd.gcpo.verdict+json"  # of a verdict in a notebook's outputs, for the ledger
 NUMBERS = ("difference", "low", "high", "paper_effect", "mde", "seeds")
 
 
@@ -144,8 +145,10 @@ class Verdicts:
         else:
             said, numbers = WORDS[None if holds is None else bool(holds)], {}
         text = f"**Verdict on “{claim}” ({source}): {said}.** {because}"
-        display({"text/markdown": text, "text/plain": text.replace("**", "")}, raw=True)
-        self.rows.append({"source": source, "claim": claim, "verdict": said, **numbers})
+        row = {"source": source, "claim": claim, "verdict": said}
+        shown = {"text/markdown": text, "text/plain": text.replace("**", ""), MIME: {**row, "because": because}}
+        display(shown, raw=True)
+        self.rows.append({**row, **numbers})
 
     def table(self) -> pd.DataFrame:
         """One row per verdict, in order: source, claim, verdict; of training also difference, low, high, paper_effect,

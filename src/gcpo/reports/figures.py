@@ -242,3 +242,22 @@ def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:
     figure.supylabel("validation split after training, %", fontsize="medium")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=5, fontsize="small")
     return figure
+
+
+def verdict_bars(counts: pd.DataFrame, by: str) -> Figure:
+    """How many claims have which verdict: one bar per row of :func:`gcpo.reports.ledger.counts`, a part per word."""
+    words = [column for column in counts if column not in (by, "claims")]
+    figure, axes = plt.subplots(figsize=(6.4, 0.9 + 0.45 * len(counts)))
+    start = pd.Series(0, index=counts.index)
+    for word, colour, hatch in zip(words, PALETTE, HATCHES, strict=False):
+        axes.barh(counts[by], counts[word], left=start, color=colour, hatch=hatch, edgecolor="white", label=word)
+        for place, (left, count) in enumerate(zip(start, counts[word], strict=True)):
+            if count:
+                box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+                axes.text(left + count / 2, place, str(count), ha="center", va="center", fontsize=8, bbox=box)
+        start = start + counts[word]
+    axes.invert_yaxis()
+    axes.set(xlabel="claims", ylabel="")
+    axes.grid(visible=False, axis="y")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(words), handlelength=1.2, columnspacing=1)
+    return figure

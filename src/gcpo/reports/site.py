@@ -7,13 +7,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import papermill
 
 from gcpo import files, paths
 from gcpo.reports import records
-from gcpo.reports.tables import write_readme
+from gcpo.reports.tables import write_readme, write_results
 from gcpo.runs.grids import expand
 from gcpo.runs.manifest import RecordError
 from gcpo.runs.params import is_file_name, profile_name
@@ -25,10 +26,15 @@ def reports() -> list[str]:
     return sorted(path.stem for path in paths.NOTEBOOKS.glob("[2-9][0-9]_*.ipynb"))
 
 
-def default_of(report: str, parameter: str) -> str:
-    """What a report notebook shows unless told otherwise: its grid, its profile."""
+def default_of(report: str, parameter: str) -> str | None:
+    """What a report notebook shows unless told otherwise: its grid, its profile; None if it has no such parameter."""
     inspected = papermill.inspect_notebook(str(paths.NOTEBOOKS / f"{report}.ipynb"))
-    return str(ast.literal_eval(inspected[parameter]["default"]))
+    return str(ast.literal_eval(inspected[parameter]["default"])) if parameter in inspected else None
+
+
+def grids_of(names: list[str]) -> list[str]:
+    """The grids that reports show unless told otherwise, each once."""
+    return [grid for grid in dict.fromkeys(default_of(name, "grid") for name in names) if grid]
 
 
 def report(
@@ -51,21 +57,23 @@ def report(
     profile, grid = _absolute(profile), grid and _absolute(grid)
     made, left_out = [], []
     for name in reports():
-        wanted = grid or default_of(name, "grid")
-        if why := _unfit(name, wanted, profile, reference):
-            left_out.append(f"{name}: {why}")
-            continue
-        settings = {"profile": profile, "grid": wanted, "reference": reference, "any_code": any_code}
+        settings: dict[str, Any] = {"profile": profile, "reference": reference}
+        if own := default_of(name, "grid"):  # the ledger has none: it reads what the others found
+            wanted = grid or own
+            if why := _unfit(name, own, wanted, profile, reference):
+                left_out.append(f"{name}: {why}")
+                (folder / f"{name}.ipynb").unlink(missing_ok=True)  # of other runs, for the ledger to mistake
+                continue
+            settings |= {"grid": wanted, "any_code": any_code}
         execute(name, folder / f"{name}.ipynb", {**settings, "write_to": str(folder)})
         made.append(folder / f"{name}.ipynb")
     return made, left_out
 
 
-def _unfit(name: str, grid: str, profile: str, reference: bool) -> str | None:
+def _unfit(name: str, own: str, grid: str, profile: str, reference: bool) -> str | None:
     """Why a report cannot be made of a grid, and what to do; None if it can."""
     if not records.coverage(grid, profile, reference)["finished"].sum():
         return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid}"
-    own = default_of(name, "grid")
     needed, given = ({key for plan in expand(g, profile) for key in plan.varied} for g in (own, grid))
     if "learning_rate" in needed - given:  # a sweep: there is nothing to choose among one
         return f"grid {grid} has one learning rate, and several are compared: python -m gcpo grid {own}"
@@ -81,7 +89,7 @@ def publish(profile: str, partial: bool = False) -> int:
     Raises:
         RecordError: a report's grid has runs that are not finished here; the reference stays as it is.
     """
-    for grid in dict.fromkeys(default_of(name, "grid") for name in reports()):
+    for grid in grids_of(reports()):
         counts = records.coverage(grid, profile)[["finished", "wanted"]].sum()
         if counts["finished"] < (1 if partial else counts["wanted"]):
             needed, otherwise = "every report's whole grid", " (or publish what there is: --partial)"
@@ -116,12 +124,12 @@ def _replace(profile: str, write: Callable[[Path], None]) -> None:
     before = os.environ.get("GCPO_REFERENCE")
     os.environ["GCPO_REFERENCE"] = str(root)  # what the notebooks' kernels take for the reference
     try:
-        for report in reports():
+        for report in reports():  # in their order: the ledger reads what those before it found
             parameters = {"profile": _absolute(profile), "reference": True, "write_to": str(root / name)}
             execute(report, root / "page.ipynb", parameters)
-        for report in committed:
-            execute(report, root / f"{report}.ipynb", {})
-            clean(root / f"{report}.ipynb")
+            if report in committed:
+                execute(report, root / f"{report}.ipynb", {})
+                clean(root / f"{report}.ipynb")
     finally:
         os.environ.pop("GCPO_REFERENCE")
         if before:
@@ -132,6 +140,7 @@ def _replace(profile: str, write: Callable[[Path], None]) -> None:
         (root / f"{report}.ipynb").replace(paths.NOTEBOOKS / f"{report}.ipynb")
     if committed:
         write_readme(name)
+        write_results(name)
     shutil.rmtree(root)
 
 

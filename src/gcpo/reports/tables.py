@@ -96,8 +96,9 @@ def write_table(table: pd.DataFrame, folder: Path | None, name: str, source: str
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table in Markdown, its cells as they are."""
-    return table.astype(str).to_markdown(index=False, disable_numparse=True) + "\n"
+    """A table in Markdown, its cells as they are (a bar, which would end a cell, is escaped)."""
+    cells = table.astype(str).replace(r"\|", r"\\|", regex=True)
+    return cells.to_markdown(index=False, disable_numparse=True) + "\n"
 
 
 def methods_table(group_size: int = 16) -> pd.DataFrame:
@@ -129,20 +130,25 @@ the loss, leave the weight at 1. What each paper leaves open, and what was chose
 {markdown(methods_table(group_size))}"""
 
 
-def readme_results(profile: str) -> str:
-    """The README's results from marker to marker: the reference tables of a profile, and once above them their source.
+def results(profile: str, captions: Mapping[str, str]) -> str:
+    """Reference tables of a profile in Markdown, each below its caption, and once above them their source.
 
     Raises:
         KeyError: a table that does not name its records.
     """
-    sources, results = set(), []
-    for name, caption in RESULTS.items():
+    sources, parts = set(), []
+    for name, caption in captions.items():
         path = paths.REFERENCE / profile / f"{name}.csv"
         if path.exists():
             table = pd.read_csv(path, dtype=str, keep_default_na=False)
             sources |= set(table.pop("records"))
-            results.append(f"{caption}\n\n{markdown(table)}")
-    return "\n".join([f"{START}\n", f"All of it is made from: {', '.join(sorted(sources))}.\n", *results, END])
+            parts.append(f"{caption}\n\n{markdown(table)}")
+    return "\n".join([f"All of it is made from: {', '.join(sorted(sources))}.\n", *parts])
+
+
+def readme_results(profile: str) -> str:
+    """The README's results from marker to marker."""
+    return f"{START}\n\n{results(profile, README)}\n{END}"
 
 
 def write_readme(profile: str) -> None:
@@ -151,14 +157,32 @@ def write_readme(profile: str) -> None:
     readme.write_text(re.sub(f"{START}.*?{END}", lambda _: block, readme.read_text(), flags=re.S))
 
 
+def write_results(profile: str) -> None:
+    """Write RESULTS.md, from the reference tables of a profile."""
+    (paths.ROOT / "RESULTS.md").write_text(f"{PREAMBLE}\n{results(profile, RESULTS)}")
+
+
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
 # The tables that the README shows, and what it says above them.
-RESULTS = {
+README = {
     "gate": "**The gate**: what plain GRPO gains over the starting policy on the test split, in points (95 %):",
-    "claims_figure1": "**Figure 1** (alignment of uncertainty with gradient variance), claim by claim:",
-    "claims_table1": "**Table 1** (training), claim by claim:",
+    "ledger_counts": "**The papers' claims**, decided by code; [RESULTS.md](RESULTS.md) has each with what decided it:",
     "table1": "**Table 1 on both tasks**, sampled answers in per cent, beside the paper's NarrativeQA and MATH500:",
-    "zoo": "**All methods**: sampled answers in per cent, and the difference from GRPO under the same protocol:",
-    "claims_zoo": "**All methods**, claim by claim:",
-    "cost": "**Cost** of Table 1's runs:",
+}
+PREAMBLE = """# Results
+
+Written by `python -m gcpo report --publish`; nothing here is typed. A verdict is one of five words: *holds*, *does not
+hold*, *effect excluded* (an effect as large as the paper's is excluded, none is not), *cannot tell*, *not tested*. What
+is about the embedded world says something about the methods there, and nothing about the papers' models.
+"""
+# The tables of RESULTS.md.
+RESULTS = {
+    "gate": "## The gate\nWhat plain GRPO gains over the starting policy on the test split, in points (95 %).",
+    "ledger_counts": "## The papers' claims\nHow many have which verdict.",
+    "ledger": "Each with what decided it: the notebook, its check, and the numbers.",
+    "questions": "## Our own questions\nWhat the papers do not claim: varied conditions, controls, counter-examples.",
+    "table1": "## Table 1 on both tasks\nSampled answers in per cent, beside the paper's NarrativeQA and MATH500.",
+    "zoo": "## All methods\nSampled answers in per cent, and the difference from GRPO under the same protocol.",
+    "sweep_choice": "## The sweep\nWhat its rule picks, for both tasks together and for each.",
+    "cost": "## Cost\nOf Table 1's runs.",
 }

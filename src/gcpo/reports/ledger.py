@@ -1,0 +1,161 @@
+"""The ledger: the papers' claims (``claims.yaml``), each beside the verdicts that notebooks reached on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pandas as pd
+
+from gcpo import paths
+from gcpo.errors import nearest
+from gcpo.reports.claims import MIME, PRECEDENCE, UNTESTED
+from gcpo.runs.params import ParameterError, profile_name, read_yaml
+
+CLAIMS = Path(__file__).parents[1] / "claims.yaml"
+PAPERS = {"gcpo": "GCPO", "seed_grpo": "SEED-GRPO", "egpo": "EGPO", "cw_grpo": "CW-GRPO"}
+SCOPES = ("theorem", "toy", "paper", "embedded world", "real model")
+LONGEST = 25  # words of a quote
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of a paper.
+
+    Attributes:
+        id: its name here.
+        paper: a key of :data:`PAPERS`.
+        place: in the paper.
+        quote: the paper's words, 25 at most.
+        scope: what it is about, and so what can decide it: one of :data:`SCOPES`.
+        checks: names of the verdicts that decide it together, "03: CD can reach 1": the notebook, and its claim.
+        note: what a reader should know of the check.
+    """
+
+    id: str
+    paper: str
+    place: str
+    quote: str
+    scope: str
+    checks: tuple[str, ...]
+    note: str = ""
+
+
+def claims(path: Path = CLAIMS) -> list[Claim]:
+    """The claims as declared.
+
+    Raises:
+        ParameterError: in one line with file and claim: no list of mappings, a key that is missing or unknown, an id
+            given twice, an unknown paper or scope, or a quote of more than 25 words.
+    """
+    entries = read_yaml(path)
+    if not isinstance(entries, list):
+        raise ParameterError(f"{path}: expected a list of claims, got {type(entries).__name__}.")
+    made = [_claim(entry, f"{path}: claim {number}") for number, entry in enumerate(entries, start=1)]
+    seen: set[str] = set()
+    for claim in made:
+        if claim.id in seen:
+            raise ParameterError(f"{path}: {claim.id}: two claims have this id.")
+        seen.add(claim.id)
+    return made
+
+
+def _claim(entry: Any, where: str) -> Claim:
+    if not isinstance(entry, dict):
+        raise ParameterError(f"{where}: expected a mapping, got {entry!r:.60}.")
+    where += f" ({entry.get('id', 'no id')})"
+    known = {field.name: field.default is MISSING for field in fields(Claim)}
+    for key in entry:
+        if key not in known:
+            raise ParameterError(f"{where}: {key}: no such key.{nearest(str(key), known)}")
+    if missing := [key for key, needed in known.items() if needed and key not in entry]:
+        raise ParameterError(f"{where}: {', '.join(missing)} missing.")
+    for key, valid in (("paper", PAPERS), ("scope", SCOPES)):
+        if entry[key] not in valid:
+            raise ParameterError(f"{where}: {key}: no such one as {entry[key]!r}.{nearest(str(entry[key]), valid)}")
+    checks = entry["checks"]
+    if not isinstance(checks, list) or not all(isinstance(check, str) for check in checks):
+        raise ParameterError(f"{where}: checks: expected a list of names of verdicts, got {checks!r:.60}.")
+    if (length := len(str(entry["quote"]).split())) > LONGEST:
+        raise ParameterError(f"{where}: the quote has {length} words, {LONGEST} at most.")
+    words: dict[str, Any] = {key: " ".join(str(value).split()) for key, value in entry.items()}
+    return Claim(**{**words, "checks": tuple(checks)})
+
+
+def reached(notebooks: Iterable[Path]) -> pd.DataFrame:
+    """The verdicts in the outputs of executed notebooks, in order: check ("03: CD can reach 1"), notebook, and what
+    :class:`gcpo.reports.claims.Verdicts` keeps of each."""
+    rows = []
+    for path in notebooks:
+        for cell in nbformat.read(path, as_version=4).cells:
+            for output in cell.get("outputs", ()):
+                if row := output.get("data", {}).get(MIME):
+                    rows.append({"check": f"{path.stem[:2]}: {row['claim']}", "notebook": path.stem, **row})
+    return pd.DataFrame(rows, columns=None if rows else ["check", "notebook", "source", "claim", "verdict", "because"])
+
+
+def executed(profile: str, reference: bool = False) -> list[Path]:
+    """Where the verdicts of a profile are: read notebooks as committed, and report notebooks as last executed on these
+    runs; on the reference's, as committed (or, while a reference is published, as just executed for it)."""
+    shown = sorted(path for path in paths.NOTEBOOKS.glob("[0-8][0-9]_*.ipynb"))
+    reports = paths.OUTPUTS / profile_name(profile) / "reports"
+    places = [paths.REFERENCE, paths.NOTEBOOKS] if reference else [reports]
+    found = []
+    for path in shown:
+        own = [paths.NOTEBOOKS] if path.stem < "2" else places
+        found += [place / path.name for place in own if (place / path.name).is_file()][:1]
+    return found
+
+
+def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Every claim with its verdict, a row each: id, paper, scope, place, quote, verdict (one word for all its checks,
+    by :data:`gcpo.reports.claims.PRECEDENCE`), because (each check's verdict, with where and what decided it) and note.
+
+    A check that no notebook has reached is "not tested", and so is a claim without any.
+    """
+    by_check = {str(check): part for check, part in verdicts.groupby("check", sort=False)}
+    rows = []
+    for claim in declared:
+        said = [line for check in claim.checks for line in _lines(check, by_check.get(check))]
+        words = {word for word, _ in said} or {UNTESTED}
+        rows.append(
+            {
+                "id": claim.id,
+                "paper": PAPERS[claim.paper],
+                "scope": claim.scope,
+                "place": claim.place,
+                "quote": claim.quote,
+                "verdict": next(word for word in PRECEDENCE if word in words),
+                "because": " / ".join(text for _, text in said) or "It needs the paper's models: profile paper.",
+                "note": claim.note,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _lines(check: str, found: pd.DataFrame | None) -> list[tuple[str, str]]:
+    if found is None:
+        return [(UNTESTED, f"{check}: not executed on these runs")]
+    rows = zip(found["verdict"], found["source"], found["because"], strict=True)
+    return [(str(word), f"{check} ({source}): {word}. {because}") for word, source, because in rows]
+
+
+def unknown(declared: Iterable[Claim], verdicts: pd.DataFrame) -> list[str]:
+    """Checks that no verdict has the name of; a line each, with the claim and the nearest name."""
+    known = set(verdicts["check"])
+    return [
+        f"{claim.id}: no notebook gives the verdict {check!r}.{nearest(check, known).split(' Valid')[0]}"
+        for claim in declared
+        for check in claim.checks
+        if check not in known
+    ]
+
+
+def counts(table: pd.DataFrame, by: str = "paper") -> pd.DataFrame:
+    """How many claims have which verdict, a row per paper (or scope), with their sum."""
+    order = [word for word in (*reversed(PRECEDENCE[2:]), PRECEDENCE[0], UNTESTED) if word in set(table["verdict"])]
+    wide = pd.crosstab(table[by], table["verdict"])[order].reindex(table[by].unique())
+    return wide.assign(claims=wide.sum(axis=1)).rename_axis(columns=None).reset_index()
