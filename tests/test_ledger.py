@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from gcpo import paths
-from gcpo.reports import ledger
+from gcpo import files, paths
+from gcpo.reports import ledger, records
 from gcpo.reports.claims import MIME
 from gcpo.runs.params import ParameterError
+from gcpo.runs.runner import execute
 
 CLAIM = {
     "id": "gcpo-one",
@@ -163,3 +165,29 @@ def test_counts_have_a_row_per_paper_and_a_column_per_word() -> None:
     assert list(found) == ["paper", "holds", "does not hold", "not tested", "claims"]
     assert found.to_numpy().tolist() == [["GCPO", 1, 1, 0, 2], ["EGPO", 0, 0, 1, 1]]
     assert ledger.counts(table, "scope")["claims"].tolist() == [3]
+
+
+@pytest.mark.slow
+def test_claims_flip_when_records_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GCPO is made perfect on one task and useless on the other, in the reference's own tables."""
+    reference = tmp_path / "reference" / "laptop"
+    shutil.copytree(paths.REFERENCE / "laptop", reference)
+    runs = records.find("laptop", "table1", reference=True)
+    scores = pd.read_parquet(reference / "eval.parquet")
+    for task, metric, score in (("tinyqa", "f1", 1.0), ("tinymath", "accuracy", 0.0)):
+        own = runs.loc[(runs["task"] == task) & runs["method"].isin(["gcpo_cd", "gcpo_bot"]), "id"]
+        scores.loc[scores["run"].isin(own), metric] = score
+    scores.to_parquet(reference / "eval.parquet", index=False)
+    files.seal(reference)
+    monkeypatch.setenv("GCPO_REFERENCE", str(reference.parent))
+    execute("21_table1", tmp_path / "21_table1.ipynb", {})
+    committed = next(paths.NOTEBOOKS.glob("21_*.ipynb"))
+    before, after = (
+        ledger.reached([path]).set_index(["claim", "source"])["verdict"]
+        for path in (committed, tmp_path / "21_table1.ipynb")
+    )
+    assert (before != after).sum() >= 3
+    flipped = after["GCPO beats RD alone"]
+    assert flipped.filter(like="tinyqa").tolist() == ["holds"] and flipped.filter(like="tinymath").tolist() == [
+        "does not hold"
+    ]

@@ -45,7 +45,7 @@ def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
 ) -> None:
     finish(expand("figure1", "smoke")[0])
     assert main(["report", "--profile", "smoke"]) == 0
-    assert [name for name, _ in executed] == ["20_figure1"]
+    assert [name for name, _ in executed] == ["20_figure1", "90_claims"]
     assert executed[0][1]["reference"] is False and executed[0][1]["any_code"] is False
     printed = capsys.readouterr().out
     assert "21_table1: nothing has run of grid table1 with smoke: python -m gcpo grid table1" in printed
@@ -55,7 +55,9 @@ def test_the_reference_is_shown_when_asked_for(executed: list[tuple[str, dict[st
     finish(expand("figure1", "smoke")[0])
     records.write_reference(paths.REFERENCE / "smoke", records.runs("smoke"))
     assert main(["report", "--profile", "smoke", "--reference", "--any-code"]) == 0
-    assert [(name, call["reference"], call["any_code"]) for name, call in executed] == [("20_figure1", True, True)]
+    (name, call), (last, of_ledger) = executed
+    assert (name, call["reference"], call["any_code"]) == ("20_figure1", True, True)
+    assert (last, of_ledger["reference"]) == ("90_claims", True) and "any_code" not in of_ledger
 
 
 def test_a_profile_may_be_an_own_file(executed: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class Claim:
         scope: what it is about, and so what can decide it: one of :data:`SCOPES`.
         checks: names of the verdicts that decide it together, "03: CD can reach 1": the notebook, and its claim.
         note: what a reader should know of the check.
+        question: of a claim that the README shows: what a newcomer would ask.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Claim:
     scope: str
     checks: tuple[str, ...]
     note: str = ""
+    question: str = ""
 
 
 def claims(path: Path = CLAIMS) -> list[Claim]:
@@ -112,7 +114,8 @@ def executed(profile: str, reference: bool = False) -> list[Path]:
 
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     """Every claim with its verdict, a row each: id, paper, scope, place, quote, verdict (one word for all its checks,
-    by :data:`gcpo.reports.claims.PRECEDENCE`), because (each check's verdict, with where and what decided it) and note.
+    by :data:`gcpo.reports.claims.PRECEDENCE`), because (each check's verdict, with where and what decided it), note and
+    question.
 
     A check that no notebook has reached is "not tested", and so is a claim without any.
     """
@@ -131,6 +134,7 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
                 "verdict": next(word for word in PRECEDENCE if word in words),
                 "because": " / ".join(text for _, text in said) or "It needs the paper's models: profile paper.",
                 "note": claim.note,
+                "question": claim.question,
             }
         )
     return pd.DataFrame(rows)

@@ -55,7 +55,8 @@ def report(
     """
     folder = paths.OUTPUTS / profile_name(profile) / "reports"
     profile, grid = _absolute(profile), grid and _absolute(grid)
-    made, left_out = [], []
+    made: list[Path] = []
+    left_out: list[str] = []
     for name in reports():
         settings: dict[str, Any] = {"profile": profile, "reference": reference}
         if own := default_of(name, "grid"):  # the ledger has none: it reads what the others found
@@ -65,6 +66,8 @@ def report(
                 (folder / f"{name}.ipynb").unlink(missing_ok=True)  # of other runs, for the ledger to mistake
                 continue
             settings |= {"grid": wanted, "any_code": any_code}
+        elif not made:
+            continue
         execute(name, folder / f"{name}.ipynb", {**settings, "write_to": str(folder)})
         made.append(folder / f"{name}.ipynb")
     return made, left_out
