@@ -46,6 +46,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
 
     monkeypatch.setattr(site, "execute", execute)
     monkeypatch.setattr(site, "write_readme", lambda profile: seen.append({"readme": profile}))
+    monkeypatch.setattr(site, "write_results", lambda profile: None)
     return seen
 
 
