@@ -10,30 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import gcpo
 from gcpo import paths
 from gcpo.__main__ import main
 from gcpo.methods import METHODS
 from gcpo.reports import tables
-
-REPORTED = sorted(path.stem for path in Path(gcpo.__file__).with_name("reported").glob("*.csv"))
-
-
-# --- reported numbers -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", REPORTED)
-def test_every_reported_table_is_read(name: str) -> None:
-    table = tables.reported(name)
-    assert len(table) > 1
-    assert not table.columns.duplicated().any()
-    assert not table.columns.str.startswith("Unnamed").any()
-    assert table.select_dtypes("number").notna().any().any()
-
-
-def test_there_are_reported_tables() -> None:
-    assert {"gcpo_table1", "gcpo_table3", "gcpo_table4"} <= set(REPORTED)
-
 
 # --- evaluation -----------------------------------------------------------------------------------------------------
 

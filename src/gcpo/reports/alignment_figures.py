@@ -36,11 +36,11 @@ def four_panels(table: pd.DataFrame, gains: pd.DataFrame, reported: pd.DataFrame
     Args:
         table: :meth:`gcpo.reports.alignment.Alignment.table` with a column task.
         gains: the differences of panel (c), with a column task.
-        reported: the paper's own correlations (task, measure as a column's name, spearman), drawn in panel (a).
+        reported: the paper's own correlations (task, measure as a column's name, value), drawn in panel (a).
     """
     figure, ((a, b), (c, d)) = plt.subplots(2, 2, figsize=(9.2, 6.2))
     paper = reported.assign(
-        measure=reported["measure"].map(MEASURES), task="paper, " + reported["task"], estimate=reported["spearman"]
+        measure=reported["measure"].map(MEASURES), task="paper, " + reported["task"], estimate=reported["value"]
     )
     panels = (
         (a, pd.concat([table[table["statistic"] == "spearman"], paper]), 0, "(a) rank correlation", "Spearman with V"),

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from gcpo import paths, statistics
+from gcpo.errors import nearest
 from gcpo.methods import METHODS
 from gcpo.weights import weight_range
 
@@ -19,8 +20,37 @@ INTERVAL = 95  # per cent, of every interval the project reports
 
 
 def reported(name: str) -> pd.DataFrame:
-    """The numbers of one table of a paper, e.g. ``reported("gcpo_table1")``; as printed there, in their units."""
-    return pd.read_csv(str(resources.files("gcpo") / "reported" / f"{name}.csv"))
+    """One table of a paper as data, e.g. ``reported("gcpo_table1")``: a row per printed number.
+
+    Columns: what identifies the number, as far as its table needs it (method: this package's name, empty for others;
+    label: the row as printed; model, task, metric, measure, setting as key=value), then value, spread (nan where none
+    is printed), unit, spread_kind (what the paper says it is) and copied_from (where the paper has the number from).
+
+    Raises:
+        ValueError: there is no such table.
+    """
+    folder = resources.files("gcpo") / "reported"
+    known = sorted(file.name.removesuffix(".csv") for file in folder.iterdir())
+    if name not in known:
+        raise ValueError(f"Unknown table {name!r}.{nearest(name, known)}")
+    table = pd.read_csv(str(folder / f"{name}.csv"), dtype=str, keep_default_na=False)
+    return table.assign(value=table["value"].astype(float), spread=pd.to_numeric(table["spread"]).astype(float))
+
+
+def paper_means(name: str, **where: str) -> dict[str, float]:
+    """What a paper's table prints for each method of ours, where columns of :func:`reported` have these values.
+
+    Raises:
+        ValueError: no such table or column, no such row, or a method that has several.
+    """
+    table = reported(name)
+    for column in ("method", *where):
+        if column not in table:
+            raise ValueError(f"{name} has no column {column!r}.{nearest(column, map(str, table))}")
+    rows = table[(table["method"] != "") & (table[list(where)] == pd.Series(where, dtype=str)).all(axis=1)]
+    if rows.empty or rows["method"].duplicated().any():
+        raise ValueError(f"{name} has {len(rows)} numbers where {where}; one per method is needed.")
+    return dict(zip(rows["method"], rows["value"], strict=True))
 
 
 def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:
@@ -165,6 +195,7 @@ def write_results(profile: str) -> None:
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
 # The tables that the README shows, and what it says above them.
 README = {
+    "headlines": "**Five questions**, answered by code from runs and notebooks, never typed:",
     "gate": "**The gate**: what plain GRPO gains over the starting policy on the test split, in points (95 %):",
     "ledger_counts": "**The papers' claims**, decided by code; [RESULTS.md](RESULTS.md) has each with what decided it:",
     "table1": "**Table 1 on both tasks**, sampled answers in per cent, beside the paper's NarrativeQA and MATH500:",
