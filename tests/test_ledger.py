@@ -131,10 +131,12 @@ def test_the_words_of_checks_have_an_order(words: list[str], expected: str, tmp_
 def test_a_check_that_was_not_reached_is_not_tested_and_one_that_does_not_exist_is_named(tmp_path: Path) -> None:
     notebook(tmp_path / "01_a.ipynb", ("Eq. 1", "more", "holds"))
     found = ledger.reached([tmp_path / "01_a.ipynb"])
-    claims = declared(tmp_path, CLAIM, {**CLAIM, "id": "real", "checks": [], "scope": "real model"})
+    without = {**CLAIM, "checks": [], "scope": "real model"}
+    claims = declared(tmp_path, CLAIM, {**without, "id": "real"}, {**without, "id": "later", "note": "no check yet"})
     table = ledger.ledger(claims, found)
-    assert table["verdict"].tolist() == ["not tested", "not tested"]
-    assert "21: most: not executed on these runs" in table["because"][0] and "profile paper" in table["because"][1]
+    assert table["verdict"].tolist() == ["not tested"] * 3
+    assert "21: most: not executed on these runs" in table["because"][0]
+    assert "profile paper" in table["because"][1] and table["because"][2] == "no check yet"
     assert ledger.unknown(claims, found) == [
         "gcpo-one: no notebook gives the verdict '21: most'. Did you mean '01: more'?"
     ]

@@ -261,3 +261,33 @@ def verdict_bars(counts: pd.DataFrame, by: str) -> Figure:
     axes.grid(visible=False, axis="y")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(words), handlelength=1.2, columnspacing=1)
     return figure
+
+
+def stated_gains(table: pd.DataFrame) -> Figure:
+    """What printed scores give, less the gain that is stated: a line per value of `where`, a dot per gain.
+
+    Args:
+        table: where, stated, computed, agrees (whether they are one but for rounding), and name, which is written
+            beside the dots that do not agree.
+    """
+    kinds = list(table["where"].unique())
+    figure, axes = plt.subplots(figsize=(9.6, 0.9 + 0.5 * len(kinds)))
+    axes.axvline(0, color="black", linewidth=0.8)
+    for agrees, colour, marker in ((True, PALETTE[0], MARKERS[0]), (False, PALETTE[3], MARKERS[3])):
+        rows = table[table["agrees"] == agrees]
+        place = rows["where"].map(kinds.index) + 0.5 * (rows.groupby("where").cumcount() % 5 - 2) / 5 * agrees
+        label = "the same but for rounding" if agrees else "another number"
+        axes.plot(rows["computed"] - rows["stated"], place, marker, color=colour, alpha=0.7, label=label)
+    for where, part in table[~table["agrees"]].groupby("where", sort=False):
+        gaps = (part["computed"] - part["stated"]).tolist()
+        for name, gap, shift in zip(part["name"], gaps, cycle((7, -14)), strict=False):  # one above, the next below
+            at = gap, kinds.index(where)
+            axes.annotate(name, at, xytext=(0, shift), textcoords="offset points", ha="center", fontsize=8)
+    labels = [f"{kind} ({(table['where'] == kind).sum()})" for kind in kinds]
+    axes.set_yticks(range(len(kinds)), labels, fontsize="small")
+    axes.set(xlabel="computed minus stated (points, or per cent where the paper says per cent)", ylabel="")
+    axes.margins(x=0.1)
+    axes.set_ylim(len(kinds) - 0.4, -0.7)
+    axes.grid(visible=False, axis="y")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    return figure

@@ -19,6 +19,7 @@ CLAIMS = Path(__file__).parents[1] / "claims.yaml"
 PAPERS = {"gcpo": "GCPO", "seed_grpo": "SEED-GRPO", "egpo": "EGPO", "cw_grpo": "CW-GRPO"}
 SCOPES = ("theorem", "toy", "paper", "embedded world", "real model")
 LONGEST = 25  # words of a quote
+NO_CHECK = "It needs the paper's models: profile paper."
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
                 "place": claim.place,
                 "quote": claim.quote,
                 "verdict": next(word for word in PRECEDENCE if word in words),
-                "because": " / ".join(text for _, text in said) or "It needs the paper's models: profile paper.",
+                "because": " / ".join(text for _, text in said) or claim.note or NO_CHECK,
                 "note": claim.note,
                 "question": claim.question,
             }
