@@ -315,9 +315,9 @@ def test_a_verdict_carries_its_interval_the_papers_effect_and_what_is_detectable
     verdicts("4.2", "a beats b", decide([between(-0.25, 0.75, family=4)], [6.8]), "More.")
     verdicts("4.3", "a beats c", decide([between(1, 2)], [-6.06]))
     said = capsys.readouterr().out
-    assert "a less b, points: +0.25 [-0.25, +0.75] (95 %, corrected for 4 comparisons; 10 seeds each)" in said
+    assert "a minus b, points: +0.25 [-0.25, +0.75] (95 %, corrected for 4 comparisons; 10 seeds each)" in said
     assert "the paper's effect: +6.80; detectable: 1.50. More." in said
-    assert "The paper's own table contradicts it (a less b: -6.06)." in said
+    assert "The paper's own table contradicts it (a minus b: -6.06)." in said
     table = verdicts.table()
     assert [table.index.name, *table] == [
         "source", "claim", "verdict", "difference", "low", "high", "paper_effect", "mde", "seeds", "records",

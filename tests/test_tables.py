@@ -67,7 +67,7 @@ def test_a_page_shows_what_is_compared_in_the_order_of_its_names() -> None:
         ["Once", "59.0", "", "", "", "", "1 and 10 seeds: cannot be compared"],
     ]
     assert list(shown) == [
-        "method", "score", "less its base [95 %]", "p (Holm)", "detectable", "equivalent", "seeds",
+        "method", "score", "minus its base [95 %]", "p (Holm)", "detectable", "equivalent", "seeds",
     ]  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def decide(
         because = f"Runs are missing ({missing})." + (f" First: {command}." if command else "")
         return Verdict(UNTESTED, because, paper_effect=only)
     effect = effects[comparisons.index(found)]
-    against = [f"{c.label} less {c.against}: {x:+.2f}" for c, x in zip(comparisons, effects, strict=True) if x <= 0]
+    against = [f"{c.label} minus {c.against}: {x:+.2f}" for c, x in zip(comparisons, effects, strict=True) if x <= 0]
     denied = f" The paper's own table contradicts it ({'; '.join(against)})." if against else ""
     return Verdict(
         final, _because(found, effect) + denied, *found.corrected, paper_effect=effect, mde=found.mde, seeds=found.seeds
@@ -110,7 +110,7 @@ def _because(found: Comparison, effect: float) -> str:
     estimate, low, high = found.corrected
     share = f", corrected for {found.family} comparisons" if found.family > 1 else ""
     text = (
-        f"{found.what or f'{found.label} less {found.against}, points'}: {estimate:+.2f} [{low:+.2f}, {high:+.2f}] "
+        f"{found.what or f'{found.label} minus {found.against}, points'}: {estimate:+.2f} [{low:+.2f}, {high:+.2f}] "
         f"(95 %{share}; {found.compared})"
     )
     if effect == effect:

@@ -61,7 +61,7 @@ def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:
 def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """What ``compare.differences`` found, as a page shows it: a row per label of ``names`` that is there, in its order.
 
-    Columns: method, score (mean ± standard deviation over seeds, per cent), less its base [95 %] (points), p (Holm),
+    Columns: method, score (mean ± standard deviation over seeds, per cent), minus its base [95 %] (points), p (Holm),
     detectable (points, 80 % power), equivalent ("yes" within the margin), and seeds.
     """
     rows = table.set_index("label")
@@ -75,7 +75,7 @@ def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFr
     shown = {
         "method": [names[label] for label in rows.index],
         "score": written("mean", 1) + spread,
-        f"less its base [{INTERVAL} %]": ["" if pd.isna(gap[0]) else with_interval(*gap) for gap in gaps],
+        f"minus its base [{INTERVAL} %]": ["" if pd.isna(gap[0]) else with_interval(*gap) for gap in gaps],
         "p (Holm)": written("p", 3),
         "detectable": written("mde", 1),
         "equivalent": rows["equivalent"].map({True: "yes", False: "no"}).fillna(""),
