@@ -26,7 +26,7 @@ test-chaos: world  ## a hundred random kills of two runners on one folder (half 
 	$(BIN)/python tests/chaos.py
 
 unit: setup  ## unit and property tests
-	$(BIN)/python -m pytest -q -m "not slow and not network and not gpu"
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not network and not gpu"
 
 world: setup  ## the embedded policy and entailment model, once
 	$(BIN)/python -m gcpo world

@@ -86,10 +86,12 @@ def spreads(scores: pd.DataFrame, metric: str, pairs: Iterable[Pair]) -> dict[Pa
         )
         if len(common) < 3:
             nothing[label, against] = replace(comparison, compared=f"{said} (3 are needed)")
+            continue
+        own, other = (part.loc[common].to_numpy() for part in both)
+        if own.std() and other.std():
+            found[label, against] = comparison, _Spread(own, other)
         else:
-            own, other = (part.loc[common].to_numpy() for part in both)
-            ratio = _Spread(own, other)
-            found[label, against] = comparison, ratio
+            nothing[label, against] = replace(comparison, compared=f"{said} (one does not vary)")
     return _corrected(found) | nothing
 
 
