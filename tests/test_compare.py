@@ -200,6 +200,14 @@ def test_less_spread_is_above_zero_and_its_interval_is_that_of_the_ratio() -> No
     assert "ln of grpo's standard deviation over se's" in decide([there]).because
 
 
+def test_runs_that_do_not_vary_have_no_ratio_of_spreads() -> None:
+    scores = sampled({"grpo": [0.4, 0.5, 0.6], "se": [0.5, 0.5, 0.5]})
+    (found,) = compare.spreads(
+        scores.assign(f1=scores["f1"].where(scores["label"] == "grpo", 1.0)), "f1", [("se", "grpo")]
+    ).values()
+    assert not found.tested and found.compared == "3 seeds each (one does not vary)"
+
+
 # --- over tasks -----------------------------------------------------------------------------------------------------
 
 
