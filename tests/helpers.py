@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +33,11 @@ from gcpo.tasks.evaluation import load_policy
 # --- property tests -------------------------------------------------------------------------------------------------
 
 seeds = st.integers(0, 2**31 - 1)
+
+
+def case_id(value: object) -> str:
+    """A case's name without addresses in memory, which differ between the workers that must collect the same tests."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def for_all(**strategies: st.SearchStrategy) -> Callable:

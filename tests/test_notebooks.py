@@ -172,6 +172,8 @@ def test_nbval_names_every_cell_of_which_a_result_was_changed_by_hand(
     nbformat.write(notebook, tmp_path / original.name)
     done = nbval(tmp_path / original.name)
     failed = re.findall(r"^FAILED .*::Cell (\d+)", done.stdout, flags=re.M)
+    if "made on another kind of machine" in done.stdout:  # where what the models sampled is not compared
+        changed = [i for i in changed if "compared-in-the-same-world" not in code(notebook)[i].metadata.get("tags", [])]
     assert sorted(map(int, failed)) == sorted(changed), done.stdout
     # Not in the summary, which repeats each failure where the environment says that it is CI.
     assert done.stdout.partition("short test summary")[0].count("mismatch") == len(changed)

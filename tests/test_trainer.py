@@ -26,6 +26,7 @@ from helpers import (
     Spy,
     Vowels,
     assert_close,
+    case_id,
     check_finite,
     dataset,
     extra,
@@ -349,7 +350,7 @@ def test_methods_that_ask_what_is_right_need_its_name_among_several_rewards(make
         ({"reward_funcs": correct, "correctness_range": (-1.0, 0.5)}, "correct", 1),
         ({"reward_funcs": correct, "correctness_range": (0.5, 1.0)}, "correct", 0),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_a_reward_outside_the_range_is_no_correctness_signal(
     make: Make, changes: dict[str, Any], name: str, value: int
@@ -528,7 +529,7 @@ def test_the_reference_is_written_before_what_makes_a_checkpoint_complete(
         ("gcpo_bot", {"entailment": Vowels()}, "embedding"),
         ("gcpo_bot", {"embedder": Vowels()}, "entailment"),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_only_the_models_that_a_method_needs_are_loaded(
     make: Make, method: str, changes: dict[str, Any], missing: str | None
