@@ -76,6 +76,25 @@ def test_a_reference_is_built_beside_and_swapped_in(pages: list[dict[str, Any]])
     assert not paths.REFERENCE.with_name(".reference.draft").exists() and "GCPO_REFERENCE" not in os.environ
 
 
+def test_a_reference_grows(pages: list[dict[str, Any]]) -> None:
+    write_grid("figure1", [{"kind": "gradients", "seed": [0, 1, 2]}])
+    for seed in (0, 1):
+        finished("gradients", tables=TABLES, profile="laptop", seed=seed)
+    assert site.publish("laptop", partial=True) == 2
+    before = reference_of("laptop")["runs.jsonl"].splitlines()
+    shutil.rmtree(paths.OUTPUTS)
+    more = {"queries": pd.DataFrame({"query": ["a"], "V": [2.0], "new": [0.5]})}
+    for seed in (1, 2):  # one is made again
+        finished("gradients", tables=more, profile="laptop", seed=seed)
+    assert site.publish("laptop") == 3
+    after = reference_of("laptop")["runs.jsonl"].splitlines()
+    assert before[0] in after and before[1] not in after
+    found = records.gather(records.find("laptop", "figure1", reference=True), "queries", ["seed"])
+    assert dict(zip(found["seed"], found["V"], strict=True)) == {0: 1.0, 1: 2.0, 2: 2.0}
+    shutil.rmtree(paths.OUTPUTS)
+    assert site.publish("laptop") == 3 and reference_of("laptop")["runs.jsonl"].splitlines() == after
+
+
 def test_what_fails_on_the_way_leaves_everything_as_it_was(
     pages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -367,6 +367,35 @@ def test_runs_of_different_code_are_compared_only_when_asked_for(monkeypatch: py
     assert len(records.find("p")) == 4
 
 
+@pytest.mark.parametrize("differs", [None, "code", "models"])
+def test_a_reference_keeps_what_can_be_compared_with_this_machine_s_runs(
+    differs: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_world(monkeypatch, tmp_path / "here", "some")
+    finished(seed=0), finished(seed=1)
+    publish()
+    shutil.rmtree(paths.OUTPUTS)
+    assert [run.manifest["params"]["seed"] for run in records.to_publish("p")] == [0, 1]  # nothing has run here
+    if differs == "code":
+        monkeypatch.setattr(manifest, "environment", lambda: {"code": "0ther", "commit": "beef" * 10, "dirty": False})
+    if differs == "models":
+        of_world(monkeypatch, tmp_path / "elsewhere", "other")
+    finished(seed=2)
+    kept = [2] if differs else [2, 0, 1]
+    assert [run.manifest["params"]["seed"] for run in records.to_publish("p")] == kept
+
+
+def test_a_grown_reference_keeps_its_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_world(monkeypatch, tmp_path / "here", "some")
+    finished(seed=0)
+    publish()
+    here = files.hashes(paths.REFERENCE / "p" / "world")
+    for gone in (tmp_path / "here", paths.OUTPUTS):
+        shutil.rmtree(gone)
+    records.write_reference(tmp_path / "draft" / "p", records.to_publish("p"))
+    assert here and files.hashes(tmp_path / "draft" / "p" / "world") == here
+
+
 def test_code_is_the_package_s_files_but_the_reports(tmp_path: Path) -> None:
     def hashed(**files: str) -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))

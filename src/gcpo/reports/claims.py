@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from gcpo.reports.compare import Comparison, Pair
 
 HOLDS, FAILS, EXCLUDED, OPEN, UNTESTED = "holds", "does not hold", "effect excluded", "cannot tell", "not tested"
 PRECEDENCE = (FAILS, UNTESTED, EXCLUDED, OPEN, HOLDS)  # of a claim's parts, the first that one says is said of all
+SHOWN = (HOLDS, OPEN, EXCLUDED, FAILS, UNTESTED)  # their order in a table
 WORDS = {True: HOLDS, False: FAILS, None: OPEN}  # by what a check returns
 K = TypeVar("K")
 MIME = "application/vnd.gcpo.verdict+json"  # of a verdict in a notebook's outputs, for the ledger
@@ -58,9 +59,14 @@ def word(low: float, high: float, paper_effect: float = nan) -> str:
     return EXCLUDED if paper_effect > 0 and high < paper_effect else OPEN
 
 
+def overall(words: Collection[str]) -> str:
+    """The word for a claim of several parts; "not tested" of one without any."""
+    return next((word for word in PRECEDENCE if word in words), UNTESTED)
+
+
 def deciding(words: Mapping[K, str], lows: Mapping[K, float]) -> tuple[str, K]:
     """The word that decides a claim of several parts, and of those that say it the part furthest from its side."""
-    final = next(said for said in PRECEDENCE if said in words.values())
+    final = overall(words.values())
     return final, min((part for part, said in words.items() if said == final), key=lambda part: lows[part])
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from gcpo import paths
 from gcpo.errors import nearest
-from gcpo.reports.claims import MIME, PRECEDENCE, UNTESTED
+from gcpo.reports.claims import MIME, SHOWN, UNTESTED, overall
 from gcpo.runs.params import ParameterError, profile_name, read_yaml
 
 CLAIMS = Path(__file__).parents[1] / "claims.yaml"
@@ -103,7 +103,7 @@ def reached(notebooks: Iterable[Path]) -> pd.DataFrame:
 def executed(profile: str, reference: bool = False) -> list[Path]:
     """Where the verdicts of a profile are: read notebooks as committed, and report notebooks as last executed on these
     runs; on the reference's, as committed (or, while a reference is published, as just executed for it)."""
-    shown = sorted(path for path in paths.NOTEBOOKS.glob("[0-8][0-9]_*.ipynb"))
+    shown = sorted(paths.NOTEBOOKS.glob("[0-8][0-9]_*.ipynb"))
     reports = paths.OUTPUTS / profile_name(profile) / "reports"
     places = [paths.REFERENCE, paths.NOTEBOOKS] if reference else [reports]
     found = []
@@ -115,7 +115,7 @@ def executed(profile: str, reference: bool = False) -> list[Path]:
 
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     """Every claim with its verdict, a row each: id, paper, scope, place, quote, verdict (one word for all its checks,
-    by :data:`gcpo.reports.claims.PRECEDENCE`), because (each check's verdict, with where and what decided it), note and
+    by :func:`gcpo.reports.claims.overall`), because (each check's verdict, with where and what decided it), note and
     question.
 
     A check that no notebook has reached is "not tested", and so is a claim without any.
@@ -124,7 +124,6 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for claim in declared:
         said = [line for check in claim.checks for line in _lines(check, by_check.get(check))]
-        words = {word for word, _ in said} or {UNTESTED}
         rows.append(
             {
                 "id": claim.id,
@@ -132,7 +131,7 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
                 "scope": claim.scope,
                 "place": claim.place,
                 "quote": claim.quote,
-                "verdict": next(word for word in PRECEDENCE if word in words),
+                "verdict": overall([word for word, _ in said]),
                 "because": " / ".join(text for _, text in said) or claim.note or NO_CHECK,
                 "note": claim.note,
                 "question": claim.question,
@@ -161,6 +160,6 @@ def unknown(declared: Iterable[Claim], verdicts: pd.DataFrame) -> list[str]:
 
 def counts(table: pd.DataFrame, by: str = "paper") -> pd.DataFrame:
     """How many claims have which verdict, a row per paper (or scope), with their sum."""
-    order = [word for word in (*reversed(PRECEDENCE[2:]), PRECEDENCE[0], UNTESTED) if word in set(table["verdict"])]
+    order = [word for word in SHOWN if word in set(table["verdict"])]
     wide = pd.crosstab(table[by], table["verdict"])[order].reindex(table[by].unique())
     return wide.assign(claims=wide.sum(axis=1)).rename_axis(columns=None).reset_index()

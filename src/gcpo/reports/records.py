@@ -13,6 +13,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,11 @@ def faults(profile: str, reference: bool = False) -> list[str]:
 
 def _name(run: Run) -> str:
     """What a record is called: by its folder, or, in a reference, by its manifest."""
-    return str(run.manifest.get("id")) if (run.folder / "runs.jsonl").exists() else run.folder.name
+    return str(run.manifest.get("id")) if _is_reference(run.folder) else run.folder.name
+
+
+def _is_reference(folder: Path) -> bool:
+    return (folder / "runs.jsonl").exists()
 
 
 def source(profile: str, reference: bool = False) -> str:
@@ -136,10 +141,8 @@ def _one_world(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
     """Runs made on two kinds of processor start from two worlds, unless one took the other's."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for m in manifests:
-        for kind in ("policy", "embedder", "entailment"):
-            if content := m.get("contents", {}).get(kind):
-                digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:7]
-                found.setdefault((kind, m["params"][kind]), Counter())[digest] += 1
+        for model, digest in _models(m).items():
+            found.setdefault(model, Counter())[digest] += 1
     for (kind, name), counts in found.items():
         if len(counts) > 1:
             made = ", ".join(f"{count} with {digest}" for digest, count in counts.items())
@@ -148,6 +151,15 @@ def _one_world(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
                 f"{made}. Take one world for all (python -m gcpo world --reference takes the reference's) and run them "
                 "again, or ask for any_code=True to compare them all the same."
             )
+
+
+def _models(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """What the models of a run were, by kind and name: a digest of the hashes of their files."""
+    return {
+        (kind, manifest["params"][kind]): hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:7]
+        for kind in ("policy", "embedder", "entailment")
+        if (content := manifest.get("contents", {}).get(kind))
+    }
 
 
 def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
@@ -196,20 +208,9 @@ def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = Fal
     Raises:
         FileNotFoundError: a run has no such table, unless ``optional``.
     """
-    committed: dict[Path, dict[str, pd.DataFrame]] = {}
     parts = []
     for _, run in table.iterrows():
-        folder = run["folder"]
-        if run["reference"]:
-            if folder not in committed:
-                path = folder / f"{name}.parquet"
-                whole = pd.read_parquet(path).groupby("run") if path.exists() else ()
-                committed[folder] = {str(id_): part.drop(columns="run") for id_, part in whole}
-            part = committed[folder].get(run["id"])
-            part = None if part is None else part.dropna(axis="columns", how="all")  # columns that other runs have
-        else:
-            path = folder / f"{name}.csv"
-            part = pd.read_csv(path) if path.exists() else None
+        part = _table(Run(run["folder"], {"id": run["id"]}), name)
         if part is None and optional:
             continue
         if part is None:
@@ -218,18 +219,54 @@ def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = Fal
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
+def _table(run: Run, name: str) -> pd.DataFrame | None:
+    """A run's own table of this name, from its folder or from its lines in a reference; None if it has none."""
+    if _is_reference(run.folder):
+        part = _tables(run.folder, name).get(run.manifest["id"])
+        return None if part is None else part.dropna(axis="columns", how="all")  # columns that other runs have
+    path = run.folder / f"{name}.csv"
+    return pd.read_csv(path) if path.exists() else None
+
+
+def _tables(folder: Path, name: str) -> dict[str, pd.DataFrame]:
+    path = folder / f"{name}.parquet"
+    return _parts(path, path.stat().st_mtime_ns) if path.exists() else {}
+
+
+@lru_cache(maxsize=len(TABLES))
+def _parts(path: Path, changed: int) -> dict[str, pd.DataFrame]:
+    return {str(id_): part.drop(columns="run") for id_, part in pd.read_parquet(path).groupby("run")}
+
+
+def to_publish(profile: str) -> list[Run]:
+    """This machine's finished runs of a profile, and those of its reference that they can be compared with: of the same
+    code and models, and not made again here."""
+    own = [run for run in runs(profile) if run.finished]
+    codes, made = {run.manifest["code"] for run in own}, {run.manifest["id"] for run in own}
+    models = {model: digest for run in own for model, digest in _models(run.manifest).items()}
+
+    def comparable(manifest: dict[str, Any]) -> bool:
+        same_models = all(models.get(model, digest) == digest for model, digest in _models(manifest).items())
+        return same_models and codes <= {manifest["code"]}
+
+    old = [run for run in runs(profile, reference=True) if run.finished and run.manifest["id"] not in made]
+    return own + [run for run in old if comparable(run.manifest)]
+
+
 def write_reference(folder: Path, finished: list[Run]) -> None:
     """Write runs in the form of a reference, into a new folder, with the world that they started from."""
     folder.mkdir(parents=True)
     for name in TABLES:
-        tables = [(run, run.folder / f"{name}.csv") for run in finished]
-        parts = [pd.read_csv(path).assign(run=run.manifest["id"]) for run, path in tables if path.exists()]
+        tables = [(run.manifest["id"], _table(run, name)) for run in finished]
+        parts = [table.assign(run=id_) for id_, table in tables if table is not None]
         if parts:
             pd.concat(parts, ignore_index=True).to_parquet(folder / f"{name}.parquet", index=False)
     lines = "".join(json.dumps(run.manifest, sort_keys=True) + "\n" for run in finished)
     (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
     made = world.folder("policy").parent
     weights = {run.manifest.get("contents", {}).get("policy", {}).get("model.safetensors") for run in finished}
-    if files.broken(made) is None and files.sha256(made / "policy" / "model.safetensors") in weights:
-        shutil.copytree(made, folder / "world" / made.name)
+    for place in (made, paths.REFERENCE / folder.name / "world" / made.name):
+        if files.broken(place) is None and files.sha256(place / "policy" / "model.safetensors") in weights:
+            shutil.copytree(place, folder / "world" / made.name)
+            break
     files.seal(folder)

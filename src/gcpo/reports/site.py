@@ -84,25 +84,27 @@ def _unfit(name: str, own: str, grid: str, profile: str, reference: bool) -> str
 
 
 def publish(profile: str, partial: bool = False) -> int:
-    """Make this machine's runs of a profile the reference, with all that is made from it; returns how many runs.
+    """Make this machine's runs of a profile the reference, with all that is made from it; returns how many runs it has.
 
-    Everything is built beside what there is and takes its place at the end. With ``partial`` a grid may lack runs, and
-    the reports say which; each needs one at least.
+    Runs of the old reference that were made by the same code from the same models stay in it, so that it grows; others
+    go. Everything is built beside what there is and takes its place at the end. With ``partial`` a grid may lack runs,
+    and the reports say which; each needs one at least.
 
     Raises:
-        RecordError: a report's grid has runs that are not finished here; the reference stays as it is.
+        RecordError: a report's grid has runs that are not finished; the reference stays as it is.
     """
+    finished = records.to_publish(profile)
+    made = {run.manifest["id"] for run in finished}
     for grid in grids_of(reports()):
-        counts = records.coverage(grid, profile)[["finished", "wanted"]].sum()
-        if counts["finished"] < (1 if partial else counts["wanted"]):
+        wanted = {plan.id for plan in expand(grid, profile)}
+        if len(wanted & made) < (1 if partial else len(wanted)):
             needed, otherwise = "every report's whole grid", " (or publish what there is: --partial)"
             if partial:
                 needed, otherwise = "a run of every report's grid", ""
             raise RecordError(
-                f"Grid {grid} has {counts['finished']} of {counts['wanted']} runs finished with {profile}: a reference "
+                f"Grid {grid} has {len(wanted & made)} of {len(wanted)} runs finished with {profile}: a reference "
                 f"holds {needed}. First: python -m gcpo grid {grid} --profile {profile}{otherwise}"
             )
-    finished = [run for run in records.runs(profile) if run.finished]
     _replace(profile, lambda folder: records.write_reference(folder, finished))
     return len(finished)
 
@@ -111,9 +113,8 @@ def rebuild(profile: str) -> None:
     """Make the reference's tables, figures and committed report notebooks, and the README's results, again."""
 
     def same_records(folder: Path) -> None:
-        old = paths.REFERENCE / profile_name(profile)
-        made = [path for path in old.iterdir() if path.suffix in (".csv", ".md", ".tex", ".png")]
-        shutil.copytree(old, folder, ignore=lambda _, names: {path.name for path in made} & set(names))
+        made = shutil.ignore_patterns("*.csv", "*.md", "*.tex", "*.png")
+        shutil.copytree(paths.REFERENCE / profile_name(profile), folder, ignore=made)
 
     _replace(profile, same_records)
 
