@@ -6,7 +6,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce test test-chaos unit world setup smoke zoo lint bench reference clean
+.PHONY: reproduce test test-chaos unit world setup smoke zoo lint bench reference site notebooks clean
 
 reproduce: world  ## the headline tables and figures on three seeds, with PROFILE=laptop unless told otherwise
 	$(BIN)/python -m gcpo grid reproduce --profile $(PROFILE) --jobs $(JOBS)
@@ -56,5 +56,12 @@ bench: setup  ## overhead of each method over TRL's own trainer, as ratios in on
 reference: setup  ## copy this machine's records of PROFILE to outputs/reference and rewrite its reports
 	$(BIN)/python -m gcpo report --profile $(PROFILE) --publish
 
+site: setup  ## the notebooks, the ledger with filters and every page, in build/site; nothing is executed
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site
+	@echo "open build/site/index.html"
+
+notebooks: setup  ## the notebooks in JupyterLab
+	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+
 clean:
-	rm -rf .venv outputs/smoke outputs/laptop outputs/world
+	rm -rf .venv build outputs/smoke outputs/laptop outputs/world

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import ast
+import base64
+import io
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import nbformat
 import papermill
+from PIL import Image
 
 from gcpo import files, paths
 from gcpo.reports import records
+from gcpo.reports.diagram import way_of_a_group
+from gcpo.reports.figures import set_style
 from gcpo.reports.tables import write_readme, write_results
 from gcpo.runs.grids import expand
 from gcpo.runs.manifest import RecordError
 from gcpo.runs.params import is_file_name, profile_name
 from gcpo.runs.runner import execute
+
+THUMBNAIL = (260, 130)  # pixels, at most
 
 
 def reports() -> list[str]:
@@ -145,12 +153,37 @@ def _replace(profile: str, write: Callable[[Path], None]) -> None:
     if committed:
         write_readme(name)
         write_results(name)
+        pictures()
     shutil.rmtree(root)
 
 
 def _absolute(name: str) -> str:
     """A parameter file's path as seen from here: notebooks work in a folder of their own."""
     return str(Path(name).resolve()) if is_file_name(name) else name
+
+
+def pictures(folder: Path | None = None) -> list[Path]:
+    """Write what pages show beside the notebooks' own figures; returns the files.
+
+    The diagram of a rollout group's way, and for the README's map the first figure of each committed notebook, small.
+    """
+    folder = folder or paths.ROOT / "docs" / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [folder / "way_of_a_group.png"]
+    set_style()
+    figure = way_of_a_group()
+    figure.savefig(made[0], bbox_inches="tight", metadata={"Software": None})
+    plt.close(figure)
+    for path in sorted(paths.NOTEBOOKS.glob("*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
+        shown = next((data["image/png"] for data in outputs if "image/png" in data), None)
+        if shown is not None:
+            image = Image.open(io.BytesIO(base64.b64decode(shown))).convert("RGB")
+            image.thumbnail(THUMBNAIL, Image.Resampling.LANCZOS)
+            made.append(folder / f"{path.stem}.png")
+            image.quantize(32).save(made[-1], optimize=True)
+    return made
 
 
 def clean(path: Path) -> None:

@@ -1,0 +1,100 @@
+"""The site: the README, the committed notebooks as they are, and the ledger with filters. Nothing is executed.
+
+Built from the project's root (``make site``), so that links between files are links between pages.
+"""
+
+from __future__ import annotations
+
+import html
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "outputs" / "reference" / "laptop"
+sys.path.insert(0, str(ROOT / "src"))
+
+project, author, html_title = "gcpo", "the gcpo authors", "gcpo"
+project_copyright = "Apache-2.0"
+root_doc = "README"
+include_patterns = ["*.md", "notebooks/*.ipynb", "docs/*.md"]
+exclude_patterns = ["build"]
+
+extensions = ["myst_nb", "sphinx-mathjax-offline"]
+nb_execution_mode = "off"
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 4
+# A verdict is also in a form for the ledger, beside the one that is shown.
+suppress_warnings = ["mystnb.unknown_mime_type"]
+
+html_theme = "sphinx_book_theme"
+html_theme_options = {"show_toc_level": 2, "use_download_button": False, "home_page_in_toc": True}
+html_theme_options |= {"navbar_persistent": []}  # there is a field for searching beside the contents
+html_context = {"default_mode": "light"}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_js_files = ["ledger.js"]
+html_show_sphinx = False
+
+PARTS = {"Read": "notebooks/0*", "Run": "notebooks/1*", "Report": "notebooks/2*"}
+
+
+def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:
+    """The pages in their order, below the README."""
+    if page != root_doc:
+        return
+    for caption, pattern in PARTS.items():
+        pages = "\n".join(
+            path.relative_to(ROOT).with_suffix("").as_posix() for path in sorted(ROOT.glob(f"{pattern}.ipynb"))
+        )
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
+    rest = "docs/ledger\ndocs/runs\nnotebooks/90_claims\nRESULTS\nMETHODS\nDEVIATIONS\nCONTRIBUTING\nCHANGELOG"
+    source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: Look up\n\n{rest}\n```\n"
+
+
+class Ledger(SphinxDirective):
+    """The reference's ledger as one table, with a menu for each of paper, scope and verdict; ledger.js filters."""
+
+    def run(self) -> list[nodes.Node]:
+        path = REFERENCE / "ledger.csv"
+        self.env.note_dependency(str(path))
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        menus = "".join(self.menu(name, table[name]) for name in ("paper", "scope", "verdict"))
+        rows = "".join(self.row(row) for _, row in table.iterrows())
+        text = (
+            f'<form id="ledger-filters">{menus}<output id="ledger-count"></output></form><table id="ledger">'
+            f"<thead><tr><th>claim</th><th>verdict</th><th>because</th></tr></thead><tbody>{rows}</tbody></table>"
+        )
+        return [nodes.raw("", text, format="html")]
+
+    @staticmethod
+    def menu(name: str, values: pd.Series) -> str:
+        options = "".join(f"<option>{html.escape(value)}</option>" for value in values.unique())
+        return f'<label>{name} <select name="{name}"><option value="">all</option>{options}</select></label> '
+
+    @staticmethod
+    def row(row: pd.Series) -> str:
+        said = {key: html.escape(value) for key, value in row.items()}
+        data = " ".join(f'data-{key}="{said[key]}"' for key in ("paper", "scope", "verdict"))
+        note = f"<p><em>{said['note']}</em></p>" if said["note"] else ""
+        claim = f"<q>{said['quote']}</q><p>{said['paper']}, {said['place']}; {said['scope']}</p>"
+        cells = f"<td>{claim}</td><td>{said['verdict']}</td><td>{said['because']}{note}</td>"
+        return f'<tr id="{said["id"]}" {data}>{cells}</tr>'
+
+
+def add_index(app: Sphinx, error: Exception | None) -> None:
+    """The front page under the name that a browser asks for."""
+    if error is None:
+        shutil.copy(Path(app.outdir) / f"{root_doc}.html", Path(app.outdir) / "index.html")
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", add_navigation)
+    app.connect("build-finished", add_index)
+    app.add_directive("ledger", Ledger)

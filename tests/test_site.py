@@ -1,0 +1,114 @@
+"""The site, built as `make site` builds it and opened in a browser, at the widths of a desk and of a phone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from PIL import Image, ImageChops, ImageStat
+
+from gcpo import paths
+from gcpo.reports.site import pictures
+
+PAGES = ["index", "docs/ledger", "docs/runs", "RESULTS", "notebooks/01_anisotropic_gap", "notebooks/21_table1"]
+PAGES += ["notebooks/90_claims"]
+SEVERE = ("SEVERE", "WARNING")
+
+
+def test_the_pictures_are_those_of_the_notebooks(tmp_path: Path) -> None:
+    made = {path.name: path for path in pictures(tmp_path)}
+    committed = {path.name: path for path in (paths.ROOT / "docs" / "pictures").glob("*.png")}
+    again = "make them again: .venv/bin/python -c 'from gcpo.reports.site import pictures; pictures()'"
+    assert made.keys() == committed.keys(), again
+    for name, path in made.items():
+        pair = [Image.open(file).convert("L") for file in (path, committed[name])]
+        assert pair[0].size == pair[1].size, f"{name}: {again}"
+        assert ImageStat.Stat(ImageChops.difference(*pair)).mean[0] < 0.5, f"{name}: {again}"  # of 255
+    readme = (paths.ROOT / "README.md").read_text()
+    assert set(re.findall(r"\(docs/pictures/(.*?)\)", readme)) == made.keys() - {"way_of_a_group.png"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", str(folder)]
+    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
+    assets = re.compile(r"""<(?:script|img|iframe)[^>]*\ssrc="(https?:)?//|<link[^>]*\shref="(https?:)?//""")
+    for page in site.rglob("*.html"):
+        assert not assets.search(page.read_text()), page
+    assert not re.search(r"@import|url\(\s*['\"]?(https?:)?//", (site / "_static" / "site.css").read_text())
+
+
+@pytest.mark.slow
+def test_every_notebook_and_claim_is_there(site: Path) -> None:
+    for path in paths.NOTEBOOKS.glob("*.ipynb"):
+        assert (site / "notebooks" / f"{path.stem}.html").exists()
+    claims = pd.read_csv(paths.REFERENCE / "laptop" / "ledger.csv")["id"]
+    page = (site / "docs" / "ledger.html").read_text()
+    assert re.findall(r'<tr id="(.*?)"', page) == claims.tolist()
+
+
+@pytest.fixture(params=[(1280, 1000), (390, 800)], ids=["desk", "phone"])
+def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip("needs Chromium and its driver (Debian: chromium, chromium-driver)")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    width, height = request.param
+    options = webdriver.ChromeOptions()
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.add_experimental_option("mobileEmulation", {"deviceMetrics": {"width": width, "height": height}})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.mark.slow
+def test_pages_load_without_errors_and_fit_the_screen(site: Path, browser: Any) -> None:
+    for page in PAGES:
+        browser.get((site / f"{page}.html").as_uri())
+        browser.execute_async_script("MathJax.startup ? MathJax.startup.promise.then(arguments[0]) : arguments[0]()")
+        assert [line for line in browser.get_log("browser") if line["level"] in SEVERE] == [], page
+        missing = "return [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+        assert browser.execute_script(missing) == [], page
+        width, shown = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+        assert width <= shown, f"{page} is {width} wide on a screen of {shown}"
+
+
+@pytest.mark.slow
+def test_the_ledger_is_filtered_by_paper_scope_and_verdict_and_by_its_address(site: Path, browser: Any) -> None:
+    table = pd.read_csv(paths.REFERENCE / "laptop" / "ledger.csv")
+    page = (site / "docs" / "ledger.html").as_uri()
+    rows = "return [...document.querySelectorAll('#ledger tbody tr')].filter(r => r.offsetHeight).map(r => r.id)"
+    browser.get(page)
+    assert browser.execute_script(rows) == table["id"].tolist()
+    choose = (
+        "const menu = document.querySelector(`select[name=${arguments[0]}]`); menu.value = arguments[1];"
+        "menu.dispatchEvent(new Event('change', {bubbles: true}))"
+    )
+    left = table
+    for name, value in (("paper", "GCPO"), ("verdict", "holds"), ("scope", "theorem")):
+        browser.execute_script(choose, name, value)
+        left = left[left[name] == value]
+        assert browser.execute_script(rows) == left["id"].tolist()
+    assert 0 < len(left) < len(table)
+    count = browser.execute_script("return document.getElementById('ledger-count').value")
+    assert count == f"{len(left)} of {len(table)} claims"
+    browser.get(browser.current_url)  # as linked
+    assert browser.execute_script(rows) == left["id"].tolist()
