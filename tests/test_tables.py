@@ -106,7 +106,11 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
     (tmp_path / "reference" / "p").mkdir(parents=True)
-    (tmp_path / "reference" / "p" / "table1.csv").write_text("a\\d,b,records\n0.50,,runs of p\n")
+    (tmp_path / "reference" / "p" / "gate.csv").write_text("a\\d,b,records\n0.50,,runs of p\n")
+    (tmp_path / "reference" / "p" / "headlines.csv").write_text(
+        "question,paper,place,quote,verdict,found,notebook,records\n"
+        "Why?,GCPO,Eq. 1,so it is,cannot tell,Eq. 1: by 0.5.,01_why,runs of p\n"
+    )
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{tables.START}\nold\n{tables.END}\nafter\n")
     for _ in range(2):  # twice is as once
@@ -115,9 +119,11 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
         assert found.startswith(f"before\n{tables.START}\n")
         assert found.endswith(f"{tables.END}\nafter\n")
         assert "old" not in found
-        assert found.count(f"{tables.README['table1']}\n\n| a\\d   | b   |\n") == 1
+        assert found.count(f"{tables.README['gate']}\n\n| a\\d   | b   |\n") == 1
         assert "| 0.50  |     |\n" in found
-        assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(tables.README["table1"])
+        where = "([notebook 01](notebooks/01_why.ipynb))"
+        assert found.count(f"1. **Why?** GCPO, Eq. 1: “so it is” *Cannot tell.* Eq. 1: by 0.5. {where}\n") == 1
+        assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(tables.README["gate"])
     tables.write_results("p")
     page = (tmp_path / "RESULTS.md").read_text()
     assert page.startswith("# Results") and "| 0.50  |     |\n" in page and page.count("runs of p") == 1

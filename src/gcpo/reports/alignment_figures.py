@@ -45,7 +45,7 @@ def four_panels(table: pd.DataFrame, gains: pd.DataFrame, reported: pd.DataFrame
     panels = (
         (a, pd.concat([table[table["statistic"] == "spearman"], paper]), 0, "(a) rank correlation", "Spearman with V"),
         (b, table[table["statistic"] == "auc"], 0.5, "(b) finding the top 10 % by V", "AUC (0.5 is chance)"),
-        (c, gains, 0, "(c) BoT less the measure", "difference of Spearman"),
+        (c, gains, 0, "(c) BoT minus the measure", "difference of Spearman"),
         (d, table[table["statistic"] == "heldout_spearman"], 0, "(d) held-out linear prediction", "Spearman, 5 folds"),
     )
     for axis, data, chance, title, label in panels:

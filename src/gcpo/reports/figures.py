@@ -190,6 +190,48 @@ def _interval_line(axis: Axes, place: int, row: pd.Series, reach: float) -> None
         )
 
 
+def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, str], reach: float) -> Figure:
+    """How far each method's weights can move an advantage, how far they did, and beside it what the method gained.
+
+    Args:
+        strength: a row per task and label: lowest and highest (what the formula allows), smallest and largest (what
+            was logged); labels without weights have none.
+        table: as in `forest`, and paper: the paper's own difference, nan where it prints none.
+        names: label -> what the axis calls it, in order from the top.
+        reach: of the differences, as in `forest`.
+    """
+    labels = [label for label in names if label in set(table["label"])]
+    tasks = list(table["task"].unique())
+    size = (9.6, 1.3 + 0.42 * len(labels))
+    figure, axes = plt.subplots(1, 1 + len(tasks), figsize=size, width_ratios=[1.3] + [1] * len(tasks))
+    for place, label in enumerate(labels):
+        rows = strength[strength["label"] == label]
+        if rows.empty:
+            axes[0].annotate(
+                "no weights: changes rewards", (1, place), ha="center", va="center", fontsize=7, color="0.4"
+            )
+            continue
+        axes[0].hlines(place, rows["lowest"].min(), rows["highest"].max(), color="0.75", linewidth=7)
+        axes[0].hlines(place, rows["smallest"].min(), rows["largest"].max(), color=PALETTE[1], linewidth=3)
+    for axis, task in zip(axes[1:], tasks, strict=True):
+        drawn = table[(table["task"] == task) & table["difference"].notna()].set_index("label")
+        for place, label in enumerate(labels):
+            if label in drawn.index:
+                _interval_line(axis, place, drawn.loc[label], reach)
+        if drawn["paper"].notna().any():
+            places = [labels.index(label) for label in drawn.index]
+            axis.plot(drawn["paper"], places, "D", color=PALETTE[3], markerfacecolor="white", label="the paper's")
+            axis.legend(loc="lower left", bbox_to_anchor=(0, -0.04))
+        axis.set(xlim=(-reach, reach), title=task, xlabel="minus GRPO, points")
+    axes[0].set(title="the weight of a group", xlabel="factor on its advantages")
+    for axis, at in zip(axes, [1] + [0] * len(tasks), strict=True):
+        axis.axvline(at, color="black", linewidth=0.8)
+        axis.set_yticks(range(len(labels)), [names[label] for label in labels] if at else [""] * len(labels))
+        axis.set_ylim(len(labels) - 0.5, -0.5)
+        axis.grid(visible=False, axis="y")
+    return figure
+
+
 def validation_curves(scores: pd.DataFrame, names: Mapping[str, str]) -> Figure:
     """Held-out scores along training: a panel per task and decoding, a line per label, its band from seed to seed.
 

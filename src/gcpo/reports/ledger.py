@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nbformat
 import pandas as pd
@@ -115,8 +115,8 @@ def executed(profile: str, reference: bool = False) -> list[Path]:
 
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     """Every claim with its verdict, a row each: id, paper, scope, place, quote, verdict (one word for all its checks,
-    by :func:`gcpo.reports.claims.overall`), because (each check's verdict, with where and what decided it), note and
-    question.
+    by :func:`gcpo.reports.claims.overall`), because (each check's verdict, with where and what decided it), note,
+    question, found (of the checks that decided: the place, and what was found) and notebook (theirs).
 
     A check that no notebook has reached is "not tested", and so is a claim without any.
     """
@@ -124,6 +124,8 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for claim in declared:
         said = [line for check in claim.checks for line in _lines(check, by_check.get(check))]
+        word = overall([line.word for line in said])
+        decided = [line for line in said if line.word == word]
         rows.append(
             {
                 "id": claim.id,
@@ -131,20 +133,35 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
                 "scope": claim.scope,
                 "place": claim.place,
                 "quote": claim.quote,
-                "verdict": overall([word for word, _ in said]),
-                "because": " / ".join(text for _, text in said) or claim.note or NO_CHECK,
+                "verdict": word,
+                "because": " / ".join(map(str, said)) or claim.note or NO_CHECK,
                 "note": claim.note,
                 "question": claim.question,
+                "found": " ".join(f"{line.source}: {line.because}" for line in decided),
+                "notebook": decided[0].notebook if decided else "",
             }
         )
     return pd.DataFrame(rows)
 
 
-def _lines(check: str, found: pd.DataFrame | None) -> list[tuple[str, str]]:
+class _Line(NamedTuple):
+    check: str
+    word: str
+    source: str = "its notebook"
+    because: str = "not executed on these runs"
+    notebook: str = ""
+
+    def __str__(self) -> str:
+        if not self.notebook:
+            return f"{self.check}: {self.because}"
+        return f"{self.check} ({self.source}): {self.word}. {self.because}"
+
+
+def _lines(check: str, found: pd.DataFrame | None) -> list[_Line]:
     if found is None:
-        return [(UNTESTED, f"{check}: not executed on these runs")]
-    rows = zip(found["verdict"], found["source"], found["because"], strict=True)
-    return [(str(word), f"{check} ({source}): {word}. {because}") for word, source, because in rows]
+        return [_Line(check, UNTESTED)]
+    columns = ["verdict", "source", "because", "notebook"]
+    return [_Line(check, *map(str, row)) for row in found[columns].itertuples(index=False)]
 
 
 def unknown(declared: Iterable[Claim], verdicts: pd.DataFrame) -> list[str]:
@@ -156,6 +173,12 @@ def unknown(declared: Iterable[Claim], verdicts: pd.DataFrame) -> list[str]:
         for check in claim.checks
         if check not in known
     ]
+
+
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of :func:`ledger` as a page shows them: scope by scope, with what is asked, quoted, found and noted."""
+    ordered = table.sort_values("scope", key=lambda scope: scope.map(SCOPES.index), kind="stable")
+    return ordered[["scope", "place", "quote", "verdict", "because", "note"]]
 
 
 def counts(table: pd.DataFrame, by: str = "paper") -> pd.DataFrame:

@@ -160,8 +160,8 @@ the loss, leave the weight at 1. What each paper leaves open, and what was chose
 {markdown(methods_table(group_size))}"""
 
 
-def results(profile: str, captions: Mapping[str, str]) -> str:
-    """Reference tables of a profile in Markdown, each below its caption, and once above them their source.
+def results(profile: str, captions: Mapping[str, str], first: str = "") -> str:
+    """Reference tables of a profile in Markdown, each below its caption, after ``first``; once above all their source.
 
     Raises:
         KeyError: a table that does not name its records.
@@ -173,12 +173,23 @@ def results(profile: str, captions: Mapping[str, str]) -> str:
             table = pd.read_csv(path, dtype=str, keep_default_na=False)
             sources |= set(table.pop("records"))
             parts.append(f"{caption}\n\n{markdown(table)}")
-    return "\n".join([f"All of it is made from: {', '.join(sorted(sources))}.\n", *parts])
+    return "\n".join([f"All of it is made from: {', '.join(sorted(sources))}.\n", *filter(None, [first]), *parts])
+
+
+def findings(profile: str) -> str:
+    """The questions of ``headlines.csv`` with what was found, a numbered line each, in Markdown."""
+    path = paths.REFERENCE / profile / "headlines.csv"
+    rows = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
+    return "".join(
+        f"{number}. **{row.question}** {row.paper}, {row.place}: “{row.quote}” *{row.verdict.capitalize()}.* "
+        f"{row.found} ([notebook {row.notebook[:2]}](notebooks/{row.notebook}.ipynb))\n"
+        for number, row in enumerate(rows.itertuples(), start=1)
+    )
 
 
 def readme_results(profile: str) -> str:
     """The README's results from marker to marker."""
-    return f"{START}\n\n{results(profile, README)}\n{END}"
+    return f"{START}\n\n{results(profile, README, findings(profile))}\n{END}"
 
 
 def write_readme(profile: str) -> None:
@@ -195,10 +206,8 @@ def write_results(profile: str) -> None:
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
 # The tables that the README shows, and what it says above them.
 README = {
-    "headlines": "**Five questions**, answered by code from runs and notebooks, never typed:",
-    "gate": "**The gate**: what plain GRPO gains over the starting policy on the test split, in points (95 %):",
-    "ledger_counts": "**The papers' claims**, decided by code; [RESULTS.md](RESULTS.md) has each with what decided it:",
-    "table1": "**Table 1 on both tasks**, sampled answers in per cent, beside the paper's NarrativeQA and MATH500:",
+    "gate": "Does training work here at all? The gate: what plain GRPO gains over the start, in points (95 %):",
+    "ledger_counts": "Of all claims, decided by code ([RESULTS.md](RESULTS.md) has each with what decided it):",
 }
 PREAMBLE = """# Results
 
