@@ -14,6 +14,7 @@ from gcpo import paths
 from gcpo.__main__ import main
 from gcpo.methods import METHODS
 from gcpo.reports import tables
+from gcpo.runs.params import load_profile, validate
 
 # --- evaluation -----------------------------------------------------------------------------------------------------
 
@@ -100,6 +101,19 @@ def test_markdown_shows_cells_as_they_are() -> None:
         ["grpo", "0.50", "3"],
     ]
     assert tables.markdown(pd.DataFrame({"claim": ["mean |A|"]})).splitlines()[2] == r"| mean \|A\| |"
+
+
+def test_what_departs_from_a_profile_is_shown_and_nothing_else() -> None:
+    values = load_profile("laptop")
+    usual = validate({**values, "task": "tinymath"})
+    assert tables.departures(usual).empty
+    changed = tables.departures(validate({**values, "task": "tinymath", "alpha": 0.3, "max_completion_length": 16}))
+    assert changed.to_dict("index") == {
+        "alpha": {"the profile has": "None", "this run has": "0.3"},
+        "max_completion_length": {"the profile has": "40", "this run has": "16"},
+    }
+    own = validate({"task": "tinyqa", "profile": "of-no-file", "seed": 3})
+    assert tables.departures(own)["this run has"].to_dict() == {"seed": "3"}
 
 
 def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 from gcpo import paths, statistics
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
+from gcpo.runs.params import ParameterError, Params, load_profile, validate
 from gcpo.weights import weight_range
 
 INTERVAL = 95  # per cent, of every interval the project reports
@@ -82,6 +83,20 @@ def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFr
         "seeds": rows["compared"].where(rows["compared"] != "", rows["seeds"].map("{} seeds".format)),
     }
     return pd.DataFrame(shown).reset_index(drop=True)
+
+
+def departures(params: Params) -> pd.DataFrame:
+    """What a run's parameters have that its profile's file has not, a row each: the profile's value, and this run's.
+
+    Where there is no file of that name, the package's defaults take its place.
+    """
+    try:
+        usual = validate({**load_profile(params.profile), "task": params.task, "profile": params.profile})
+    except ParameterError:
+        usual = validate({"task": params.task, "profile": params.profile})
+    pairs = zip(usual.model_dump().items(), params.model_dump().values(), strict=True)
+    rows = {name: (str(before), str(value)) for (name, before), value in pairs if before != value}
+    return pd.DataFrame.from_dict(rows, "index", columns=["the profile has", "this run has"])
 
 
 def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
