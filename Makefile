@@ -6,13 +6,17 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce test test-chaos unit world setup smoke zoo lint bench reference site notebooks clean
+.PHONY: reproduce reproduce-all test test-chaos unit world setup smoke zoo lint bench reference site notebooks clean
 
 reproduce: world  ## the headline tables and figures on three seeds, with PROFILE=laptop unless told otherwise
 	$(BIN)/python -m gcpo grid reproduce --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE) --grid reproduce
 
-zoo: world  ## every table and figure, every method on both tasks (a day on two cores)
+reproduce-all: world  ## every method of the four papers on two seeds, beside all of reproduce
+	$(BIN)/python -m gcpo grid reproduce_all --profile $(PROFILE) --jobs $(JOBS)
+	$(BIN)/python -m gcpo report --profile $(PROFILE) --grid reproduce_all
+
+zoo: world  ## every run of every report, ten seeds of Table 1's methods (days on two cores)
 	$(BIN)/python -m gcpo grid sweep table1 figure1 rates zoo --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE)
 

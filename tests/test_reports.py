@@ -11,6 +11,7 @@ import pytest
 
 from gcpo import paths
 from gcpo.__main__ import main
+from gcpo.methods import METHODS
 from gcpo.reports import records, site
 from gcpo.runs import manifest
 from gcpo.runs.grids import expand, grids
@@ -48,7 +49,21 @@ def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
     assert [name for name, _ in executed] == ["20_figure1", "90_claims"]
     assert executed[0][1]["reference"] is False and executed[0][1]["any_code"] is False
     printed = capsys.readouterr().out
-    assert "21_table1: nothing has run of grid table1 with smoke: python -m gcpo grid table1" in printed
+    nothing = "21_table1: nothing has run of grid table1 with smoke: python -m gcpo grid table1"
+    assert nothing in printed
+    page = (paths.OUTPUTS / "smoke" / "reports" / "index.md").read_text()
+    assert "- [20_figure1](20_figure1.ipynb)\n" in page and f"- not made: {nothing}" in page
+    assert "From this machine's runs of profile smoke." in page
+    wanted = len(expand("figure1", "smoke"))
+    assert f"Grid `figure1`: 1 of {wanted} finished.\n\nMissing:\n" in page
+
+
+def test_what_make_reproduce_runs_is_part_of_the_reports_own_grids() -> None:
+    parts = {name: {plan.id for plan in expand(name, "laptop")} for name in grids()}
+    whole = set().union(*(parts[name] for name in site.grids_of(site.reports())))
+    assert parts["reproduce"] < parts["reproduce_all"] < whole
+    methods = {plan.params.method for plan in expand("reproduce_all", "laptop")}
+    assert set(METHODS) - methods == set()
 
 
 def test_the_reference_is_shown_when_asked_for(executed: list[tuple[str, dict[str, Any]]]) -> None:

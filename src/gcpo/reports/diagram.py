@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -64,8 +66,13 @@ def way_of_a_group() -> Figure:
 
 
 def _box(axes: Axes, x: float, y: float, width: float, height: float, text: str, colour: object) -> None:
-    look = {"boxstyle": "round,pad=0.02,rounding_size=1", "facecolor": "white", "edgecolor": colour, "linewidth": 1.4}
-    axes.add_patch(FancyBboxPatch((x - width / 2, y - height / 2), width, height, **look))
+    look: dict[str, Any] = {
+        "boxstyle": "round,pad=0.02,rounding_size=1",
+        "facecolor": "white",
+        "edgecolor": colour,
+        "linewidth": 1.4,
+    }
+    axes.add_patch(FancyBboxPatch((x - width / 2, y - height / 2), width, height, facecolor="white", **look))
     axes.text(x, y, text, ha="center", va="center", fontsize=9)
 
 

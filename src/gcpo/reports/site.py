@@ -20,7 +20,7 @@ from gcpo import files, paths
 from gcpo.reports import records
 from gcpo.reports.diagram import way_of_a_group
 from gcpo.reports.figures import set_style
-from gcpo.reports.tables import write_readme, write_results
+from gcpo.reports.tables import markdown, write_readme, write_results
 from gcpo.runs.grids import expand
 from gcpo.runs.manifest import RecordError
 from gcpo.runs.params import is_file_name, profile_name
@@ -58,8 +58,9 @@ def report(
         reference: show the committed reference in place of this machine's runs.
 
     Returns:
-        the executed copies, in ``outputs/<profile>/reports`` beside their tables and figures; and, for each report of
-        whose grid nothing has run, a line that says so.
+        the executed copies, in ``outputs/<profile>/reports`` beside their tables and figures and ``index.md``, which
+        lists them and the runs that are missing; and, for each report of whose grid nothing has run, a line that says
+        so.
     """
     folder = paths.OUTPUTS / profile_name(profile) / "reports"
     profile, grid = _absolute(profile), grid and _absolute(grid)
@@ -78,7 +79,28 @@ def report(
             continue
         execute(name, folder / f"{name}.ipynb", {**settings, "write_to": str(folder)})
         made.append(folder / f"{name}.ipynb")
+    index = _index(profile, grid, made, left_out, reference)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "index.md").write_text(index, encoding="utf-8")
     return made, left_out
+
+
+def _index(profile: str, grid: str | None, made: list[Path], left_out: list[str], reference: bool) -> str:
+    """What was made, with each report's tables and figures, and which runs are missing."""
+    lines = [f"# Reports of profile {profile_name(profile)}", "", f"From {records.source(profile, reference)}.", ""]
+    lines += [f"- [{path.stem}]({path.name})" for path in made]
+    lines += [f"- not made: {why}" for why in left_out]
+    lines += ["", "## Runs", ""]
+    for wanted in [grid] if grid else grids_of(reports()):
+        table = records.coverage(wanted, profile, reference)
+        missing = table[table["finished"] < table["wanted"]]
+        count = f"{table['finished'].sum()} of {table['wanted'].sum()} finished"
+        lines += [f"Grid `{wanted}`: {count}.", ""]
+        if len(missing):
+            lines += ["Missing:", "", markdown(missing[["task", "run", "wanted", "finished", "failed", "left_out"]])]
+    folder = paths.OUTPUTS / profile_name(profile) / "reports"
+    found = sorted(path.name for path in folder.glob("*") if path.suffix in (".csv", ".png"))
+    return "\n".join([*lines, "## Tables and figures", "", *[f"- [{name}]({name})" for name in found], ""])
 
 
 def _unfit(name: str, own: str, grid: str, profile: str, reference: bool) -> str | None:

@@ -194,11 +194,13 @@ def results(profile: str, captions: Mapping[str, str], first: str = "") -> str:
 def findings(profile: str) -> str:
     """The questions of ``headlines.csv`` with what was found, a numbered line each, in Markdown."""
     path = paths.REFERENCE / profile / "headlines.csv"
-    rows = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
+    table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
+    lines: list[Any] = table.to_dict("records")
     return "".join(
-        f"{number}. **{row.question}** {row.paper}, {row.place}: “{row.quote}” *{row.verdict.capitalize()}.* "
-        f"{row.found} ([notebook {row.notebook[:2]}](notebooks/{row.notebook}.ipynb))\n"
-        for number, row in enumerate(rows.itertuples(), start=1)
+        f"{number}. **{row['question']}** {row['paper']}, {row['place']}: “{row['quote']}” "
+        f"*{row['verdict'].capitalize()}.* {row['found']} "
+        f"([notebook {row['notebook'][:2]}](notebooks/{row['notebook']}.ipynb))\n"
+        for number, row in enumerate(lines, start=1)
     )
 
 
