@@ -112,6 +112,19 @@ def test_verdicts_are_read_from_outputs_and_a_claim_is_as_good_as_its_worst_chec
     )
 
 
+def test_what_was_found_is_that_of_the_deciding_checks_with_the_words_of_the_others(tmp_path: Path) -> None:
+    notebook(tmp_path / "01_a.ipynb", ("Eq. 1", "more", "holds"))
+    notebook(tmp_path / "21_b.ipynb", ("Eq. 1, tinyqa", "most", "holds"), ("Eq. 1, tinymath", "most", "cannot tell"))
+    found = ledger.reached(sorted(tmp_path.glob("*.ipynb")))
+    none = {**CLAIM, "id": "none", "checks": [], "scope": "real model"}
+    table = ledger.ledger(declared(tmp_path, CLAIM, none), found).set_index("id")
+    words = "Eq. 1, tinymath: By 1. But Eq. 1, more: holds. But Eq. 1, tinyqa, most: holds."
+    assert table["found"].to_dict() == {"gcpo-one": words, "none": ""}
+    assert table["notebook"].to_dict() == {"gcpo-one": "21_b", "none": ""}
+    assert ledger.shown(table).columns.tolist() == ["scope", "place", "quote", "verdict", "because", "note"]
+    assert ledger.shown(table.iloc[::-1])["scope"].tolist() == ["theorem", "real model"]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -40,6 +40,32 @@ def test_series_differ_in_more_than_colour() -> None:
     assert plt.rcParams["svg.hashsalt"] and plt.rcParams["figure.dpi"] <= 120
 
 
+def test_a_method_s_modulation_is_drawn_beside_its_gain_and_the_paper_s() -> None:
+    strength = pd.DataFrame(
+        {"task": ["qa", "maths"], "label": "gcpo", "lowest": 0.9, "smallest": [0.95, 0.97], "largest": [1.1, 1.15]}
+    ).assign(highest=1.2)
+    gains = pd.DataFrame(
+        {
+            "task": ["qa", "qa", "qa", "maths"],
+            "label": ["gcpo", "empo", "no training", "gcpo"],  # the last but one is asked for by nobody
+            "difference": [1.0, -30.0, -20.0, np.nan],
+            "low": [0.5, -31.0, -21.0, np.nan],
+            "high": [1.5, -29.0, -19.0, np.nan],
+            "gaps": [[0.9, 1.1], [-30.0], [-20.0], []],
+            "paper": [6.8, np.nan, np.nan, np.nan],
+        }
+    )
+    figure = figures.modulation(strength, gains, {"gcpo": "GCPO", "empo": "EMPO"}, reach=8)
+    weights, qa, maths = figure.axes
+    assert [text.get_text() for text in weights.get_yticklabels()] == ["GCPO", "EMPO"]
+    ends = sorted(float(x) for line in weights.collections for x in line.get_segments()[0][:, 0])
+    assert ends == [0.9, 0.95, 1.15, 1.2]  # what is allowed, and over both tasks what was logged
+    assert [text.get_text() for text in weights.texts] == ["changes rewards"]
+    (paper,) = [line.get_xdata().tolist() for line in qa.lines if line.get_marker() == "D"]
+    assert paper[0] == 6.8 and np.isnan(paper[1])
+    assert [text.get_text() for text in qa.texts] == ["-30.0"] and not maths.texts  # beyond the edge: an arrow
+
+
 def test_save_writes_the_figure_and_its_data_alike_each_time(tmp_path: Path) -> None:
     figure, axes = plt.subplots()
     axes.plot([0, 1])

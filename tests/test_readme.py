@@ -9,6 +9,7 @@ import pytest
 
 from gcpo import paths
 from gcpo.reports import tables
+from gcpo.runs.grids import expand
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (paths.ROOT / "README.md").read_text(), flags=re.S)
 
@@ -31,6 +32,13 @@ def test_the_results_are_those_of_the_reference_tables_and_say_so() -> None:
     (block,) = re.findall(f"{tables.START}.*?{tables.END}", readme, flags=re.S)
     assert block == tables.readme_results("laptop"), "a number edited by hand, or tables newer than the README"
     assert block.count("reference of profile laptop") == 1
+
+
+def test_the_numbers_of_runs_are_those_of_the_grids() -> None:
+    readme = (paths.ROOT / "README.md").read_text()
+    for target, grid in (("reproduce", "reproduce"), ("reproduce-all", "reproduce_all")):
+        (said,) = re.findall(rf"^make {target} .* (\d+) runs", readme, flags=re.M)
+        assert int(said) == len(expand(grid, "laptop"))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,33 @@ def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
     nothing = "21_table1: nothing has run of grid table1 with smoke: python -m gcpo grid table1"
     assert nothing in printed
     page = (paths.OUTPUTS / "smoke" / "reports" / "index.md").read_text()
-    assert "- [20_figure1](20_figure1.ipynb)\n" in page and f"- not made: {nothing}" in page
+    assert f"- not made: {nothing}" in page
     assert "From this machine's runs of profile smoke." in page
     wanted = len(expand("figure1", "smoke"))
     assert f"Grid `figure1`: 1 of {wanted} finished.\n\nMissing:\n" in page
+
+
+def test_the_page_of_reports_lists_what_was_made_this_time_also_when_a_report_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finish(expand("figure1", "smoke")[0])
+    folder = paths.OUTPUTS / "smoke" / "reports"
+    folder.mkdir(parents=True)
+    (folder / "old.csv").write_text("")
+    os.utime(folder / "old.csv", (1, 1))
+
+    def execute(name: str, output: Path, parameters: dict[str, Any]) -> None:
+        if name == "90_claims":
+            raise RuntimeError("no ledger")
+        output.write_text("")
+        (output.parent / "figure1.png").write_text("")
+
+    monkeypatch.setattr(site, "execute", execute)
+    with pytest.raises(RuntimeError, match="no ledger"):
+        site.report("smoke")
+    page = (folder / "index.md").read_text()
+    assert "- [20_figure1.ipynb](20_figure1.ipynb)\n- [figure1.png](figure1.png)\n- not made" in page
+    assert "old.csv" not in page
 
 
 def test_what_make_reproduce_runs_is_part_of_the_reports_own_grids() -> None:

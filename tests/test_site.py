@@ -54,7 +54,8 @@ def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
     assets = re.compile(r"""<(?:script|img|iframe)[^>]*\ssrc="(https?:)?//|<link[^>]*\shref="(https?:)?//""")
     for page in site.rglob("*.html"):
         assert not assets.search(page.read_text()), page
-    assert not re.search(r"@import|url\(\s*['\"]?(https?:)?//", (site / "_static" / "site.css").read_text())
+    for sheet in (site / "_static").rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", sheet.read_text()), sheet
 
 
 @pytest.mark.slow
@@ -68,13 +69,15 @@ def test_every_notebook_and_claim_is_there(site: Path) -> None:
 
 @pytest.fixture(params=[(1280, 1000), (390, 800)], ids=["desk", "phone"])
 def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if not (shutil.which("chromium") and shutil.which("chromedriver")):
-        pytest.skip("needs Chromium and its driver (Debian: chromium, chromium-driver)")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if not (chromium and shutil.which("chromedriver")):
+        pytest.skip("needs Chromium or Chrome, and its driver (Debian: chromium, chromium-driver)")
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
     width, height = request.param
     options = webdriver.ChromeOptions()
+    options.binary_location = chromium
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
         options.add_argument(argument)
     options.add_experimental_option("mobileEmulation", {"deviceMetrics": {"width": width, "height": height}})
@@ -90,7 +93,9 @@ def test_pages_load_without_errors_and_fit_the_screen(site: Path, browser: Any) 
         browser.get((site / f"{page}.html").as_uri())
         browser.execute_async_script("MathJax.startup ? MathJax.startup.promise.then(arguments[0]) : arguments[0]()")
         assert [line for line in browser.get_log("browser") if line["level"] in SEVERE] == [], page
-        missing = "return [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+        load = "Promise.all([...document.images].map(i => (i.loading = 'eager', i.decode().catch(() => 0))))"
+        browser.execute_async_script(f"{load}.then(arguments[0])")
+        missing = "return [...document.images].filter(i => !i.naturalWidth).map(i => i.src)"
         assert browser.execute_script(missing) == [], page
         width, shown = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
         assert width <= shown, f"{page} is {width} wide on a screen of {shown}"

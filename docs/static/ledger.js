@@ -11,7 +11,7 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const row of rows) row.hidden = menus.some(({ name, value }) => value && row.dataset[name] !== value);
     document.getElementById("ledger-count").value = `${rows.filter((row) => !row.hidden).length} of ${rows.length} claims`;
     const chosen = new URLSearchParams(menus.filter(({ value }) => value).map(({ name, value }) => [name, value]));
-    history.replaceState(null, "", chosen.size ? `?${chosen}` : location.pathname);
+    history.replaceState(null, "", (chosen.size ? `?${chosen}` : location.pathname) + location.hash);
   };
   form.addEventListener("change", filter);
   filter();

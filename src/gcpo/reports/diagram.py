@@ -38,7 +38,7 @@ def way_of_a_group() -> Figure:
         36,
         17,
         9,
-        "how far apart? (Eq. 10)\n$\\omega_\\mathrm{geo} = 1 - \\alpha_G\\,\\mathrm{BoT}^2 \\leq 1$",
+        "how far apart?\n$\\omega_\\mathrm{geo} = 1 - \\alpha_G\\,\\mathrm{BoT}^2 \\leq 1$",
         GEOMETRY,
     )
     _box(
@@ -66,12 +66,7 @@ def way_of_a_group() -> Figure:
 
 
 def _box(axes: Axes, x: float, y: float, width: float, height: float, text: str, colour: object) -> None:
-    look: dict[str, Any] = {
-        "boxstyle": "round,pad=0.02,rounding_size=1",
-        "facecolor": "white",
-        "edgecolor": colour,
-        "linewidth": 1.4,
-    }
+    look: dict[str, Any] = {"boxstyle": "round,pad=0.02,rounding_size=1", "edgecolor": colour, "linewidth": 1.4}
     axes.add_patch(FancyBboxPatch((x - width / 2, y - height / 2), width, height, facecolor="white", **look))
     axes.text(x, y, text, ha="center", va="center", fontsize=9)
 

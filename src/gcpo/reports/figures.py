@@ -207,14 +207,13 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
     for place, label in enumerate(labels):
         rows = strength[strength["label"] == label]
         if rows.empty:
-            axes[0].annotate(
-                "no weights: changes rewards", (1, place), ha="center", va="center", fontsize=7, color="0.4"
-            )
+            axes[0].annotate("changes rewards", (1, place), ha="center", va="center", fontsize=7, color="0.4")
             continue
         axes[0].hlines(place, rows["lowest"].min(), rows["highest"].max(), color="0.75", linewidth=7)
         axes[0].hlines(place, rows["smallest"].min(), rows["largest"].max(), color=PALETTE[1], linewidth=3)
     for axis, task in zip(axes[1:], tasks, strict=True):
         drawn = table[(table["task"] == task) & table["difference"].notna()].set_index("label")
+        drawn = drawn.loc[drawn.index.isin(labels)]
         for place, label in enumerate(labels):
             if label in drawn.index:
                 _interval_line(axis, place, drawn.loc[label], reach)

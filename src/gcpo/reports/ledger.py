@@ -116,7 +116,8 @@ def executed(profile: str, reference: bool = False) -> list[Path]:
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     """Every claim with its verdict, a row each: id, paper, scope, place, quote, verdict (one word for all its checks,
     by :func:`gcpo.reports.claims.overall`), because (each check's verdict, with where and what decided it), note,
-    question, found (of the checks that decided: the place, and what was found) and notebook (theirs).
+    question, found (place and numbers of the checks that decided, and the words of the others) and notebook (of the
+    first).
 
     A check that no notebook has reached is "not tested", and so is a claim without any.
     """
@@ -125,7 +126,7 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     for claim in declared:
         said = [line for check in claim.checks for line in _lines(check, by_check.get(check))]
         word = overall([line.word for line in said])
-        decided = [line for line in said if line.word == word]
+        decided, others = ([line for line in said if (line.word == word) == same] for same in (True, False))
         rows.append(
             {
                 "id": claim.id,
@@ -137,7 +138,10 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
                 "because": " / ".join(map(str, said)) or claim.note or NO_CHECK,
                 "note": claim.note,
                 "question": claim.question,
-                "found": " ".join(f"{line.source}: {line.because}" for line in decided),
+                "found": " ".join(
+                    [f"{line.source}: {line.because}" for line in decided]
+                    + [f"But {line.source}, {line.check[4:]}: {line.word}." for line in others]
+                ),
                 "notebook": decided[0].notebook if decided else "",
             }
         )

@@ -247,7 +247,7 @@ def to_publish(profile: str) -> list[Run]:
 
     def comparable(manifest: dict[str, Any]) -> bool:
         same_models = all(models.get(model, digest) == digest for model, digest in _models(manifest).items())
-        return same_models and codes <= {manifest["code"]}
+        return same_models and (not codes or manifest["code"] in codes)
 
     old = [run for run in runs(profile, reference=True) if run.finished and run.manifest["id"] not in made]
     return own + [run for run in old if comparable(run.manifest)]

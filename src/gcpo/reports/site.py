@@ -7,6 +7,7 @@ import base64
 import io
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,45 +63,45 @@ def report(
         lists them and the runs that are missing; and, for each report of whose grid nothing has run, a line that says
         so.
     """
-    folder = paths.OUTPUTS / profile_name(profile) / "reports"
+    folder, start = paths.OUTPUTS / profile_name(profile) / "reports", time.time()
+    folder.mkdir(parents=True, exist_ok=True)
     profile, grid = _absolute(profile), grid and _absolute(grid)
     made: list[Path] = []
     left_out: list[str] = []
-    for name in reports():
-        settings: dict[str, Any] = {"profile": profile, "reference": reference}
-        if own := default_of(name, "grid"):  # the ledger has none: it reads what the others found
-            wanted = grid or own
-            if why := _unfit(name, own, wanted, profile, reference):
-                left_out.append(f"{name}: {why}")
-                (folder / f"{name}.ipynb").unlink(missing_ok=True)  # of other runs, for the ledger to mistake
+    try:
+        for name in reports():
+            settings: dict[str, Any] = {"profile": profile, "reference": reference}
+            if own := default_of(name, "grid"):  # the ledger has none: it reads what the others found
+                wanted = grid or own
+                if why := _unfit(name, own, wanted, profile, reference):
+                    left_out.append(f"{name}: {why}")
+                    (folder / f"{name}.ipynb").unlink(missing_ok=True)  # of other runs, for the ledger to mistake
+                    continue
+                settings |= {"grid": wanted, "any_code": any_code}
+            elif not made:
                 continue
-            settings |= {"grid": wanted, "any_code": any_code}
-        elif not made:
-            continue
-        execute(name, folder / f"{name}.ipynb", {**settings, "write_to": str(folder)})
-        made.append(folder / f"{name}.ipynb")
-    index = _index(profile, grid, made, left_out, reference)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "index.md").write_text(index, encoding="utf-8")
+            execute(name, folder / f"{name}.ipynb", {**settings, "write_to": str(folder)})
+            made.append(folder / f"{name}.ipynb")
+    finally:
+        written = sorted(path.name for path in folder.glob("*.*") if path.stat().st_mtime >= start)
+        lines = [f"# Reports of profile {profile_name(profile)}", "", f"From {records.source(profile, reference)}.", ""]
+        lines += [f"- [{name}]({name})" for name in written if not name.startswith("index")]
+        lines += [f"- not made: {why}" for why in left_out]
+        lines += ["", *_missing([grid] if grid else grids_of(reports()), profile, reference)]
+        (folder / "index.md").write_text("\n".join(lines), encoding="utf-8")
     return made, left_out
 
 
-def _index(profile: str, grid: str | None, made: list[Path], left_out: list[str], reference: bool) -> str:
-    """What was made, with each report's tables and figures, and which runs are missing."""
-    lines = [f"# Reports of profile {profile_name(profile)}", "", f"From {records.source(profile, reference)}.", ""]
-    lines += [f"- [{path.stem}]({path.name})" for path in made]
-    lines += [f"- not made: {why}" for why in left_out]
-    lines += ["", "## Runs", ""]
-    for wanted in [grid] if grid else grids_of(reports()):
-        table = records.coverage(wanted, profile, reference)
+def _missing(grids: list[str], profile: str, reference: bool) -> list[str]:
+    """For each grid how many of its runs are finished, and which are not, in Markdown."""
+    lines = ["## Runs", ""]
+    for grid in grids:
+        table = records.coverage(grid, profile, reference)
+        lines += [f"Grid `{grid}`: {table['finished'].sum()} of {table['wanted'].sum()} finished.", ""]
         missing = table[table["finished"] < table["wanted"]]
-        count = f"{table['finished'].sum()} of {table['wanted'].sum()} finished"
-        lines += [f"Grid `{wanted}`: {count}.", ""]
         if len(missing):
             lines += ["Missing:", "", markdown(missing[["task", "run", "wanted", "finished", "failed", "left_out"]])]
-    folder = paths.OUTPUTS / profile_name(profile) / "reports"
-    found = sorted(path.name for path in folder.glob("*") if path.suffix in (".csv", ".png"))
-    return "\n".join([*lines, "## Tables and figures", "", *[f"- [{name}]({name})" for name in found], ""])
+    return lines
 
 
 def _unfit(name: str, own: str, grid: str, profile: str, reference: bool) -> str | None:
@@ -125,6 +126,7 @@ def publish(profile: str, partial: bool = False) -> int:
     """
     finished = records.to_publish(profile)
     made = {run.manifest["id"] for run in finished}
+    gone = [run for run in records.runs(profile, reference=True) if run.manifest.get("id") not in made]
     for grid in grids_of(reports()):
         wanted = {plan.id for plan in expand(grid, profile)}
         if len(wanted & made) < (1 if partial else len(wanted)):
@@ -135,6 +137,10 @@ def publish(profile: str, partial: bool = False) -> int:
                 f"Grid {grid} has {len(wanted & made)} of {len(wanted)} runs finished with {profile}: a reference "
                 f"holds {needed}. First: python -m gcpo grid {grid} --profile {profile}{otherwise}"
             )
+    if gone:
+        print(
+            f"{len(gone)} runs of the old reference go: damaged, or made by other code or from other models", flush=True
+        )
     _replace(profile, lambda folder: records.write_reference(folder, finished))
     return len(finished)
 

@@ -14,7 +14,7 @@ import pandas as pd
 from gcpo import paths, statistics
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
-from gcpo.runs.params import ParameterError, Params, load_profile, validate
+from gcpo.runs.params import Params, load_profile, validate
 from gcpo.weights import weight_range
 
 INTERVAL = 95  # per cent, of every interval the project reports
@@ -90,10 +90,10 @@ def departures(params: Params) -> pd.DataFrame:
 
     Where there is no file of that name, the package's defaults take its place.
     """
-    try:
-        usual = validate({**load_profile(params.profile), "task": params.task, "profile": params.profile})
-    except ParameterError:
-        usual = validate({"task": params.task, "profile": params.profile})
+    own: dict[str, Any] = {"task": params.task, "profile": params.profile}
+    if (paths.PARAMS / f"{params.profile}.yaml").exists():
+        own = {**load_profile(params.profile), **own}
+    usual = validate(own)
     pairs = zip(usual.model_dump().items(), params.model_dump().values(), strict=True)
     rows = {name: (str(before), str(value)) for (name, before), value in pairs if before != value}
     return pd.DataFrame.from_dict(rows, "index", columns=["the profile has", "this run has"])
@@ -198,10 +198,13 @@ def findings(profile: str) -> str:
     lines: list[Any] = table.to_dict("records")
     return "".join(
         f"{number}. **{row['question']}** {row['paper']}, {row['place']}: “{row['quote']}” "
-        f"*{row['verdict'].capitalize()}.* {row['found']} "
-        f"([notebook {row['notebook'][:2]}](notebooks/{row['notebook']}.ipynb))\n"
+        f"*{row['verdict'].capitalize()}.* {row['found']}{_link(row['notebook'])}\n"
         for number, row in enumerate(lines, start=1)
     )
+
+
+def _link(notebook: str) -> str:
+    return f" ([notebook {notebook[:2]}](notebooks/{notebook}.ipynb))" if notebook else ""
 
 
 def readme_results(profile: str) -> str:
