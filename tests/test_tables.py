@@ -116,6 +116,20 @@ def test_what_departs_from_a_profile_is_shown_and_nothing_else() -> None:
     assert tables.departures(own)["this run has"].to_dict() == {"seed": "3"}
 
 
+def test_every_table_of_the_papers_is_made_or_says_what_it_lacks() -> None:
+    table = tables.exhibits()
+    assert not table[["paper", "exhibit"]].duplicated().any()
+    assert (table["notebooks"] + table["lacks"]).ne("").all()
+    named = {
+        f"{paper} {exhibit}".lower().replace("-", "_")
+        for paper, exhibit in zip(table["paper"], table["exhibit"], strict=True)
+    }
+    for name in (path.stem for path in (Path(tables.__file__).parents[1] / "reported").glob("*_table*.csv")):
+        paper, number = name.split("_table")
+        number = number if number.isdigit() else f"{number[0]}({number[1]})"
+        assert f"{paper} table {number}" in named
+
+
 def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")

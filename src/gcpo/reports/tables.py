@@ -175,6 +175,15 @@ the loss, leave the weight at 1. What each paper leaves open, and what was chose
 {markdown(methods_table(group_size))}"""
 
 
+def exhibits() -> pd.DataFrame:
+    """Every table and figure of the four papers, and sections that stand for one: paper, exhibit, shows,
+    notebooks (links, as RESULTS.md has them) and lacks, what is not made and why."""
+    table = pd.read_csv(str(resources.files("gcpo") / "exhibits.csv"), dtype=str, keep_default_na=False)
+    stems = {path.stem[:2]: path.stem for path in paths.NOTEBOOKS.glob("*.ipynb")}
+    linked = [[f"[{n}](notebooks/{stems[n]}.ipynb)" for n in numbers.split()] for numbers in table["notebooks"]]
+    return table.assign(notebooks=[", ".join(links) for links in linked])
+
+
 def results(profile: str, captions: Mapping[str, str], first: str = "") -> str:
     """Reference tables of a profile in Markdown, each below its caption, after ``first``; once above all their source.
 
@@ -220,7 +229,8 @@ def write_readme(profile: str) -> None:
 
 def write_results(profile: str) -> None:
     """Write RESULTS.md, from the reference tables of a profile."""
-    (paths.ROOT / "RESULTS.md").write_text(f"{PREAMBLE}\n{results(profile, RESULTS)}")
+    page = f"{PREAMBLE}\n{results(profile, RESULTS)}\n{EXHIBITS}\n\n{markdown(exhibits())}"
+    (paths.ROOT / "RESULTS.md").write_text(page)
 
 
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
@@ -235,6 +245,9 @@ Written by `python -m gcpo report --publish`; nothing here is typed. A verdict i
 hold*, *effect excluded* (an effect as large as the paper's is excluded, none is not), *cannot tell*, *not tested*. What
 is about the embedded world says something about the methods there, and nothing about the papers' models.
 """
+EXHIBITS = """## Every table and figure
+Where each of the four papers' is made, and what it lacks: runs that were not made yet, or models and data that this
+profile does not have."""
 # The tables of RESULTS.md.
 RESULTS = {
     "gate": "## The gate\nWhat plain GRPO gains over the starting policy on the test split, in points (95 %).",
