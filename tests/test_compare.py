@@ -208,6 +208,14 @@ def test_runs_that_do_not_vary_have_no_ratio_of_spreads() -> None:
     assert not found.tested and found.compared == "3 seeds each (one does not vary)"
 
 
+def test_runs_that_are_the_same_have_the_same_spread() -> None:
+    both = {"grpo": [0.4, 0.5, 0.63], "care": [0.4, 0.5, 0.63], "se": [0.41, 0.5, 0.6]}
+    found = compare.spreads(sampled(both), "f1", [("care", "grpo"), ("se", "grpo")])
+    same = found["care", "grpo"]
+    assert same.tested and same.corrected == pytest.approx((0, 0, 0), abs=1e-6)
+    assert decide([same], [0.5]).word == "effect excluded" and decide([same]).word == "cannot tell"
+
+
 # --- over tasks -----------------------------------------------------------------------------------------------------
 
 
