@@ -220,7 +220,7 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
         if drawn["paper"].notna().any():
             places = [labels.index(label) for label in drawn.index]
             axis.plot(drawn["paper"], places, "D", color=PALETTE[3], markerfacecolor="white", label="the paper's")
-            axis.legend(loc="lower left", bbox_to_anchor=(0, -0.04))
+            axis.legend(loc="lower right")
         axis.set(xlim=(-reach, reach), title=task, xlabel="minus GRPO, points")
     axes[0].set(title="the weight of a group", xlabel="factor on its advantages")
     for axis, at in zip(axes, [1] + [0] * len(tasks), strict=True):
