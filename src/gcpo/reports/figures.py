@@ -211,6 +211,7 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
             continue
         axes[0].hlines(place, rows["lowest"].min(), rows["highest"].max(), color="0.75", linewidth=7)
         axes[0].hlines(place, rows["smallest"].min(), rows["largest"].max(), color=PALETTE[1], linewidth=3)
+    theirs: list[Any] = []
     for axis, task in zip(axes[1:], tasks, strict=True):
         drawn = table[(table["task"] == task) & table["difference"].notna()].set_index("label")
         drawn = drawn.loc[drawn.index.isin(labels)]
@@ -219,9 +220,11 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
                 _interval_line(axis, place, drawn.loc[label], reach)
         if drawn["paper"].notna().any():
             places = [labels.index(label) for label in drawn.index]
-            axis.plot(drawn["paper"], places, "D", color=PALETTE[3], markerfacecolor="white", label="the paper's")
-            axis.legend(loc="lower right")
+            look: dict[str, Any] = {"color": PALETTE[3], "markerfacecolor": "white", "label": "the paper's"}
+            theirs += axis.plot(drawn["paper"], places, "D", **look)
         axis.set(xlim=(-reach, reach), title=task, xlabel="minus GRPO, points")
+    if theirs:
+        figure.legend(handles=theirs[:1], loc="outside upper right")
     axes[0].set(title="the weight of a group", xlabel="factor on its advantages")
     for axis, at in zip(axes, [1] + [0] * len(tasks), strict=True):
         axis.axvline(at, color="black", linewidth=0.8)
