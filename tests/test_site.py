@@ -91,10 +91,11 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
 def test_pages_load_without_errors_and_fit_the_screen(site: Path, browser: Any) -> None:
     for page in PAGES:
         browser.get((site / f"{page}.html").as_uri())
-        browser.execute_async_script("MathJax.startup ? MathJax.startup.promise.then(arguments[0]) : arguments[0]()")
+        done = "const done = arguments[0]; window.MathJax?.startup ? MathJax.startup.promise.then(done) : done()"
+        browser.execute_async_script(done)
         assert [line for line in browser.get_log("browser") if line["level"] in SEVERE] == [], page
         load = "Promise.all([...document.images].map(i => (i.loading = 'eager', i.decode().catch(() => 0))))"
-        browser.execute_async_script(f"{load}.then(arguments[0])")
+        browser.execute_async_script(f"const done = arguments[0]; {load}.then(() => done())")
         missing = "return [...document.images].filter(i => !i.naturalWidth).map(i => i.src)"
         assert browser.execute_script(missing) == [], page
         width, shown = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
