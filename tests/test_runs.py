@@ -288,6 +288,7 @@ def test_notebook_10_trains_on_real_narrativeqa_rows(outputs: Path, tmp_path: Pa
             "validation_limit": 0,
             "max_steps": 3,
             "train_limit": 20,
+            "eval_split": {"narrativeqa": "test", "default": "validation"},
             "eval_limit": 4,
             "max_completion_length": 12,
         },
