@@ -18,6 +18,7 @@ from helpers import (
     SPLIT,
     G,
     assert_close,
+    case_id,
     dataset,
     generate,
     loss_of,
@@ -91,7 +92,7 @@ KEYS = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advan
         (OFF_POLICY, {"old_per_token_logps"}),
         ({"beta": 0.1}, {"ref_per_token_logps"}),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_what_a_generation_holds(trl: Make, changes: dict[str, Any], more: set[str]) -> None:
     batch = generate(trl(**changes))

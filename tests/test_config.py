@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import OFF_POLICY, G, settings
+from helpers import OFF_POLICY, G, case_id, settings
 
 from gcpo import GCPOConfig
 from gcpo.methods import METHODS
@@ -56,7 +56,7 @@ def quiet(tmp_path: Path) -> Make:
         ("dapo", {"loss_type": "dapo", "epsilon_high": 0.28}),
         *((method, CARE) for method in ("care", "care*bot_only")),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_a_method_sets_its_own_objective_and_leaves_the_rest_as_trl_has_it(
     quiet: Make, method: str, expected: dict[str, Any]
@@ -77,7 +77,7 @@ def test_a_method_sets_its_own_objective_and_leaves_the_rest_as_trl_has_it(
         ("gcpo_bot", {"sync_ref_model": True, "beta": 0.1}),
         ("care", {"ref_model_sync_steps": 3, "ref_model_mixup_alpha": 0.0, "beta": 0.1}),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_what_the_user_sets_wins(quiet: Make, method: str, changes: dict[str, Any]) -> None:
     made = quiet(method=method, **changes)
@@ -113,7 +113,7 @@ ONE_STEP: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", ONE_STEP, ids=str)
+@pytest.mark.parametrize("changes", ONE_STEP, ids=case_id)
 def test_on_policy_a_method_of_ratios_says_once_that_it_equals_grpo(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match="r2vpo: .*equals GRPO") as caught:
         made = config(tmp_path, method="r2vpo", **changes)
@@ -122,7 +122,7 @@ def test_on_policy_a_method_of_ratios_says_once_that_it_equals_grpo(tmp_path: Pa
     assert about.filename == __file__  # it points to the settings
 
 
-@pytest.mark.parametrize("changes", TWO_STEPS, ids=str)
+@pytest.mark.parametrize("changes", TWO_STEPS, ids=case_id)
 @pytest.mark.parametrize("method", ["r2vpo", "rd_only*kl_cov"])
 def test_off_policy_a_method_of_ratios_says_nothing(quiet: Make, method: str, changes: dict[str, Any]) -> None:
     assert not quiet(method=method, **changes).on_policy
@@ -167,7 +167,7 @@ def test_alpha_without_a_use_is_pointed_out(tmp_path: Path, method: str) -> None
             for method in ("dapo", "care", "care_agreement", "empo*clip_cov")
         ),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_impossible_settings_are_refused_before_any_work(quiet: Make, changes: dict[str, Any], about: str) -> None:
     """Beside those of test_messages.py."""
@@ -185,7 +185,7 @@ def test_impossible_settings_are_refused_before_any_work(quiet: Make, changes: d
         {"method": "care", "beta": 1e-6},
         {"alpha": 0.0, "entailment_threshold": 1.0},
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_what_a_method_can_work_with_is_accepted(quiet: Make, changes: dict[str, Any]) -> None:
     made = quiet(**changes)

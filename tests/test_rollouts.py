@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import case_id
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -341,7 +342,7 @@ def tokens_of(texts: Sequence[str]) -> list[int]:
         (["the ", "4"], "", [1, 1]),
         (["the ", "4"], "2", [1, 1]),  # an extractor may write the answer in its own way
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_the_answers_tokens_are_those_of_its_last_occurrence(
     tokens: list[str], answer: str | None, expected: list[int]
@@ -360,7 +361,7 @@ def test_the_answers_tokens_are_those_of_its_last_occurrence(
         (["the ", "4"], [1, 1]),
         (["the ", "</think>"], [0, 0]),  # it stopped before the answer
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_without_an_extractor_the_answer_follows_the_thought(tokens: list[str], expected: list[int]) -> None:
     assert answer_mask([tokens_of(tokens)], decode).int().tolist() == [expected]

@@ -165,7 +165,7 @@ def over_tokens(values: Tensor, mask: Tensor) -> Tensor:
         ("egpo", {"importance_sampling_level": "sequence"}),
         ("cw_grpo", {"top_entropy_quantile": 0.5, "beta": 0.01}),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_the_loss_reads_the_methods_advantages_of_whole_groups(
     make: Make, spy: Spy, scripted: Script, method: str, changes: dict[str, Any]
@@ -478,7 +478,7 @@ def test_the_reference_of_care_moves_by_a_moving_average(make: Make, scratch: Pa
         ("gcpo_shuffled", {"alpha": 1.5}),
         (PRODUCT, {"beta": 0.01}),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_a_resumed_run_ends_as_an_uninterrupted_one_bit_for_bit(
     make: Make, tmp_path: Path, method: str, changes: dict[str, Any]

@@ -22,6 +22,7 @@ from helpers import (
     Spy,
     assert_close,
     by_group,
+    case_id,
     check_finite,
     extra,
     generate,
@@ -66,7 +67,7 @@ pytestmark = [pytest.mark.usefixtures("frozen"), pytest.mark.filterwarnings("ign
         ("clip_cov", {"band": (0.0, 5.0), "share": 1.0}, {"epsilon": 0.05}),
         ("egpo*clip_cov", {"band": (0.0, 5.0), "share": 0.2, "clip": (0.1, 0.1)}, {}),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_the_loss_reads_advantages_weighted_by_the_ratios_of_its_step(
     make: Make, spy: Spy, scripted: Script, method: str, options: dict[str, Any], changes: dict[str, Any]
@@ -186,7 +187,7 @@ def test_every_loss_of_trl_reads_the_same_advantages(make: Make, spy: Spy, metho
         ("edge_grpo", OFF_POLICY, 1, 1),  # TRL's has no entropies
         ("seed_grpo*edge_grpo*cw_grpo", {}, 0, 1),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_old_log_probabilities_cost_one_pass_and_only_where_a_method_reads_them(
     make: Make, spy: Spy, method: str, changes: dict[str, Any], trls: int, ours: int
@@ -239,7 +240,7 @@ STRADDLING = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2
         *((method, STRADDLING) for method in ("dapo", "seed_grpo", "care", "egpo", "r2vpo", PRODUCT)),
         ("dapo", ACCUMULATED),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_gradient_accumulation_changes_nothing(make: Make, scratch: Path, method: str, changes: dict[str, Any]) -> None:
     """All statistics are of whole groups: where TRL cuts the batch makes no difference but rounding."""
@@ -259,7 +260,7 @@ def test_gradient_accumulation_changes_nothing(make: Make, scratch: Path, method
         ("kl_cov", {"importance_sampling_level": "sequence"}),
         (PRODUCT, {"loss_type": "vespo", "epsilon_high": 5.0}),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_trains_under_trls_settings(make: Make, method: str, changes: dict[str, Any]) -> None:
     check_finite(make(method, **changes))
@@ -277,7 +278,7 @@ NO_REWARDS = ((None,) * G,) * PROMPTS
         *((method, SOME_REWARDS) for method in FAMILIES),
         *((method, NO_REWARDS) for method in ("gcpo_bot", "dapo", "empo", "cw_grpo", "kl_cov")),
     ],
-    ids=str,
+    ids=case_id,
 )
 def test_responses_without_a_reward_train_nothing(make: Make, spy: Spy, method: str, tasks: Sequence[Rewards]) -> None:
     trainer = make(method, reward_funcs=table(*tasks), max_steps=2)

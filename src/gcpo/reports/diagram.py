@@ -14,14 +14,29 @@ from gcpo.reports.figures import PALETTE
 GREY, GEOMETRY, REWARD = "0.35", PALETTE[0], PALETTE[3]
 
 
+ANSWERS = (("“in the garden”", 2), ("“the garden”", 2), ("“in the cellar”", 0), ("“a letter”", 0))  # and their rewards
+GEO = r"$\omega_\mathrm{geo} = 1 - \alpha_G\,\mathrm{BoT}^2 \leq 1$"
+RD = r"$\omega_\mathrm{RD} = 1 + \alpha_G\,\mathrm{RD} \geq 1$"
+BOTH = r"$A_i \cdot \omega_\mathrm{geo} \cdot \omega_\mathrm{RD}$"
+GRPO = r"$A_i = (r_i - \bar r)\,/\,(s + \varepsilon)$"
+BOXES = (  # centre, size, colour, text
+    (6, 22, 10.5, 8, GREY, "a question $q$"),
+    (49, 36, 17, 9, GEOMETRY, "as vectors $\\mu_i$, in\nclusters of one meaning"),
+    (69, 36, 17, 9, GEOMETRY, f"how far apart?\n{GEO}"),
+    (59, 22, 37, 9, REWARD, f"how different in reward? (Eq. 11)\n{RD}"),
+    (59, 8, 37, 9, GREY, f"GRPO's advantages (Eq. 1)\n{GRPO}"),
+    (91, 22, 17.5, 10, "black", f"{BOTH}\none factor\nfor the whole group"),
+)
+
+
 def way_of_a_group() -> Figure:
-    """What GCPO (with BoT) does to a group of answers, left to right, with the paper's equations; the group is made."""
+    """What GCPO (with BoT) does to a group of answers, with the paper's equations; the group is made up."""
     figure, axes = plt.subplots(figsize=(9.6, 3.9))
     axes.set(xlim=(0, 100), ylim=(3, 43))
     axes.axis("off")
-    _box(axes, 6, 22, 10.5, 8, "a question $q$", GREY)
-    answers = [("“in the garden”", 2), ("“the garden”", 2), ("“in the cellar”", 0), ("“a letter”", 0)]
-    for line, (answer, reward) in enumerate(answers):
+    for x, y, width, height, colour, text in BOXES:
+        _box(axes, x, y, width, height, text, colour)
+    for line, (answer, reward) in enumerate(ANSWERS):
         height = 34 - 8 * line
         _arrow(axes, (11.3, 22), (15.5, height))
         _box(axes, 23, height, 15, 6, answer, GREY)
@@ -30,38 +45,9 @@ def way_of_a_group() -> Figure:
     axes.text(33, 39.5, "rewards", color=REWARD, ha="center", fontsize=9)
     for height in (36, 22, 8):
         _arrow(axes, (35.5, height), (40, height))
-    _box(axes, 49, 36, 17, 9, "as vectors $\\mu_i$, in\nclusters of one meaning", GEOMETRY)
     _arrow(axes, (58, 36), (60, 36))
-    _box(
-        axes,
-        69,
-        36,
-        17,
-        9,
-        "how far apart?\n$\\omega_\\mathrm{geo} = 1 - \\alpha_G\\,\\mathrm{BoT}^2 \\leq 1$",
-        GEOMETRY,
-    )
-    _box(
-        axes,
-        59,
-        22,
-        37,
-        9,
-        "how different in reward? (Eq. 11)\n$\\omega_\\mathrm{RD} = 1 + \\alpha_G\\,\\mathrm{RD} \\geq 1$",
-        REWARD,
-    )
-    _box(axes, 59, 8, 37, 9, "GRPO's advantages (Eq. 1)\n$A_i = (r_i - \\bar r)\\,/\\,(s + \\varepsilon)$", GREY)
     for start, end in ((36, 26), (22, 22), (8, 18)):
         _arrow(axes, (78.2, start), (82, end))
-    _box(
-        axes,
-        91,
-        22,
-        17.5,
-        10,
-        "$A_i \\cdot \\omega_\\mathrm{geo} \\cdot \\omega_\\mathrm{RD}$\none factor\nfor the whole group",
-        "black",
-    )
     return figure
 
 

@@ -156,17 +156,27 @@ def forest(
             if part.empty:
                 axis.axis("off")
                 continue
-            for place, label in enumerate(labels):
-                if label in part.index:
-                    _interval_line(axis, place, part.loc[label], reach)
-            axis.axvline(0, color="black", linewidth=0.8)
-            axis.set(xlim=(-reach, reach), title=task if group is None else f"{task}: {group}")
-            ticks = [names[label] for label in labels] if axis is axes[line, 0] else []
-            axis.set_yticks(range(len(labels)), ticks or [""] * len(labels), fontsize="small")
-            axis.set_ylim(len(labels) - 0.5, -0.5)
-            axis.grid(False, axis="y")
+            _interval_lines(axis, part, labels, reach)
+            axis.set(title=task if group is None else f"{task}: {group}")
+            _line_per_label(axis, labels, names if axis is axes[line, 0] else {}, reference=0)
     figure.supxlabel(f"difference, {unit}", fontsize="medium")
     return figure
+
+
+def _line_per_label(axis: Axes, labels: list[str], names: Mapping[str, str], reference: float) -> None:
+    """A line per label from the top, written out where there are names, and an upright line at ``reference``."""
+    axis.axvline(reference, color="black", linewidth=0.8)
+    axis.set_yticks(range(len(labels)), [names.get(label, "") for label in labels], fontsize="small")
+    axis.set_ylim(len(labels) - 0.5, -0.5)
+    axis.grid(visible=False, axis="y")
+
+
+def _interval_lines(axis: Axes, rows: pd.DataFrame, labels: list[str], reach: float) -> None:
+    """Draw the rows (indexed by label) that there are, each at its label's place, on an axis from -reach to reach."""
+    for place, label in enumerate(labels):
+        if label in rows.index:
+            _interval_line(axis, place, rows.loc[label], reach)
+    axis.set_xlim(-reach, reach)
 
 
 def _interval_line(axis: Axes, place: int, row: pd.Series, reach: float) -> None:
@@ -215,22 +225,18 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
     for axis, task in zip(axes[1:], tasks, strict=True):
         drawn = table[(table["task"] == task) & table["difference"].notna()].set_index("label")
         drawn = drawn.loc[drawn.index.isin(labels)]
-        for place, label in enumerate(labels):
-            if label in drawn.index:
-                _interval_line(axis, place, drawn.loc[label], reach)
+        _interval_lines(axis, drawn, labels, reach)
         if drawn["paper"].notna().any():
             places = [labels.index(label) for label in drawn.index]
             look: dict[str, Any] = {"color": PALETTE[3], "markerfacecolor": "white", "label": "the paper's"}
             theirs += axis.plot(drawn["paper"], places, "D", **look)
-        axis.set(xlim=(-reach, reach), title=task, xlabel="minus GRPO, points")
+        axis.set(title=task, xlabel="minus GRPO, points")
     if theirs:
         figure.legend(handles=theirs[:1], loc="outside upper right")
     axes[0].set(title="the weight of a group", xlabel="factor on its advantages")
-    for axis, at in zip(axes, [1] + [0] * len(tasks), strict=True):
-        axis.axvline(at, color="black", linewidth=0.8)
-        axis.set_yticks(range(len(labels)), [names[label] for label in labels] if at else [""] * len(labels))
-        axis.set_ylim(len(labels) - 0.5, -0.5)
-        axis.grid(visible=False, axis="y")
+    _line_per_label(axes[0], labels, names, reference=1)
+    for axis in axes[1:]:
+        _line_per_label(axis, labels, {}, reference=0)
     return figure
 
 

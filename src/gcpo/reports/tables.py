@@ -190,14 +190,14 @@ def results(profile: str, captions: Mapping[str, str], first: str = "") -> str:
     Raises:
         KeyError: a table that does not name its records.
     """
-    sources, parts = set(), []
+    sources, parts = set(), [first] if first else []
     for name, caption in captions.items():
         path = paths.REFERENCE / profile / f"{name}.csv"
         if path.exists():
             table = pd.read_csv(path, dtype=str, keep_default_na=False)
             sources |= set(table.pop("records"))
             parts.append(f"{caption}\n\n{markdown(table)}")
-    return "\n".join([f"All of it is made from: {', '.join(sorted(sources))}.\n", *filter(None, [first]), *parts])
+    return "\n".join([f"All of it is made from: {', '.join(sorted(sources))}.\n", *parts])
 
 
 def findings(profile: str) -> str:
