@@ -6,7 +6,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce reproduce-all test test-chaos unit world setup smoke zoo lint bench reference site notebooks clean
+.PHONY: reproduce reproduce-all test test-chaos unit world models setup smoke zoo lint bench reference site notebooks clean
 
 reproduce: world  ## the headline tables and figures on three seeds, with PROFILE=laptop unless told otherwise
 	$(BIN)/python -m gcpo grid reproduce --profile $(PROFILE) --jobs $(JOBS)
@@ -21,7 +21,7 @@ zoo: world  ## every run of every report, ten seeds of Table 1's methods (days o
 	$(BIN)/python -m gcpo report --profile $(PROFILE)
 
 test: export OMP_NUM_THREADS = 1
-test: setup lint unit world  ## all checks: unit and property tests, slow tests, notebooks, the smoke profile end to end
+test: setup lint models unit  ## all checks: unit and property tests, slow tests, notebooks, the smoke profile end to end
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "slow and not network and not gpu"
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg notebooks
 	$(MAKE) --no-print-directory smoke
@@ -33,6 +33,10 @@ unit: setup  ## unit and property tests
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not network and not gpu"
 
 world: setup  ## the embedded policy and entailment model, once
+	$(BIN)/python -m gcpo world
+
+models: setup  ## the embedded models to test with: those that are there, else the reference's, else new ones
+	[ -d outputs/world ] || $(BIN)/python -m gcpo world --reference || true
 	$(BIN)/python -m gcpo world
 
 setup: .venv/installed  ## the virtual environment with the pinned packages and this one

@@ -172,10 +172,9 @@ def _line_per_label(axis: Axes, labels: list[str], names: Mapping[str, str], ref
 
 
 def _interval_lines(axis: Axes, rows: pd.DataFrame, labels: list[str], reach: float) -> None:
-    """Draw the rows (indexed by label) that there are, each at its label's place, on an axis from -reach to reach."""
-    for place, label in enumerate(labels):
-        if label in rows.index:
-            _interval_line(axis, place, rows.loc[label], reach)
+    """Draw rows (indexed by label), each at its label's place, on an axis from -reach to reach."""
+    for label, row in rows.iterrows():
+        _interval_line(axis, labels.index(str(label)), row, reach)
     axis.set_xlim(-reach, reach)
 
 
