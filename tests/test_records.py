@@ -371,17 +371,19 @@ def test_runs_of_different_code_are_compared_only_when_asked_for(monkeypatch: py
 def test_a_reference_keeps_what_can_be_compared_with_this_machine_s_runs(
     differs: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 2]}])
+    write_grid("h", [{"kind": "train", "seed": [0, 1]}])
     of_world(monkeypatch, tmp_path / "here", "some")
-    finished(seed=0), finished(seed=1)
+    finished(seed=0), finished(seed=1), finished(seed=5)
     publish()
     shutil.rmtree(paths.OUTPUTS)
-    assert [run.manifest["params"]["seed"] for run in records.to_publish("p")] == [0, 1]  # nothing has run here
+    assert [run.manifest["params"]["seed"] for run in records.to_publish("p")] == [0, 1, 5]  # nothing has run here
     if differs == "code":
         monkeypatch.setattr(manifest, "environment", lambda: {"code": "0ther", "commit": "beef" * 10, "dirty": False})
     if differs == "models":
         of_world(monkeypatch, tmp_path / "elsewhere", "other")
     finished(seed=2)
-    kept = [2] if differs else [2, 0, 1]
+    kept = {None: [2, 0, 1, 5], "code": [2, 1, 5], "models": [2]}[differs]  # other code: where no grid has both
     assert [run.manifest["params"]["seed"] for run in records.to_publish("p")] == kept
 
 

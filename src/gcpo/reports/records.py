@@ -21,7 +21,7 @@ import pandas as pd
 
 from gcpo import files, paths, world
 from gcpo.runs.contents import Seen
-from gcpo.runs.grids import expand, likes, varied
+from gcpo.runs.grids import expand, grids, likes, varied
 from gcpo.runs.manifest import RecordError, Run, another_version, load
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label
@@ -87,8 +87,8 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
 
     Columns: id, kind, label (the method, with what varies among these runs), every parameter and every setting of
     TRL's config, as resolved (alpha is the alpha that ran), reward_range, every figure of the manifest's ``results``,
-    seconds (all of them, and by phase: seconds_generate and so on), cpu_seconds, peak_memory_gb, code, commit, dirty,
-    schema, folder (a Path) and reference (bool). Empty where nothing has run.
+    hardware (a mapping), seconds (all of them, and by phase: seconds_generate and so on), cpu_seconds, peak_memory_gb,
+    code, commit, dirty, schema, folder (a Path) and reference (bool). Empty where nothing has run.
 
     Raises:
         RecordError: with a grid and unless ``any_code``, runs of different code of this package, or of different models
@@ -114,7 +114,9 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
             "reward_range": manifest["resolved"]["task"]["reward_range"],
             "label": labels[manifest["id"]],
             **manifest.get("results", {}),
-            **{key: manifest.get(key) for key in ("id", "kind", "seconds", "cpu_seconds", "peak_memory_gb")},
+            **{
+                key: manifest.get(key) for key in ("id", "kind", "hardware", "seconds", "cpu_seconds", "peak_memory_gb")
+            },
             **{f"seconds_{phase}": seconds for phase, seconds in manifest.get("phases", {}).items()},
             **{key: manifest.get(key) for key in ("code", "commit", "dirty", "schema")},
             "folder": folder,
@@ -239,17 +241,22 @@ def _parts(path: Path, changed: int) -> dict[str, pd.DataFrame]:
 
 
 def to_publish(profile: str) -> list[Run]:
-    """This machine's finished runs of a profile, and those of its reference that they can be compared with: of the same
-    code and models, and not made again here."""
+    """This machine's finished runs of a profile, and those of its reference that can stand beside them: not made again
+    here, of the same models, and in no grid with runs of this machine that other code has made."""
     own = [run for run in runs(profile) if run.finished]
-    codes, made = {run.manifest["code"] for run in own}, {run.manifest["id"] for run in own}
+    codes = {run.manifest["id"]: run.manifest["code"] for run in own}
     models = {model: digest for run in own for model, digest in _models(run.manifest).items()}
+    beside: dict[str, set[str]] = {}  # of each run of a grid, the codes of this machine's runs in it
+    for grid in grids():
+        asked = {plan.id for plan in expand(grid, profile)}
+        for id_ in asked:
+            beside.setdefault(id_, set()).update(codes[made] for made in asked & codes.keys())
 
     def comparable(manifest: dict[str, Any]) -> bool:
         same_models = all(models.get(model, digest) == digest for model, digest in _models(manifest).items())
-        return same_models and (not codes or manifest["code"] in codes)
+        return same_models and beside.get(manifest["id"], set()) <= {manifest["code"]}
 
-    old = [run for run in runs(profile, reference=True) if run.finished and run.manifest["id"] not in made]
+    old = [run for run in runs(profile, reference=True) if run.finished and run.manifest["id"] not in codes]
     return own + [run for run in old if comparable(run.manifest)]
 
 

@@ -117,9 +117,9 @@ def _unfit(name: str, own: str, grid: str, profile: str, reference: bool) -> str
 def publish(profile: str, partial: bool = False) -> int:
     """Make this machine's runs of a profile the reference, with all that is made from it; returns how many runs it has.
 
-    Runs of the old reference that were made by the same code from the same models stay in it, so that it grows; others
-    go. Everything is built beside what there is and takes its place at the end. With ``partial`` a grid may lack runs,
-    and the reports say which; each needs one at least.
+    Runs of the old reference that can stand beside this machine's (``records.to_publish``) stay in it, so that it
+    grows; others go. Everything is built beside what there is and takes its place at the end. With ``partial`` a grid
+    may lack runs, and the reports say which; each needs one at least.
 
     Raises:
         RecordError: a report's grid has runs that are not finished; the reference stays as it is.
