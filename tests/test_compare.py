@@ -14,7 +14,7 @@ from record_builders import evaluated, finished, planned, scored, write_grid
 
 from gcpo import paths
 from gcpo import statistics as s
-from gcpo.reports import claims, compare, margins, records
+from gcpo.reports import claims, compare, cost, margins, records
 from gcpo.reports.claims import decide
 from gcpo.reports.compare import Comparison
 from gcpo.runs.params import ParameterError
@@ -214,6 +214,46 @@ def test_runs_that_are_the_same_have_the_same_spread() -> None:
     same = found["care", "grpo"]
     assert same.tested and same.corrected == pytest.approx((0, 0, 0), abs=1e-6)
     assert decide([same], [0.5]).word == "effect excluded" and decide([same]).word == "cannot tell"
+
+
+# --- a figure of each run ---------------------------------------------------------------------------------------------
+
+
+def figures_of(**values: list[float]) -> pd.DataFrame:
+    rows = [(label, seed, value) for label, each in values.items() for seed, value in enumerate(each)]
+    return pd.DataFrame(rows, columns=["label", "seed", "value"])
+
+
+def test_figures_of_runs_are_paired_by_seed() -> None:
+    # Gaps 1, 2, 3: mean 2, standard error 1 / sqrt 3, and t(2) at 97.5 % is 4.302653.
+    table = figures_of(grpo=[10, 20, 30], se=[11, 22, 33], kle=[5], care=[12, 22, 32])
+    pairs = [("se", "grpo"), ("kle", "grpo"), ("care", "grpo"), ("empo", "grpo")]
+    one, missing, constant, absent = compare.by_seed(table, pairs, "entropy, nats").values()
+    assert one.interval == pytest.approx((2, 2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)))
+    assert one.p == pytest.approx(0.07418, abs=1e-5) and one.family == 1  # two-sided p of t = 2 sqrt 3
+    assert one.what == "entropy, nats, se minus grpo" and one.compared == "3 seeds each"
+    assert not missing.tested and missing.compared == "1 and 3 seeds: cannot be compared"
+    assert not constant.tested and not absent.tested
+    corrected = compare.by_seed(figures_of(grpo=[0, 0, 0], se=[1, 2, 3], kle=[1, 3, 5]), pairs[:2], "x")
+    assert {made.family for made in corrected.values()} == {2}
+    assert corrected["se", "grpo"].corrected.low < corrected["se", "grpo"].interval.low
+
+
+def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -> None:
+    # A quarter of each run was evaluation. Training took 1.1 and 1.2 times GRPO's; the run elsewhere has no partner.
+    rows = [("grpo", 0, "a", 100.0), ("grpo", 1, "a", 200.0), ("se", 0, "a", 110.0), ("se", 1, "a", 240.0)]
+    runs = pd.DataFrame([*rows, ("se", 2, "b", 900.0)], columns=["label", "seed", "hardware", "cpu_seconds"])
+    runs = runs.assign(seconds=400.0, seconds_evaluate=100.0, seconds_measure=[0.0, 0.0, 7.0, 9.0, 8.0])
+    found = cost.overhead(runs, "se")
+    assert math.exp(found.interval.estimate) == pytest.approx(math.sqrt(1.1 * 1.2)) and found.seeds == 2
+    verdict = cost.noticeable(runs, "se", "python -m gcpo grid zoo")
+    assert verdict.word == "cannot tell" and verdict.because.startswith("14.9 [")
+    assert verdict.because.endswith("measuring takes 8 s of a run more.")
+    assert cost.noticeable(runs, "kle", "python -m gcpo grid zoo").because.endswith("First: python -m gcpo grid zoo.")
+    much = runs.assign(cpu_seconds=[100.0, 200.0, 200.0, 400.1, 1.0])
+    assert cost.noticeable(much, "se", "").word == "does not hold"
+    little = runs.assign(cpu_seconds=[100.0, 200.0, 101.0, 202.1, 1.0])
+    assert cost.noticeable(little, "se", "").word == "holds"
 
 
 # --- over tasks -----------------------------------------------------------------------------------------------------

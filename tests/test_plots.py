@@ -198,6 +198,40 @@ def test_validation_curves_have_a_band_of_the_first_label_only() -> None:
     assert (vertices[:, 1].min(), vertices[:, 1].max()) == (40, 52)
 
 
+def test_entropy_curves_have_a_band_of_every_label() -> None:
+    lines = [
+        {"task": "qa", "label": label, "seed": seed, "step": step, "value": 1.0 + seed + step / 10}
+        for label in ("grpo", "cw_grpo", "se")
+        for seed in (0, 2)
+        for step in (0, 10)
+    ]
+    figure = figures.entropy_curves(pd.DataFrame(lines), {"grpo": "GRPO", "cw_grpo": "CW-GRPO"})
+    (axis,) = figure.axes
+    assert axis.get_title() == "qa" and len(axis.collections) == 2
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["GRPO", "CW-GRPO"]
+    np.testing.assert_allclose(axis.lines[1].get_xydata(), [[0, 2], [10, 3]])
+
+
+def test_differences_over_a_setting_have_a_place_per_value_and_a_legend_outside() -> None:
+    table = pd.DataFrame(
+        {
+            "task": ["qa", "qa", "qa", "math"],
+            "method": ["cd", "bot", "cd", "cd"],
+            "α": ["0.2", "0.2", "0.6", "0.2"],
+            "difference": [1.0, 2.0, -1.0, 0.5],
+            "low": [0.5, 1.0, -2.0, 0.0],
+            "high": [1.5, 3.0, 0.0, 1.0],
+        }
+    )
+    figure = figures.over_settings(table, "α", "method")
+    first = figure.axes[0]
+    assert [axis.get_title() for axis in figure.axes] == ["qa", "math"]
+    assert [label.get_text() for label in first.get_xticklabels()] == ["0.2", "0.6"]
+    drawn = {line.get_label(): list(line.get_ydata()) for line in first.lines}
+    assert drawn["cd"] == [1, -1] and drawn["bot"] == [2]
+    assert first.get_legend() is None and len(figure.legends[0].get_texts()) == 2
+
+
 def test_the_sweep_has_a_line_per_batch_size_and_the_profiles_rate() -> None:
     table = pd.DataFrame(
         {

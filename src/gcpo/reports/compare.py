@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import ttest_1samp
 
 from gcpo import statistics
 from gcpo.statistics import Draws, Interval
@@ -108,6 +109,44 @@ class _Spread:
         return Interval(*map(log, statistics.spread_ratio(self.other, self.own, level)))
 
 
+def by_seed(figures: pd.DataFrame, pairs: Iterable[Pair], what: str, paired_by: str = "seed") -> dict[Pair, Comparison]:
+    """A figure of each run, such as its entropy: the first label's less the second's, corrected as in :func:`family`.
+
+    Args:
+        figures: label, value, and what runs are paired by; a line per run.
+        pairs: of labels.
+        what: the figure, with its unit.
+        paired_by: the column that tells which runs belong together.
+
+    The interval is Student's, over the seeds that both have (at least 2); where all of them differ by the same there is
+    nothing to tell it by.
+    """
+    wide = figures.pivot(index=paired_by, columns="label", values="value")
+    found, nothing = {}, {}
+    for label, against in dict.fromkeys(pairs):
+        own, other = (wide.get(name, pd.Series(dtype=float)).dropna() for name in (label, against))
+        common, said = _common(set(own.index), set(other.index))
+        comparison = Comparison(label, against, len(common), said, what=f"{what}, {label} minus {against}")
+        gaps = (own - other).loc[common].to_numpy()
+        if len(common) > 1 and np.ptp(gaps) > 0:
+            found[label, against] = comparison, _Paired(gaps)
+        else:
+            nothing[label, against] = comparison
+    return _corrected(found) | nothing
+
+
+class _Paired:
+    """Behaves as draws do: an interval at any level."""
+
+    def __init__(self, gaps: Any) -> None:
+        self.test = ttest_1samp(gaps, 0)
+        self.estimate = float(gaps.mean())
+        self.p = float(self.test.pvalue)
+
+    def interval(self, level: float = 0.95) -> Interval:
+        return Interval(self.estimate, *map(float, self.test.confidence_interval(level)))
+
+
 def _common(own: set[Any], other: set[Any], fewest: int = 2) -> tuple[list[Any], str]:
     """The seeds of both, and what there is in words."""
     common = sorted(own & other)
@@ -137,7 +176,7 @@ def _compare(
     return replace(comparison, mde=statistics.minimal_detectable(a, b)), draws
 
 
-def _corrected(made: Mapping[Pair, tuple[Comparison, Draws | _Spread]]) -> dict[Pair, Comparison]:
+def _corrected(made: Mapping[Pair, tuple[Comparison, Draws | _Spread | _Paired]]) -> dict[Pair, Comparison]:
     """Every comparison with its intervals and p, corrected for all of them."""
     p_values = [draws.p for _, draws in made.values()]
     levels, adjusted = statistics.holm_levels(p_values), statistics.holm(p_values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -239,29 +239,76 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
     return figure
 
 
+def over_settings(table: pd.DataFrame, setting: str, hue: str, unit: str = "points") -> Figure:
+    """Differences with their intervals over the values of a setting: a panel per task, a series per value of ``hue``.
+
+    Args:
+        table: task, difference, low and high, and the columns that ``setting`` and ``hue`` name.
+        setting: the column of the x axis, and its label.
+        hue: the column that tells the series apart.
+        unit: of the differences.
+    """
+    tasks = list(table["task"].unique())
+    figure, axes = plt.subplots(1, len(tasks), squeeze=False, figsize=(9.6, 3.4))
+    for axis, task in zip(axes[0], tasks, strict=True):
+        points_with_intervals(table[table["task"] == task], setting, "difference", "low", "high", hue, axis)
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.set(title=task, ylabel="")
+        axis.get_legend().remove()
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    figure.supylabel(f"difference, {unit}", fontsize="medium")
+    return figure
+
+
 def validation_curves(scores: pd.DataFrame, names: Mapping[str, str]) -> Figure:
-    """Held-out scores along training: a panel per task and decoding, a line per label, its band from seed to seed.
+    """Held-out scores along training: a panel per task and decoding, a line per label.
 
     Args:
         scores: task, label, seed, step, decoding and score (per cent).
-        names: label -> what the legend calls it; the first has the band, from its lowest to its highest seed.
+        names: label -> what the legend calls it; the first has a band, from its lowest to its highest seed.
     """
     tasks, decodings = list(scores["task"].unique()), ["sampled", "greedy"]
     figure, axes = plt.subplots(2, max(1, len(tasks)), sharex="col", squeeze=False, figsize=(9.6, 5.2))
     for line, decoding in enumerate(decodings):
         for axis, task in zip(axes[line], tasks, strict=False):
             part = scores[(scores["task"] == task) & (scores["decoding"] == decoding)]
-            looks = zip(names.items(), cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False)
-            for (label, name), colour, marker, style in looks:
-                steps = part[part["label"] == label].groupby("step")["score"]
-                if label == next(iter(names)):
-                    axis.fill_between(list(steps.groups), steps.min(), steps.max(), color=colour, alpha=0.2, lw=0)
-                axis.plot(steps.mean(), color=colour, marker=marker, linestyle=style, markersize=4, label=name)
+            _means_by_step(axis, part.assign(value=part["score"]), names, banded=list(names)[:1], markersize=4)
             axis.set(title=f"{task}, {decoding}")
     figure.supxlabel("step", fontsize="medium")
     figure.supylabel("validation split, %", fontsize="medium")
     axes[0, 0].legend(fontsize="x-small")
     return figure
+
+
+def entropy_curves(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
+    """Policy entropy along training: a panel per task, a line per label and its band from lowest to highest seed.
+
+    Args:
+        table: task, label, seed, step and value (nats per token).
+        names: label -> what the legend calls it.
+    """
+    tasks = list(table["task"].unique())
+    figure, axes = plt.subplots(1, len(tasks), squeeze=False, figsize=(9.6, 3.4))
+    for axis, task in zip(axes[0], tasks, strict=True):
+        _means_by_step(axis, table[table["task"] == task], names, banded=names, marker="")
+        axis.set(title=task, xlabel="step")
+    axes[0, 0].set(ylabel="policy entropy, nats per token")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(names))
+    return figure
+
+
+def _means_by_step(
+    axis: Axes, rows: pd.DataFrame, names: Mapping[str, str], banded: Iterable[str], **look: Any
+) -> None:
+    """A line per label: the mean value over seeds at each step; and of some the band from lowest to highest seed."""
+    banded = set(banded)
+    looks = zip(names.items(), cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False)
+    for (label, name), colour, marker, style in looks:
+        steps = rows[rows["label"] == label].groupby("step")["value"]
+        if label in banded:
+            low, high = steps.min(), steps.max()
+            axis.fill_between(low.index.to_numpy(), low, high, color=colour, alpha=0.2, lw=0)
+        axis.plot(steps.mean(), color=colour, linestyle=style, label=name, **{"marker": marker, **look})
 
 
 def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:

@@ -1,0 +1,38 @@
+"""What a method's training costs beside GRPO's, from the processor time of finished runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from gcpo.reports import claims, compare
+
+NOTICED = 5.0  # per cent more than GRPO that we call noticeable
+
+
+def overhead(runs: pd.DataFrame, label: str, base: str = "grpo") -> compare.Comparison:
+    """Processor time of a label's training beside that of the base's run of the same seed on the same hardware.
+
+    The logarithm of their ratio, evaluation left out; over all such pairs of runs, uncorrected.
+
+    Args:
+        runs: training runs of one task, as ``records.find`` gives them.
+        label: whose training.
+        base: beside whose.
+    """
+    training = runs["cpu_seconds"] * (1 - runs["seconds_evaluate"] / runs["seconds"])
+    alike = runs["hardware"].map(str) + runs["seed"].map(" seed {}".format)
+    figures = pd.DataFrame({"label": runs["label"], "value": np.log(training), "alike": alike})
+    return compare.by_seed(figures, [(label, base)], "ln of processor time", "alike")[label, base]
+
+
+def noticeable(runs: pd.DataFrame, label: str, command: str, base: str = "grpo") -> claims.Verdict:
+    """Whether a label's training takes less than :data:`NOTICED` per cent more processor time than the base's."""
+    found = overhead(runs, label, base)
+    if not found.tested:
+        return claims.Verdict(claims.UNTESTED, f"Runs are missing ({found.compared}). First: {command}.")
+    more, low, high = (100 * (np.exp(end) - 1) for end in found.interval)
+    said = f"{more:.1f} [{low:.1f}, {high:.1f}] % more processor time ({found.compared})"
+    measuring = runs.groupby("label")["seconds_measure"].mean()
+    said += f"; measuring takes {measuring[label] - measuring[base]:.0f} s of a run more."
+    return claims.Verdict(claims.word(NOTICED - high, NOTICED - low), said)
