@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the ground up: a file imports its own room and what is below it.
 FLOORS = [
     {"errors", "files", "masked", "paths", "processes"},
-    {"clusters", "measures", "statistics", "gradients", "rewards"},
+    {"clusters", "mathematics", "measures", "statistics", "gradients", "rewards"},
     {"rollouts"},
     {"methods"},
     {"weights"},

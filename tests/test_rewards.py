@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gcpo import rewards
 from gcpo.rewards import bleu1, boxed_answer, exact_match, final_answer, math_correct, same_answer, token_f1
 
 WORDS = st.lists(st.sampled_from(["cat", "dog", "map", "toy", "red"]), max_size=6)
@@ -194,6 +193,28 @@ def test_final_answer(text: str, expected: str | None) -> None:
         ("x=5", "5"),
         (r"\text{Evelyn}", "Evelyn"),
         ("7.", "7"),
+        # several boxes side by side are one answer
+        (r"so \boxed{1} and \boxed{2}", r"\{1, 2\}"),
+        (r"$\boxed{2}$ or $\boxed{1}$.", "1, 2"),
+        (r"\boxed{7}, \boxed{7}", "7"),
+        # as numbers are written elsewhere
+        ("10 000", "10000"),
+        (r"1\,234\,567", "1234567"),
+        ("3,14", "3.14"),
+        ("8.49e-4", "0.000849"),
+        ("3 1/2", "3.5"),
+        # prose, currency and units
+        (r"The price is \$18.00.", "18"),
+        ("18 dollars", "18"),
+        (r"15\%", "15"),
+        ("27", r"27 \text{ cm}"),
+        # lists, intervals and matrices, entry by entry
+        ("x = 1 or x = -1", r"\{-1, 1\}"),
+        (r"x = 1 \text{ or } x = -1", "1, -1"),
+        ("(1/3, 2/3]", "(0.333, 0.667]"),
+        (r"\begin{pmatrix} 1/3 & 1 \\\\ 0 & 2 \end{pmatrix}", r"\begin{pmatrix} 0.33 & 1 \\\\ 0 & 2.00 \end{pmatrix}"),
+        # a decimal gold answer of two or more places is a rounded one
+        (r"\frac{2}{3}", "0.667"),
     ],
 )
 def test_math_correct_accepts(prediction: str, gold: str) -> None:
@@ -215,6 +236,18 @@ def test_math_correct_accepts(prediction: str, gold: str) -> None:
         ("3 or 7", "7"),
         ("x", "y"),
         ("???", "9"),
+        (r"\boxed{1} and \boxed{2}", "2"),
+        (r"first \boxed{1}, but then \boxed{3}", r"\{1, 3\}"),  # the second corrects the first
+        ("1, 2, 3", "1, 2"),
+        ("1, 1", "1, 2"),
+        ("(1, 2)", "(2, 1)"),
+        ("[0.333, 0.667]", "(1/3, 2/3]"),
+        (r"\begin{pmatrix} 1 & 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\\\ 2 \end{pmatrix}"),
+        ("10 000", "10"),
+        ("1,500", "1.5"),
+        ("0.3", "1/3"),
+        ("0.66", "0.667"),
+        ("2 pi", "2"),
     ],
 )
 def test_math_correct_rejects(prediction: str | None, gold: str) -> None:
@@ -251,9 +284,29 @@ def test_math_correct_works_in_a_thread_without_warnings(caplog: pytest.LogCaptu
     assert not caplog.records
 
 
-def test_an_answer_that_takes_too_long_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewards, "TIMEOUT_SECONDS", 1)
-    assert math_correct(r"\boxed{9^{9^{9^9}}}", "387420489") == 0.0
+ENDLESS = {
+    "a tower of powers": r"\boxed{9^{9^{9^9}}}",
+    "brackets": "(" * 900 + ")" * 900,
+    "a polynomial": "(x+y+z+w)^{60}",
+    "ten thousand characters": "1+" * 5000 + "1",
+    "factorials": "9!!!!",
+}
+
+
+@pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
+def test_an_answer_that_takes_too_long_is_wrong_in_a_thread_too(answer: str) -> None:
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.append(math_correct(answer, "x^2+1")))
+    thread.start()
+    thread.join(timeout=60)
+    assert found == [0.0] and math_correct(r"\frac{2}{4}", "1/2") == 1.0  # and the next is graded as ever
+
+
+def test_a_tolerance_is_absolute_or_relative() -> None:
+    assert math_correct("4.1", "4.2") == math_correct("105", "100", relative=0.01) == 0.0
+    assert math_correct("4.1", "4.2", absolute=0.1000001) == math_correct(r"\frac{201}{2}", "100", relative=0.01) == 1.0
+    assert math_correct("(4.1, 7)", "(4.2, 7)", absolute=0.11) == 1.0
+    assert math_correct("4.2, 9", "4.2", absolute=0.1) == 0.0
 
 
 def test_same_answer_is_symmetric() -> None:

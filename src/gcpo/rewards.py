@@ -8,34 +8,27 @@ better. A missing answer scores 0. What the papers leave open, and what is chose
 - BLEU-1 is sentence level, on lower-cased text, without smoothing and with the standard brevity penalty; of several
   references the best counts. sacrebleu computes exactly this at maximal order 1, with a fixed tokeniser (13a) that
   needs no downloaded tables, hence no implementation of our own.
-- Mathematics is graded by Math-Verify, gold first: its comparison is not symmetric.
+- Mathematics is in ``gcpo.mathematics``: Math-Verify, gold first.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import re
 import string
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-TIMEOUT_SECONDS = 5
-"""How long Math-Verify may take to parse or compare one answer; a longer one counts as wrong."""
+from gcpo.mathematics import boxed_answer, math_correct, same_answer
+
+__all__ = ["bleu1", "boxed_answer", "exact_match", "final_answer", "math_correct", "same_answer", "token_f1"]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 
-_BOXED = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # a brace, or what a backslash escapes
 _ANSWER_MARKER = re.compile("answer:", re.IGNORECASE)
-_INTEGER = re.compile(r"[+-]?[0-9]{1,15}", re.ASCII)
-_DELIMITED = re.compile(r"(?<!\\)\$|\\\(|\\\[")
-_COMMAND = re.compile(r"\\[A-Za-z]+(\{[^{}]*\})?")
-_PROSE = re.compile(r"[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 
 
 def _as_list(references: str | Sequence[str]) -> list[str]:
@@ -104,85 +97,8 @@ def bleu1(prediction: str | None, references: str | Sequence[str]) -> float:
     return min(best / 100, 1.0)
 
 
-def boxed_answer(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}`` with balanced braces, stripped; ``None`` without one or if it is empty.
-
-    Escaped braces (``\{``) do not count. A box that the end of the text cuts off is passed over.
-    """
-    starts = {box.end() for box in _BOXED.finditer(text)}
-    last, opened = (0, 0), []  # the content of the box that begins last, among those that are closed
-    for brace in _BRACE.finditer(text):
-        if brace[0] == "{":
-            opened.append(brace.end())
-        elif brace[0] == "}" and opened and (start := opened.pop()) in starts and start > last[0]:
-            last = start, brace.start()
-    return text[slice(*last)].strip() or None
-
-
 def final_answer(text: str) -> str | None:
     """The free-form answer of a completion: the first non-empty line after the last "Answer:" (in any case), or of
     the whole completion when it has no such marker; stripped; ``None`` when nothing is left."""
     lines = _ANSWER_MARKER.split(text)[-1].splitlines()
     return next((line.strip() for line in lines if line.strip()), None)
-
-
-def _timeout() -> int | None:
-    """Math-Verify's time-out is a signal, which only the main thread can receive; other threads run without one."""
-    if threading.current_thread() is threading.main_thread():
-        return TIMEOUT_SECONDS
-    for module in ("parser", "grader"):
-        logging.getLogger(f"math_verify.{module}").setLevel(logging.ERROR)  # it warns that there is no time-out
-    return None
-
-
-def _answer_text(text: str) -> str:
-    """The content of the last box, or the text itself when it has none."""
-    if _BOXED.search(text):
-        return boxed_answer(text) or ""
-    return text.strip()
-
-
-@functools.lru_cache(maxsize=20_000)
-def _parse(answer: str) -> tuple[Any, ...]:
-    """What Math-Verify reads in an answer: expressions, then the string it read them from; empty: nothing."""
-    import math_verify  # an extra, slow to import
-
-    prose = _PROSE.search(_COMMAND.sub("", answer))
-    # A bare answer such as \frac{1}{2} or 2x+1 is only read as mathematics inside a box.
-    delimited = answer if prose or _DELIMITED.search(answer) else f"\\boxed{{{answer.rstrip('. ')}}}"
-    return tuple(math_verify.parse(delimited, parsing_timeout=_timeout()))
-
-
-@functools.lru_cache(maxsize=100_000)
-def _equal(gold: str, answer: str) -> bool:
-    import math_verify
-
-    if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
-        return int(gold) == int(answer)
-    return math_verify.verify(list(_parse(gold)), list(_parse(answer)), timeout_seconds=_timeout())
-
-
-def math_correct(prediction: str | None, gold: str) -> float:
-    r"""1.0 if Math-Verify finds the prediction equal to the gold answer, else 0.0 (``None``: 0.0).
-
-    Both may be a bare answer (``9``, ``\frac{1}{2}``), one in ``$...$``, or a text with a ``\boxed{...}``, of which the
-    last counts. In prose without a box Math-Verify's own extraction decides, which ends at the last number; a task
-    that wants boxed answers only passes ``boxed_answer(completion)``. Math-Verify compares numbers after rounding to
-    6 decimals, and accepts both ``10`` and ``0.1`` for ``10\%``. Expressions it cannot read are compared as strings.
-
-    An answer that takes longer than ``TIMEOUT_SECONDS`` counts as wrong. The time-out works in the main thread only;
-    in other threads there is none.
-
-    Raises ``ValueError`` if the gold answer cannot be parsed.
-    """
-    expected = _answer_text(gold)
-    if not _parse(expected):
-        raise ValueError(f"gold answer {gold!r} cannot be parsed by Math-Verify: repair the row or leave it out")
-    return float(prediction is not None and _equal(expected, _answer_text(prediction)))
-
-
-def same_answer(first: str, second: str) -> bool:
-    """Whether two mathematical answers are the same: equal strings, or equal for Math-Verify with either as the gold
-    answer. Symmetric, where Math-Verify's comparison is not."""
-    first, second = _answer_text(first), _answer_text(second)
-    return first == second or (_equal(first, second) and _equal(second, first))

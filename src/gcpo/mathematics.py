@@ -1,0 +1,337 @@
+r"""Mathematical answers: the answer of a completion, and whether it equals the gold answer.
+
+Math-Verify compares, gold first: its comparison is not symmetric. Before that, answers are read as a careful person
+would read them (:func:`read`); two lists, intervals or matrices that it takes for different are compared once more,
+entry by entry.
+
+Math-Verify runs in a process of its own. What a policy writes can keep it busy for ever (``9^{9^{9^9}}``), signals
+reach main threads only, and nothing within a process interrupts a long product; so the operating system ends that
+process once an answer has taken :data:`SECONDS` of processor time, in threads and in workers as well. It is processor
+time so that a busy machine changes no grade.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+SECONDS = 1.2
+"""How much processor time Math-Verify may take for one comparison; an answer that takes longer is wrong."""
+
+LONGEST = 2000
+"""How many characters an answer may have; a longer one is wrong."""
+
+MEMORY = 8 * 2**30  # bytes of address space: a power tower asks for all there is before its time is over
+
+_BOXED = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # a brace, or what a backslash escapes
+_BETWEEN_BOXES = re.compile(
+    r"[\s$,;.]*(\\[(),;:! ]|\\(text|mathrm)\{\s*(and|or)\s*\}|\b(and|or)\b)?[\s$,;.]*(\\[()])?\s*"
+)
+_DELIMITED = re.compile(r"(?<!\\)\$|\\\(|\\\[")
+_COMMAND = re.compile(r"\\[A-Za-z]+(\{[^{}]*\})?")
+_PROSE = re.compile(r"[A-Za-z]{2,}\s+[A-Za-z]{2,}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,15}", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|\d{4,})", re.ASCII)
+_SCIENTIFIC = re.compile(r"(?<![\w.\\])([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])", re.ASCII)
+_GROUP_OF_DIGITS = r"(?:[ \u00a0\u202f~]|\\[,;:! ]|\{,\}|\\thinspace\s?)"
+_THOUSANDS = re.compile(rf"(?<![\d.])(\d{{1,3}})((?:{_GROUP_OF_DIGITS}+\d{{3}})+)(?![\d])", re.ASCII)
+_MIXED = re.compile(r"([+-]?)(\d+)\s+(\d+)/(\d+)", re.ASCII)
+_TWO_DOLLARS = re.compile(r"(?<!\\)\$\s*\$")  # where mathematics ends and goes on at once, or is displayed
+_CURRENCY = re.compile(r"\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£]")
+_UNIT = re.compile(r"([+-]?[\d.,]*\d)\s*(?!pi\b|sqrt\b|mod\b|and\b|or\b)[A-Za-z]{2,}\.?", re.ASCII)
+_MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_SEPARATOR = re.compile(r"\\(?:text|mathrm)\{\s*(?:,?\s*and|,?\s*or)\s*\}|,?\s*\b(?:and|or)\b|;")
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""The content of the last ``\boxed{...}`` with balanced braces, stripped; ``None`` without one or if it is empty.
+
+    Boxes with nothing between them but commas, "and" or "or" are one answer, their contents joined by commas (those
+    that repeat one before it left out). Escaped braces (``\{``) do not count. A box that the end of the text cuts off
+    is passed over.
+    """
+    starts = {box.end(): box.start() for box in _BOXED.finditer(text)}
+    boxes, opened = [], []  # closed boxes: where they begin, and their content
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif brace[0] == "}" and opened and (start := opened.pop()) in starts:
+            boxes.append((starts[start], start, brace.start()))
+    boxes.sort()
+    contents: list[str] = []
+    begins = None  # of the box that was read last
+    for outside, start, end in reversed(boxes):
+        if begins is not None and not _BETWEEN_BOXES.fullmatch(text, end + 1, begins):
+            break
+        content = text[start:end].strip()
+        if not (content or contents):  # the last box is empty
+            return None
+        if content not in contents:
+            contents.insert(0, content)
+        begins = outside
+    return ", ".join(filter(None, contents)) or None
+
+
+def read(answer: str) -> str:
+    r"""An answer as a careful person reads it: no currency signs, ``10 000`` and ``10\,000`` as 10000, ``3e-4`` as a
+    power of ten, ``3 1/2`` as a sum, and a number that is followed by one word without it."""
+    answer = _CURRENCY.sub("", _TWO_DOLLARS.sub(" ", answer)).strip().removesuffix(".")
+    answer = _THOUSANDS.sub(lambda found: found[1] + re.sub(r"\D", "", found[2]), answer)
+    answer = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", answer)
+    if mixed := _MIXED.fullmatch(answer):
+        sign, whole, above, below = mixed.groups()
+        answer = f"{sign}({whole}+\\frac{{{above}}}{{{below}}})"
+    unit = _UNIT.fullmatch(answer)
+    return unit[1] if unit else answer
+
+
+def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, relative: float = 0.0) -> float:
+    r"""1.0 if the prediction equals the gold answer, else 0.0 (``None``: 0.0).
+
+    Both may be a bare answer (``9``, ``\frac{1}{2}``), one in ``$...$``, or a text with a ``\boxed{...}``, of which the
+    last counts, or the last few that stand side by side. In prose without a box Math-Verify's own extraction decides,
+    which ends at the last number; a task that wants boxed answers only passes ``boxed_answer(completion)``.
+
+    - Math-Verify compares numbers after rounding to 6 decimals, and accepts both ``10`` and ``0.1`` for ``10\%``.
+      Expressions it cannot read are compared as strings.
+    - Lists without brackets or in braces are sets: any order, as many entries. Tuples, intervals and matrices are
+      compared entry by entry, with their brackets. An answer that says two things is not one of them.
+    - Where the gold answer is a decimal number of two or more places, a number that rounds to it there is right.
+    - ``3,14`` is a decimal number where the gold answer is one number.
+    - A number is right within ``absolute`` of the gold number, or within ``relative`` times it, for benchmarks that
+      state a tolerance.
+
+    An answer of more than :data:`LONGEST` characters, or that takes longer than :data:`SECONDS`, counts as wrong.
+
+    Raises ``ValueError`` if the gold answer cannot be parsed.
+    """
+    expected = _answer_text(gold)
+    if not _known(expected):
+        raise ValueError(f"gold answer {gold!r} cannot be parsed by Math-Verify: repair the row or leave it out")
+    if prediction is None or len(answer := _answer_text(prediction)) > LONGEST:
+        return 0.0
+    return float(_right(expected, answer, max(absolute, 0.0), max(relative, 0.0)))
+
+
+def same_answer(first: str, second: str) -> bool:
+    """Whether two mathematical answers are the same: equal strings, or equal for Math-Verify with either as the gold
+    answer. Symmetric, where Math-Verify's comparison is not."""
+    first, second = _answer_text(first), _answer_text(second)
+    if first == second or max(len(first), len(second)) > LONGEST:
+        return first == second
+    return _equal(first, second) and _equal(second, first)
+
+
+def _answer_text(text: str) -> str:
+    """The content of the last box, or the text itself when it has none; as it is read."""
+    if _BOXED.search(text):
+        text = boxed_answer(text) or ""
+    return read(text.strip())
+
+
+def _right(gold: str, answer: str, absolute: float, relative: float) -> bool:
+    number = _NUMBER.fullmatch(_bare(gold))
+    if number and (comma := _DECIMAL_COMMA.fullmatch(answer)):
+        answer = f"{comma[1]}.{comma[2]}"
+    if _equal(gold, answer):
+        return True
+    parts, own = _parts(gold), _parts(answer)
+    if parts and own and parts[0] == own[0] and len(parts[1]) == len(own[1]) > 1:
+        entries = [functools.partial(_entry, part, absolute=absolute, relative=relative) for part in parts[1]]
+        return _matched(entries, own[1]) if parts[0] == "set" else all(map(lambda f, a: f(a), entries, own[1]))
+    places = len(number[0].partition(".")[2]) if number else 0
+    allowed = max(absolute, 0.5000001 * 10.0**-places if places > 1 else 0.0)
+    if not (allowed or relative) or (own and own[0] == "set"):
+        return False
+    expected, found = _value(gold), _value(answer)
+    return (
+        expected is not None and found is not None and abs(found - expected) <= max(allowed, relative * abs(expected))
+    )
+
+
+def _entry(gold: str, answer: str, absolute: float, relative: float) -> bool:
+    return bool(gold) and bool(answer) and _right(read(gold), read(answer), absolute, relative)
+
+
+def _matched(entries: list[Any], answers: list[str]) -> bool:
+    """Whether every entry of a set has an answer of its own."""
+    left = list(answers)
+    for right in entries:
+        found = next((place for place, answer in enumerate(left) if right(answer)), None)
+        if found is None:
+            return False
+        left.pop(found)
+    return True
+
+
+def _bare(answer: str) -> str:
+    r"""Without dollars and size commands, and without what says whose value it is: ``x =``."""
+    answer = re.sub(r"\\(left|right|displaystyle|,|;|!| )|(?<!\\)\$|\\[()\[\]](?![A-Za-z])", "", answer).strip()
+    return re.sub(r"^[A-Za-z](\([a-z]\))?\s*(=|\\in)\s*", "", answer)
+
+
+def _parts(answer: str) -> tuple[str, list[str]] | None:
+    """An answer's kind ("set", a pair of brackets, or the shape of a matrix) and its entries; None for one thing."""
+    if matrix := _MATRIX.search(answer):
+        rows = [[cell.strip() for cell in row.split("&")] for row in matrix[2].split(r"\\") if row.strip()]
+        return f"matrix {[len(row) for row in rows]}", [cell for row in rows for cell in row]
+    answer = _bare(_SEPARATOR.sub(",", answer))
+    if answer.startswith(r"\{") and answer.endswith(r"\}"):
+        return "set", [_bare(part) for part in _split(answer[2:-2])]
+    outer = _split(answer)
+    if len(outer) > 1:
+        return "set", [_bare(part) for part in outer]
+    if answer[:1] in ("(", "[") and answer[-1:] in (")", "]"):
+        return answer[0] + answer[-1], _split(answer[1:-1])
+    return None
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside of brackets."""
+    parts, depth, begin = [], 0, 0
+    for place, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if character == "," and depth <= 0:
+            parts.append(text[begin:place])
+            begin = place + 1
+    return [part.strip() for part in [*parts, text[begin:]]]
+
+
+# --- Math-Verify, in a process of its own -------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=100_000)
+def _equal(gold: str, answer: str) -> bool:
+    if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
+        return int(gold) == int(answer)
+    return bool(_ask("equal", gold, answer))
+
+
+@functools.lru_cache(maxsize=20_000)
+def _known(gold: str) -> bool:
+    return bool(_INTEGER.fullmatch(gold)) or bool(_ask("known", gold))
+
+
+@functools.lru_cache(maxsize=20_000)
+def _value(answer: str) -> float | None:
+    if _NUMBER.fullmatch(bare := _bare(answer)):
+        return float(bare)
+    found: float | None = _ask("value", answer)
+    return found
+
+
+class _Judge:
+    """The process that Math-Verify runs in: started when first asked, and again after it was ended."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.process: subprocess.Popen[str] | None = None
+        self.owner = 0
+
+    def ask(self, *question: str) -> Any:
+        """What it answers; None where it took too long."""
+        with self.lock:
+            if self.process is None or self.process.poll() is not None or self.owner != os.getpid():
+                self.start()
+            process = self.process
+            assert process is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(json.dumps(question) + "\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            except BrokenPipeError:
+                line = ""
+            if not line:
+                process.wait()
+                self.process = None
+                return None
+            return json.loads(line)
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", "from gcpo.mathematics import serve; serve()"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, text=True, env=environment, **pipes)  # type: ignore[call-overload]
+        self.owner = os.getpid()
+
+    def close(self) -> None:
+        """End the process, when this one ends."""
+        if self.process is not None and self.owner == os.getpid():
+            self.process.kill()
+            self.process.communicate()
+
+
+_JUDGE = _Judge()
+_ask = _JUDGE.ask
+atexit.register(_JUDGE.close)
+
+
+def serve() -> None:
+    """Answer questions, a JSON list per line of standard input, until there are no more."""
+    import math_verify  # slow to import
+    from sympy import N
+
+    _limit()
+
+    @functools.lru_cache(maxsize=20_000)
+    def parse(answer: str) -> list[Any]:
+        prose = _PROSE.search(_COMMAND.sub("", answer))
+        # A bare answer such as \frac{1}{2} or 2x+1 is only read as mathematics inside a box.
+        plain = prose or _DELIMITED.search(answer)
+        return list(math_verify.parse(answer if plain else f"\\boxed{{{answer.rstrip('. ')}}}", parsing_timeout=None))
+
+    def value(answer: str) -> float | None:
+        for found in parse(answer):
+            try:
+                return float(N(getattr(found, "rhs", found)))
+            except (TypeError, ValueError, AttributeError):
+                continue
+        return None
+
+    answers: dict[str, Callable[..., Any]] = {
+        "known": lambda gold: bool(parse(gold)),
+        "equal": lambda gold, answer: math_verify.verify(parse(gold), parse(answer), timeout_seconds=None),
+        "value": value,
+    }
+    answers["equal"](r"\frac{1}{2}", "x+1")  # its parser loads when first used, which is no answer's fault
+    while hasattr(os, "fork") and (child := os.fork()):  # a child answers; where it was ended the next one goes on
+        if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
+            return
+        print("null", flush=True)
+    for line in sys.stdin:
+        kind, *texts = json.loads(line)
+        _limit(SECONDS)
+        try:
+            found = answers[kind](*texts)
+        except (Exception, RecursionError, MemoryError):  # of whatever sympy makes of what a model wrote
+            found = None
+        _limit(0)
+        print(json.dumps(found), flush=True)
+
+
+def _limit(seconds: float | None = None) -> None:
+    """End this process when it has taken so much processor time from now on; 0: not any more. None: limit memory."""
+    try:
+        import resource
+        import signal
+    except ImportError:  # a system without them has no limit
+        return
+    if seconds is None:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    else:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process, whatever it is doing
+        signal.setitimer(signal.ITIMER_PROF, seconds)
