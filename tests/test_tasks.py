@@ -13,10 +13,9 @@ import datasets
 import huggingface_hub
 import pytest
 
-from gcpo.tasks import TASKS, get_task
+from gcpo.tasks import TASKS, get_task, narrativeqa
 from gcpo.tasks.base import MalformedRowError, Row, Split, Task, field, math_scores, qa_scores, read_rows
 from gcpo.tasks.narrativeqa import TASK as NARRATIVEQA
-from gcpo.tasks.narrativeqa import load as load_narrativeqa
 
 
 def record(number: int, summary: str = "Ada has a cat.") -> dict[str, Any]:
@@ -77,11 +76,12 @@ def test_accuracy_is_f1_strictly_above_one_half() -> None:
     assert qa_scores("cat dog", ("cat",))["accuracy"] == 1.0  # F1 = 2/3
 
 
-def test_math_scores_have_one_reference() -> None:
+def test_math_scores_have_one_reference_and_perhaps_a_tolerance() -> None:
     assert math_scores("0.5", (r"\frac12",)) == {"accuracy": 1.0}
     assert math_scores(None, ("9",)) == {"accuracy": 0.0}
+    assert math_scores("9.05", ("9", "0.1")) == {"accuracy": 1.0}
     with pytest.raises(ValueError, match="too many values"):
-        math_scores("9", ("9", "8"))
+        math_scores("9", ("9", "8", "7"))
 
 
 def test_a_reward_metric_that_is_not_scored_is_an_error() -> None:
@@ -130,20 +130,28 @@ def test_narrativeqa_rows_and_source(write: Write) -> None:
         "file": "narrativeqa/test.jsonl",
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "skipped": 0,
+        "cut": 0,
     }
 
 
-def test_a_context_is_cut_to_its_first_words(write: Write) -> None:
-    write(record(1, "one two\nthree four"))
-    prompt = load_narrativeqa("test", limit=1, max_context_words=3).rows[0].prompt
-    assert "Summary: one two three\n\nQuestion" in prompt
-    assert "Summary: one two\nthree four\n" in load_narrativeqa("test", limit=1, max_context_words=4).rows[0].prompt
-
-
-def test_a_context_without_words_is_cut_by_characters(write: Write) -> None:
-    write(record(1, "x" * 100_000))
-    prompt = load_narrativeqa("test", limit=1, max_context_words=3).rows[0].prompt
-    assert f"Summary: {'x' * 30}\n\nQuestion" in prompt
+@pytest.mark.parametrize(
+    ("summary", "most", "kept"),
+    [
+        ("one two\nthree four", 3, "one two three"),
+        ("one two\nthree four", 4, "one two\nthree four"),
+        ("x" * 100_000, 3, "x" * 30),  # without words: cut by characters
+    ],
+    ids=["cut", "whole", "endless"],
+)
+def test_a_context_is_cut_to_its_first_words_and_counted(
+    write: Write, monkeypatch: pytest.MonkeyPatch, summary: str, most: int, kept: str
+) -> None:
+    monkeypatch.setattr(narrativeqa, "MAX_CONTEXT_WORDS", most)
+    write(record(1, summary), record(2, "short"))
+    split = NARRATIVEQA.load("test", limit=None)
+    (row,) = (row for row in split.rows if "Question 1?" in row.prompt)
+    assert f"Summary: {kept}\n\nQuestion" in row.prompt
+    assert row.cut == (kept != summary) and split.source["cut"] == row.cut
 
 
 def test_a_limit_is_a_nested_subset_that_does_not_depend_on_the_file_s_order(write: Write) -> None:
@@ -232,6 +240,7 @@ def test_the_hub_is_read_at_the_resolved_commit_which_is_recorded(hub: dict[str,
         "requested": "v1",
         "revision": "c0ffee",
         "skipped": 0,
+        "cut": 0,
     }
 
 

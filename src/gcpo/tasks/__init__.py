@@ -11,7 +11,10 @@ from gcpo.errors import nearest, one_of
 if TYPE_CHECKING:
     from gcpo.tasks.base import Task
 
-TASKS = ("tinyqa", "tinymath", "tinymath_think", "narrativeqa")
+TASKS = (
+    *("tinyqa", "tinymath", "tinymath_think", "narrativeqa", "qasper", "hotpotqa", "math", "aime24", "olympiadbench"),
+    *("amc23", "minerva", "gsm8k", "mmlu_stem"),
+)
 REWARDS = ("metric", "binary")
 
 

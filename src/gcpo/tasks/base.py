@@ -10,30 +10,40 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gcpo.measures import REWARD_RANGE
-from gcpo.rewards import bleu1, boxed_answer, math_correct, token_f1
+from gcpo.rewards import bleu1, boxed_answer, exact_match, math_correct, token_f1
 from gcpo.rewards import final_answer as qa_answer
 
 __all__ = [
     "MalformedRowError",
     "Record",
     "Row",
+    "Source",
     "Split",
     "Task",
     "boxed_answer",
     "field",
+    "gold_answer",
+    "hotpot_scores",
+    "math_row",
     "math_scores",
     "qa_answer",
     "qa_scores",
     "read_rows",
+    "reader",
+    "text_id",
+    "words",
 ]
 
 DATA_DIR = "GCPO_DATA_DIR"
 """The environment variable that names a folder of ``<benchmark>/<split>.jsonl`` to read instead of the Hub."""
+
+CHARACTERS_PER_WORD = 10
+"""How many characters of a context a word of its budget may have, space included."""
 
 Record = Mapping[str, Any]
 T = TypeVar("T")
@@ -45,11 +55,24 @@ class MalformedRowError(ValueError):
 
 @dataclass(frozen=True)
 class Row:
-    """One question: the user's message and the accepted answers (mathematics: the gold answer alone)."""
+    """One question: the user's message, the accepted answers (mathematics: the gold answer alone, and after it the
+    tolerance that the benchmark states for it), and whether its context was cut."""
 
     id: str
     prompt: str
     references: tuple[str, ...]
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a split is: the folder below ``$GCPO_DATA_DIR`` and the file's name there, which is the Hub's name of the
+    split, and the Hub's data set and configuration."""
+
+    folder: str
+    split: str
+    dataset: str
+    config: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,10 +125,86 @@ def qa_scores(prediction: str | None, references: Sequence[str]) -> dict[str, fl
     return {"accuracy": float(f1 > 0.5), "bleu1": bleu1(prediction, references), "f1": f1}
 
 
+def hotpot_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
+    """Accuracy (F1 above 0.5), exact match, and F1 with the rule that yes and no must be equal, as HotpotQA's official
+    evaluation has both."""
+    f1 = token_f1(prediction, references, yes_no_rule=True)
+    return {"accuracy": float(f1 > 0.5), "em": exact_match(prediction, references), "f1": f1}
+
+
 def math_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
-    """Accuracy of a mathematical answer against the gold answer, the only reference."""
-    (gold,) = references
-    return {"accuracy": math_correct(prediction, gold)}
+    """Accuracy of a mathematical answer against the gold answer, within the absolute tolerance that follows it, if any
+    does."""
+    gold, tolerance = references if len(references) == 2 else (*references, "0")
+    return {"accuracy": math_correct(prediction, gold, absolute=float(tolerance))}
+
+
+MATH_PROMPT = """Solve the problem step by step. Put the final answer in \\boxed{{}}.
+
+{problem}"""
+
+
+def math_row(row_id: str, problem: str, *references: str) -> Row:
+    r"""A question that asks for steps and a ``\boxed{...}`` answer."""
+    return Row(row_id, MATH_PROMPT.format(problem=problem.strip()), references)
+
+
+def gold_answer(record: Record, path: str) -> str:
+    """The boxed answer of the solution in a field; ``MalformedRowError`` where there is none."""
+    answer = boxed_answer(field(record, path, str))
+    if answer is None:
+        raise MalformedRowError(f"field {path!r} has no closed \\boxed{{...}} that is not empty")
+    return answer
+
+
+def reader(
+    sources: Mapping[str, Source],
+    convert: Callable[[Record], Iterable[Row]],
+    keep: Callable[[str, Row], bool] = lambda split, row: True,
+) -> Callable[..., Split]:
+    """A task's ``load``: reads the source of a split, and of its rows those that ``keep`` says belong to the split.
+
+    The function raises ``ValueError`` for a split that is not there, with those that are, and what
+    :func:`read_rows` does.
+    """
+
+    def load(
+        split: str,
+        *,
+        limit: int | None,
+        seed: int = 0,
+        revision: str | None = None,
+        skip_malformed: bool = False,
+    ) -> Split:
+        if split not in sources:
+            known = ", ".join(f"{name} ({source.dataset}, {source.split})" for name, source in sources.items())
+            raise ValueError(f"there is no split {split!r} here: {known}. A run without it says so: *_limit 0.")
+        source = sources[split]
+        return read_rows(
+            source.folder,
+            source.split,
+            lambda record: (row for row in convert(record) if keep(split, row)),
+            hub=(source.dataset, source.config),
+            limit=limit,
+            seed=seed,
+            revision=revision,
+            skip_malformed=skip_malformed,
+        )
+
+    return load
+
+
+def text_id(text: str) -> str:
+    """An id for a row of a data set that numbers none: 12 digits of the text's SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def words(text: str, most: int) -> tuple[str, bool]:
+    """The first ``most`` words of a text, in at most :data:`CHARACTERS_PER_WORD` characters each, and whether it was
+    cut: a text of few and endless words is no shorter for that. English has about 6, space included."""
+    listed = text.split()
+    kept = " ".join(listed[:most]) if len(listed) > most else text
+    return kept[: CHARACTERS_PER_WORD * most], len(listed) > most or len(kept) > CHARACTERS_PER_WORD * most
 
 
 def field(record: Record, path: str, kind: type[T], *, empty: bool = False) -> T:
@@ -144,7 +243,7 @@ def read_rows(
     ``convert`` makes the rows of one record, reading it with ``field``. Rows come in the order of a hash of the seed
     and their id, so the first ``limit`` rows (at most; ``None``: all) are the same in either source and lie within
     those of any larger limit. A repeated id is numbered ("id-2"). ``source["revision"]`` is the resolved commit of a
-    Hub data set, ``None`` if the Hub does not tell it.
+    Hub data set, ``None`` if the Hub does not tell it; ``source["cut"]`` counts rows whose context was cut.
 
     Raises ``MalformedRowError`` naming file, line and field for a malformed row (with ``skip_malformed`` it is left
     out and counted in ``source["skipped"]`` instead), ``FileNotFoundError`` listing what there is for a missing file,
@@ -170,11 +269,12 @@ def read_rows(
             continue
         for row in found:
             unique = next(name for name in _numbered(row.id) if name not in rows)
-            rows[unique] = Row(unique, row.prompt, row.references)
+            rows[unique] = replace(row, id=unique)
     if not rows:
         raise ValueError(f"{benchmark}/{split} has no usable row ({skipped} malformed rows skipped)")
     ordered = sorted(rows.values(), key=lambda row: hashlib.sha256(f"{seed}:{row.id}".encode()).digest())
-    return Split(tuple(ordered[:limit]), source | {"skipped": skipped})
+    chosen = tuple(ordered[:limit])
+    return Split(chosen, source | {"skipped": skipped, "cut": sum(row.cut for row in chosen)})
 
 
 def _numbered(name: str) -> Iterator[str]:

@@ -1,0 +1,34 @@
+"""GSM8K: school problems in several steps, with whole numbers as answers (Hub: openai/gsm8k, main)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from gcpo.tasks import math
+from gcpo.tasks.base import MalformedRowError, Record, Row, Source, boxed_answer, field, math_row, reader, text_id
+
+_GOLD = re.compile(r"####\s*(-?[\d.,]+)")
+
+
+def final_number(text: str) -> str | None:
+    """The number after the last "####", commas removed, as the official evaluation has it; None without one."""
+    found = _GOLD.findall(text)
+    return found[-1].replace(",", "").rstrip(".") if found else None
+
+
+def extract(completion: str) -> str | None:
+    """The boxed answer, which the prompt asks for, or the number after "####"."""
+    return boxed_answer(completion) or final_number(completion)
+
+
+def convert(record: Record) -> list[Row]:
+    """The problem of a record."""
+    problem, gold = field(record, "question", str), final_number(field(record, "answer", str))
+    if not gold:
+        raise MalformedRowError("field 'answer' has no number after '####'")
+    return [math_row(text_id(problem), problem, gold)]
+
+
+SPLITS = {name: Source("gsm8k", name, "openai/gsm8k", "main") for name in ("train", "test")}
+TASK = replace(math.TASK, name="gsm8k", load=reader(SPLITS, convert), extract=extract)

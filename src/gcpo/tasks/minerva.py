@@ -1,0 +1,32 @@
+"""Minerva: problems of undergraduate science courses (Hub: knoveleng/Minerva-Math, whose only split is our test).
+
+Answers are numbers given to two or three digits, or expressions. A number is right within 1 % of the gold one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gcpo.rewards import math_correct
+from gcpo.tasks import math
+from gcpo.tasks.base import Record, Row, Source, field, gold_answer, math_row, reader, text_id
+
+TOLERANCE = 0.01
+"""Of a number, relative: what two or three digits allow. The papers do not state one; chosen."""
+
+
+def convert(record: Record) -> list[Row]:
+    """The problem of a record."""
+    problem = field(record, "problem", str)
+    return [math_row(text_id(problem), problem, gold_answer(record, "solution"))]
+
+
+def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
+    """Accuracy within :data:`TOLERANCE` of the gold answer, the only reference."""
+    (gold,) = references
+    return {"accuracy": math_correct(prediction, gold, relative=TOLERANCE)}
+
+
+SPLITS = {"test": Source("minerva_math", "train", "knoveleng/Minerva-Math")}
+TASK = replace(math.TASK, name="minerva", load=reader(SPLITS, convert), score=score)

@@ -1,0 +1,52 @@
+"""MMLU's subjects of science and mathematics: four choices (Hub: TIGER-Lab/MMLU-STEM, test)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gcpo.tasks.base import MalformedRowError, Record, Row, Source, Task, boxed_answer, field, reader, text_id
+
+LETTERS = "ABCD"
+PROMPT = """Answer the question with the letter of one choice. Write it in the form "Answer: ...".
+
+{question}
+
+{choices}"""
+_LETTER = re.compile(r"\W*(?:\\text\{)?\W*([A-D])(?![A-Za-z'])")
+
+
+def extract(completion: str) -> str | None:
+    """The letter after the last "Answer:", or in the last box, or that the completion begins with; None without one."""
+    marked = re.split("answer:", completion, flags=re.IGNORECASE)
+    for text in (marked[-1] if len(marked) > 1 else None, boxed_answer(completion), completion):
+        if text and (found := _LETTER.match(text)):
+            return found[1]
+    return None
+
+
+def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
+    """Whether the letter is the right one."""
+    return {"accuracy": float(prediction in references)}
+
+
+def convert(record: Record) -> list[Row]:
+    """The question of a record, whose answer is the place of the right choice."""
+    question, answer = field(record, "question", str).strip(), field(record, "answer", int)
+    choices = [field(record, f"choices.{number}", str, empty=True) for number in range(len(LETTERS))]
+    if not 0 <= answer < len(LETTERS):
+        raise MalformedRowError(f"field 'answer' is {answer}, not the place of one of {len(LETTERS)} choices")
+    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True))
+    row_id = text_id("\n".join([field(record, "subject", str), question, *choices]))
+    return [Row(row_id, PROMPT.format(question=question, choices=listed), (LETTERS[answer],))]
+
+
+SPLITS = {"test": Source("mmlu_stem", "test", "TIGER-Lab/MMLU-STEM")}
+TASK = Task(
+    name="mmlu_stem",
+    metrics=("accuracy",),
+    load=reader(SPLITS, convert),
+    extract=extract,
+    score=score,
+    reward_metric="accuracy",
+)

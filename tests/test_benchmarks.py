@@ -1,0 +1,207 @@
+"""The benchmarks of the papers: how a record becomes a question, what counts as right, and real rows of each."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gcpo.tasks import get_task, gsm8k, hotpotqa, minerva, mmlu_stem, olympiadbench, qasper
+from gcpo.tasks import math as math_task
+from gcpo.tasks.base import MalformedRowError, Row
+
+ANSWER = {"unanswerable": False, "extractive_spans": [], "free_form_answer": "", "yes_no": None, "evidence": []}
+
+
+def paper(answers: list[dict[str, Any]], paragraphs: list[list[str]]) -> dict[str, Any]:
+    asked = {"question": ["why ?"], "question_id": ["q1"], "answers": [{"answer": answers}]}
+    return {"title": "T", "abstract": "A b.", "full_text": {"paragraphs": paragraphs}, "qas": asked}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"unanswerable": True, "extractive_spans": ["x"]}, "Unanswerable"),
+        ({"extractive_spans": ["two", "three\nfour"], "free_form_answer": "x"}, "two, three four"),
+        ({"free_form_answer": " in a\nlist "}, "in a list"),
+        ({"yes_no": True}, "Yes"),
+        ({"yes_no": False}, "No"),
+    ],
+)
+def test_qasper_compares_with_the_official_answer_strings(changes: dict[str, Any], expected: str) -> None:
+    assert qasper.answer_string(ANSWER | changes) == expected
+
+
+def test_a_qasper_answer_of_no_kind_is_malformed() -> None:
+    with pytest.raises(MalformedRowError, match="no spans, no text, no yes or no"):
+        qasper.answer_string(ANSWER)
+
+
+def test_qasper_puts_evidence_first_and_each_passage_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = [ANSWER | {"yes_no": True, "evidence": ["e two"]}, ANSWER | {"yes_no": False, "evidence": ["e two", "e one"]}]
+    record = paper(two, [["p one", "e one"], ["e two", " "]])
+    (row,) = qasper.convert(record)
+    assert row.references == ("Yes", "No") and row.id == "q1" and not row.cut
+    assert "e two\n\ne one\n\nT\nA b.\n\np one\n\nQuestion: why ?" in row.prompt
+    monkeypatch.setattr(qasper, "MAX_CONTEXT_WORDS", 5)
+    (row,) = qasper.convert(record)
+    assert row.cut and "e two e one T\n\nQuestion" in row.prompt
+
+
+def hotpot(words: int) -> dict[str, Any]:
+    titles = ["one", "two", "three"]
+    context = {"title": titles, "sentences": [[f"{title} " * words] for title in titles]}
+    return {"id": "h", "question": "q", "answer": "yes", "supporting_facts": {"title": ["three"]}, "context": context}
+
+
+def test_hotpotqa_leaves_out_what_does_not_support_the_answer_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = hotpotqa.convert(hotpot(3))
+    assert not row.cut and "one: one one one\n\ntwo: two two two\n\nthree: three" in row.prompt
+    monkeypatch.setattr(hotpotqa, "MAX_CONTEXT_WORDS", 8)
+    (row,) = hotpotqa.convert(hotpot(3))
+    assert row.cut and "one: one one one\n\nthree: three three three\n\nQuestion" in row.prompt
+    with pytest.raises(MalformedRowError, match="3 titles and 1 paragraphs"):
+        hotpotqa.convert(hotpot(3) | {"context": {"title": ["a", "b", "c"], "sentences": [["x"]]}})
+
+
+def test_hotpotqa_has_the_yes_and_no_rule_and_qasper_has_not() -> None:
+    said = "yes it is"
+    assert hotpotqa.TASK.score(said, ("yes",)) == {"accuracy": 0, "em": 0, "f1": 0}
+    assert qasper.TASK.score(said, ("Yes",))["f1"] == pytest.approx(0.5)
+    assert hotpotqa.TASK.score("The Yes.", ("yes",)) == {"accuracy": 1, "em": 1, "f1": 1}
+
+
+def test_math_is_trained_on_levels_3_to_5() -> None:
+    record = {"problem": "p", "level": "Level 3", "solution": r"so \boxed{1} or \boxed{\frac{1}{2}}"}
+    (row,) = math_task.convert(record)
+    assert row.references == (r"1, \frac{1}{2}",) and row.prompt.endswith("\n\np") and r"\boxed{}" in row.prompt
+    assert math_task.convert(record | {"level": "Level 2"}) == []
+    with pytest.raises(MalformedRowError, match=r"'solution' has no closed \\boxed"):
+        math_task.convert(record | {"solution": "so 1"})
+
+
+def test_a_split_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"no split 'validation' here: train \(.*\), test \(HuggingFaceH4/MATH-500"):
+        math_task.TASK.load("validation", limit=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"\boxed{42} #### 7", "42"),
+        ("12 - 2 = 10\n#### 1,234.", "1234"),
+        ("#### 3\n#### -4", "-4"),
+        ("it is 5", None),
+    ],
+)
+def test_gsm8k_reads_the_box_or_the_number_after_the_hashes(text: str, expected: str | None) -> None:
+    assert gsm8k.extract(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Answer: C", "C"),
+        ("A or B?\nAnswer: (B). Because", "B"),
+        (r"so \boxed{\text{D}}", "D"),
+        ("**Answer: A**", "A"),
+        ("B. True, False", "B"),
+        ("Answer: Because", None),
+        ("A's", None),
+        ("", None),
+    ],
+)
+def test_mmlu_reads_one_letter(text: str, expected: str | None) -> None:
+    assert mmlu_stem.extract(text) == expected
+
+
+def test_mmlu_s_answer_is_the_place_of_a_choice() -> None:
+    record = {"question": "q", "subject": "s", "choices": ["w", "x", "y", "z"], "answer": 2}
+    (row,) = mmlu_stem.convert(record)
+    assert row.references == ("C",) and "C. y" in row.prompt
+    with pytest.raises(MalformedRowError, match="'answer' is 4, not the place of one of 4 choices"):
+        mmlu_stem.convert(record | {"answer": 4})
+
+
+def test_minerva_allows_one_per_cent_of_a_number() -> None:
+    assert minerva.TASK.score("4.06e3", ("4100",)) == {"accuracy": 1}
+    assert minerva.TASK.score("4.05e3", ("4100",)) == {"accuracy": 0}
+
+
+def problem(number: int, answer: str, error: str | None = None) -> dict[str, Any]:
+    return {"id": number, "context": None, "question": "q", "answer": answer, "error": error}
+
+
+def test_olympiadbench_has_its_own_tolerance_and_wants_every_part() -> None:
+    score: Callable[..., dict[str, float]] = olympiadbench.TASK.score
+    (row,) = olympiadbench.convert(problem(7, "4.2", "1e-1"))
+    assert row.references == ("4.2", "0.1") and score("4.25", row.references) == {"accuracy": 1}
+    assert score("4.31", row.references) == score("4.25", ("4.2",)) == {"accuracy": 0}
+    (row,) = olympiadbench.convert(problem(8, r"$a=2$, $a=-6-4 \sqrt{2}$"))
+    assert score(r"a = -6-4\sqrt{2} \text{ or } a = 2", row.references) == {"accuracy": 1}
+    assert score("a=2", row.references) == {"accuracy": 0}
+    with pytest.raises(MalformedRowError, match="'error' is 'small', not a number"):
+        olympiadbench.convert(problem(9, "1", "small"))
+
+
+def test_olympiadbench_is_divided_by_the_hash_of_an_id() -> None:
+    ids = [str(number) for number in range(3000)]
+    assert 0.27 < sum(map(olympiadbench.of_test, ids)) / len(ids) < 0.33
+    assert [id_ for id_ in ids[:12] if olympiadbench.of_test(id_)] == HASHED
+
+
+HASHED = ["4", "8", "9", "10"]  # whose SHA-256 begins with less than 4ccc (sha256sum)
+
+# Rows of each split of the files at hand, and how many contexts were cut.
+REAL = {
+    ("narrativeqa", "validation"): (100, 15),
+    ("narrativeqa", "test"): (200, 0),
+    ("qasper", "train"): (105, 105),
+    ("qasper", "validation"): (55, 55),
+    ("qasper", "test"): (80, 80),
+    ("hotpotqa", "train"): (100, 13),
+    ("hotpotqa", "test"): (100, 18),
+    ("math", "train"): (300, 0),
+    ("math", "test"): (500, 0),
+    ("aime24", "test"): (30, 0),
+    ("olympiadbench", "train"): (218, 0),
+    ("olympiadbench", "test"): (82, 0),
+    ("amc23", "test"): (40, 0),
+    ("minerva", "test"): (172, 0),
+    ("gsm8k", "train"): (150, 0),
+    ("gsm8k", "test"): (150, 0),
+    ("mmlu_stem", "test"): (300, 0),
+}
+
+
+def as_written(row: Row, reference: str) -> str:
+    """A completion that gives this answer in the form that the prompt asks for."""
+    return f"So \\boxed{{{reference}}}." if "boxed" in row.prompt else f"Answer: {reference}"
+
+
+@pytest.mark.data
+@pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")
+@pytest.mark.parametrize(("name", "split"), REAL, ids=" ".join)
+def test_gold_answers_of_real_rows_are_right_and_those_of_others_are_not(name: str, split: str) -> None:
+    task = get_task(name)
+    assert split in importlib.import_module(f"gcpo.tasks.{name}").SPLITS
+    loaded = task.load(split, limit=None)
+    rows = loaded.rows
+    assert (len(rows), loaded.source["cut"], loaded.source["skipped"]) == (*REAL[name, split], 0)
+    tolerance = name == "olympiadbench"  # its second reference is none
+    wrong = [
+        (row.id, reference)
+        for row in rows
+        for reference in (row.references[:1] if tolerance else row.references)
+        if set(task.score(task.extract(as_written(row, reference)), row.references).values()) != {1.0}
+    ]
+    assert wrong == []
+    shuffled = [as_written(row, other.references[0]) for row, other in zip(rows, [*rows[1:], rows[0]], strict=True)]
+    scores = [
+        task.score(task.extract(text), row.references)["accuracy"] for text, row in zip(shuffled, rows, strict=True)
+    ]
+    chance = 0.25 if name == "mmlu_stem" else 0.0
+    assert abs(sum(scores) / len(rows) - chance) <= 0.11
