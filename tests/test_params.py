@@ -141,6 +141,8 @@ def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None
         ({"group_size": 1}, "group_size", "G = 1 leaves nothing to compare"),
         ({"temperature": 0}, "temperature", "samples the same answer G times"),
         ({"method": "gcpo_shuffled", "prompts_per_step": 1}, "prompts_per_step", "gcpo_shuffled .* at least 2"),
+        ({"micro_batch": 3}, "micro_batch", "3 does not divide the 8 completions"),
+        ({"micro_batch": 4, "grpo": {"gradient_accumulation_steps": 2}}, "micro_batch", "keep one"),
     ],
 )
 def test_an_impossible_combination_is_an_error(values: dict[str, Any], key: str, reason: str) -> None:
@@ -233,7 +235,7 @@ def test_every_parameter_that_grpo_config_knows_too_is_owned() -> None:
 
 
 def test_there_are_profiles_and_grids() -> None:
-    assert {"smoke", "laptop"} <= set(profiles())
+    assert {"smoke", "laptop", "single_gpu", "paper"} <= set(profiles())
     assert {"smoke", "table1", "figure1"} <= set(grids())
 
 
@@ -248,6 +250,10 @@ def test_every_profile_is_valid_for_every_task(name: str) -> None:
 @pytest.mark.parametrize("profile", profiles())
 @pytest.mark.parametrize("grid", grids())
 def test_every_grid_is_valid_with_every_profile(grid: str, profile: str) -> None:
+    if (grid, profile) == ("figure1", "single_gpu"):  # statistics in mid-training, of adapters
+        with pytest.raises(ParameterError, match="trained with adapters"):
+            expand(grid, profile)
+        return
     found = expand(grid, profile)
     assert found
     assert {plan.kind for plan in found} <= set(KINDS)

@@ -40,6 +40,7 @@ OTHER: dict[str, Any] = {
     "equalize_mean": True,
     "group_size": 8,
     "prompts_per_step": 3,
+    "micro_batch": 2,
     "max_steps": 5,
     "learning_rate": 1e-4,
     "beta": 0.1,

@@ -73,6 +73,7 @@ class Params(BaseModel):
     equalize_mean: bool = Field(False, description="divide weights by their mean over the batch")
     group_size: Positive = Field(4, description="G, responses per prompt")
     prompts_per_step: Positive = Field(2, description="prompts per optimiser step")
+    micro_batch: Count = Field(0, description="completions per forward and backward pass; 0 is all of a step")
     max_steps: Count = Field(4, description="optimiser steps; 0 evaluates the starting policy")
     learning_rate: Number = Field(1e-3, description="of AdamW")
     beta: Number = Field(0.0, description="weight of the KL term")
@@ -177,6 +178,11 @@ class Params(BaseModel):
                 f"train_limit: {self.train_limit} questions are fewer than the {self.prompts_per_step} of a step "
                 "(prompts_per_step)"
             )
+        completions = self.group_size * self.prompts_per_step
+        if self.micro_batch and completions % self.micro_batch:
+            raise ValueError(f"micro_batch: {self.micro_batch} does not divide the {completions} completions of a step")
+        if self.micro_batch and "gradient_accumulation_steps" in self.grpo:
+            raise ValueError("micro_batch: it sets gradient_accumulation_steps, which grpo sets too; keep one")
         if self.temperature == 0:
             raise ValueError("temperature: 0 samples the same answer G times; use a value above 0")
         if get_method(self.method, **self.method_options).permuted and self.prompts_per_step < 2:

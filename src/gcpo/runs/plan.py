@@ -57,8 +57,8 @@ TRAINER: dict[str, Any] = {
 
 # What only training reads: of no meaning to gradient statistics.
 TRAINING = frozenset(
-    "method equalize_mean lora_rank prompts_per_step max_steps learning_rate beta save_steps train_split train_limit "
-    "validation_split validation_limit eval_samples".split()
+    "method equalize_mean lora_rank prompts_per_step micro_batch max_steps learning_rate beta save_steps train_split "
+    "train_limit validation_split validation_limit eval_samples".split()
 )
 
 
@@ -119,12 +119,15 @@ class Plan:
     def trainer(self) -> dict[str, Any]:
         """The settings of TRL's config that decide the run."""
         params = self.params
+        completions = params.group_size * params.prompts_per_step
+        at_once = params.micro_batch or completions
         return {
             **TRAINER,
             "seed": params.seed,
             "max_steps": params.max_steps,
             "num_generations": params.group_size,
-            "per_device_train_batch_size": params.group_size * params.prompts_per_step,
+            "per_device_train_batch_size": at_once,
+            "gradient_accumulation_steps": completions // at_once,
             "learning_rate": params.learning_rate,
             "beta": params.beta,
             "temperature": params.temperature,
@@ -147,6 +150,7 @@ class Plan:
         """Every value that decides the result, resolved: what the id is a hash of."""
         # A folder's name, what is resolved below, and what can only turn an error into a run.
         named = {"profile", "alpha", "method_options", "grpo", "skip_malformed", "at_step", "reward", "full_completion"}
+        named |= {"micro_batch"}  # which the trainer's settings hold
         task, training = self.task, self.kind == "train"
         return {
             "schema": SCHEMA,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 import transformers
 from datasets import Dataset
 
@@ -181,6 +182,7 @@ def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], fold
         "log_completions": True,
         "num_completions_to_print": 0,
         "dataloader_pin_memory": False,
+        "use_cpu": not torch.cuda.is_available(),  # else bfloat16 is refused there
     }
     args = GCPOConfig(
         output_dir=str(folder),
