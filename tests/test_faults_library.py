@@ -123,7 +123,9 @@ def test_a_product_has_one_spelling() -> None:
         ("{" * 50_000 + "\\boxed{2}", "2"),
         ("}" * 50_000 + "\\boxed{\\}3\\{}", "\\}3\\{"),
         ("\\boxed{4} \\boxed{}", None),
-        ("\\boxed{5} \\boxed {{6} }", "{6}"),
+        ("\\boxed{5} \\boxed {{6} }", "5, {6}"),
+        (" ".join(f"\\boxed{{{n}}}" for n in range(8_000)), ", ".join(map(str, range(8_000)))),
+        ("\\boxed{1}" + " " * 50_000 + "x\\boxed{2}", "2"),
     ],
 )
 def test_a_box_is_found_in_time_that_grows_with_the_text(text: str, answer: str | None) -> None:

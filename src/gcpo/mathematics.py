@@ -69,18 +69,22 @@ def boxed_answer(text: str) -> str | None:
         elif brace[0] == "}" and opened and (start := opened.pop()) in starts:
             boxes.append((starts[start], start, brace.start()))
     boxes.sort()
-    contents: list[str] = []
+    contents: dict[str, None] = {}  # from the last box to the first
     begins = None  # of the box that was read last
     for outside, start, end in reversed(boxes):
-        if begins is not None and not _BETWEEN_BOXES.fullmatch(text, end + 1, begins):
+        if begins is not None and not (end < begins and _beside(text[end + 1 : begins])):
             break
         content = text[start:end].strip()
         if not (content or contents):  # the last box is empty
             return None
-        if content not in contents:
-            contents.insert(0, content)
+        contents.setdefault(content)
         begins = outside
-    return ", ".join(filter(None, contents)) or None
+    return ", ".join(filter(None, reversed(contents))) or None
+
+
+def _beside(between: str) -> bool:
+    """Whether two boxes with this between them are one answer."""
+    return len(between) <= 40 and bool(_BETWEEN_BOXES.fullmatch(between))
 
 
 def read(answer: str) -> str:
