@@ -109,8 +109,9 @@ def _unfit(name: str, own: str, grid: str, profile: str, reference: bool) -> str
     if not records.coverage(grid, profile, reference)["finished"].sum():
         return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid}"
     needed, given = ({key for plan in expand(g, profile) for key in plan.varied} for g in (own, grid))
-    if "learning_rate" in needed - given:  # a sweep: there is nothing to choose among one
-        return f"grid {grid} has one learning rate, and several are compared: python -m gcpo grid {own}"
+    for key in ("learning_rate", "alpha"):  # a sweep: there is nothing to choose among one
+        if key in needed - given:
+            return f"grid {grid} has one {key.replace('_', ' ')}, and several are compared: python -m gcpo grid {own}"
     return None
 
 
