@@ -13,10 +13,12 @@ time so that a busy machine changes no grade.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -51,6 +53,8 @@ _CURRENCY = re.compile(r"\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£]")
 _UNIT = re.compile(r"([+-]?[\d.,]*\d)\s*(?!pi\b|sqrt\b|mod\b|and\b|or\b)[A-Za-z]{2,}\.?", re.ASCII)
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _SEPARATOR = re.compile(r"\\(?:text|mathrm)\{\s*(?:,?\s*and|,?\s*or)\s*\}|,?\s*\b(?:and|or)\b|;")
+_LAYOUT = re.compile(r"\\(left|right|displaystyle|,|;|!| )|(?<!\\)\$|\\[()\[\]](?![A-Za-z])")
+_WHOSE = re.compile(r"^[A-Za-z](\([a-z]\))?\s*(=|\\in)\s*")  # x =, f(x) =, x \in
 _OPENING, _CLOSING = "([{", ")]}"
 
 
@@ -113,8 +117,8 @@ def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, re
       compared entry by entry, with their brackets. An answer that says two things is not one of them.
     - Where the gold answer is a decimal number of two or more places, a number that rounds to it there is right.
     - ``3,14`` is a decimal number where the gold answer is one number.
-    - A number is right within ``absolute`` of the gold number, or within ``relative`` times it, for benchmarks that
-      state a tolerance.
+    - A number is right within ``absolute`` of the gold number, or within ``relative`` times it (both 0 or above), for
+      benchmarks that state a tolerance.
 
     An answer of more than :data:`LONGEST` characters, or that takes longer than :data:`SECONDS`, counts as wrong.
 
@@ -125,7 +129,7 @@ def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, re
         raise ValueError(f"gold answer {gold!r} cannot be parsed by Math-Verify: repair the row or leave it out")
     if prediction is None or len(answer := _answer_text(prediction)) > LONGEST:
         return 0.0
-    return float(_right(expected, answer, max(absolute, 0.0), max(relative, 0.0)))
+    return float(_right(expected, answer, absolute, relative))
 
 
 def same_answer(first: str, second: str) -> bool:
@@ -152,8 +156,11 @@ def _right(gold: str, answer: str, absolute: float, relative: float) -> bool:
         return True
     parts, own = _parts(gold), _parts(answer)
     if parts and own and parts[0] == own[0] and len(parts[1]) == len(own[1]) > 1:
-        entries = [functools.partial(_entry, part, absolute=absolute, relative=relative) for part in parts[1]]
-        return _matched(entries, own[1]) if parts[0] == "set" else all(map(lambda f, a: f(a), entries, own[1]))
+
+        def same(part: str, other: str) -> bool:
+            return bool(part and other) and _right(read(part), read(other), absolute, relative)
+
+        return _matched(parts[1], own[1], same) if parts[0] == "set" else all(map(same, parts[1], own[1]))
     places = len(number[0].partition(".")[2]) if number else 0
     allowed = max(absolute, 0.5000001 * 10.0**-places if places > 1 else 0.0)
     if not (allowed or relative) or (own and own[0] == "set"):
@@ -164,15 +171,11 @@ def _right(gold: str, answer: str, absolute: float, relative: float) -> bool:
     )
 
 
-def _entry(gold: str, answer: str, absolute: float, relative: float) -> bool:
-    return bool(gold) and bool(answer) and _right(read(gold), read(answer), absolute, relative)
-
-
-def _matched(entries: list[Any], answers: list[str]) -> bool:
+def _matched(parts: list[str], answers: list[str], same: Callable[[str, str], bool]) -> bool:
     """Whether every entry of a set has an answer of its own."""
     left = list(answers)
-    for right in entries:
-        found = next((place for place, answer in enumerate(left) if right(answer)), None)
+    for part in parts:
+        found = next((place for place, answer in enumerate(left) if same(part, answer)), None)
         if found is None:
             return False
         left.pop(found)
@@ -181,8 +184,7 @@ def _matched(entries: list[Any], answers: list[str]) -> bool:
 
 def _bare(answer: str) -> str:
     r"""Without dollars and size commands, and without what says whose value it is: ``x =``."""
-    answer = re.sub(r"\\(left|right|displaystyle|,|;|!| )|(?<!\\)\$|\\[()\[\]](?![A-Za-z])", "", answer).strip()
-    return re.sub(r"^[A-Za-z](\([a-z]\))?\s*(=|\\in)\s*", "", answer)
+    return _WHOSE.sub("", _LAYOUT.sub("", answer).strip())
 
 
 def _parts(answer: str) -> tuple[str, list[str]] | None:
@@ -288,7 +290,7 @@ def serve() -> None:
     import math_verify  # slow to import
     from sympy import N
 
-    _limit()
+    _limit_memory()
 
     @functools.lru_cache(maxsize=20_000)
     def parse(answer: str) -> list[Any]:
@@ -317,25 +319,26 @@ def serve() -> None:
         print("null", flush=True)
     for line in sys.stdin:
         kind, *texts = json.loads(line)
-        _limit(SECONDS)
+        _limit_time(SECONDS)
         try:
             found = answers[kind](*texts)
         except (Exception, RecursionError, MemoryError):  # of whatever sympy makes of what a model wrote
             found = None
-        _limit(0)
+        _limit_time(0)
         print(json.dumps(found), flush=True)
 
 
-def _limit(seconds: float | None = None) -> None:
-    """End this process when it has taken so much processor time from now on; 0: not any more. None: limit memory."""
-    try:
+def _limit_memory() -> None:
+    """Let this process have no more than :data:`MEMORY`, and leave no core dump."""
+    with contextlib.suppress(ImportError):  # a system without it has no limit
         import resource
-        import signal
-    except ImportError:  # a system without them has no limit
-        return
-    if seconds is None:
+
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    else:
+
+
+def _limit_time(seconds: float) -> None:
+    """End this process when it has taken so much processor time from now on; 0: not any more."""
+    if hasattr(signal, "setitimer"):  # a system without it has no limit
         signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process, whatever it is doing
         signal.setitimer(signal.ITIMER_PROF, seconds)

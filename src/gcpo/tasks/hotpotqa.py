@@ -7,7 +7,10 @@ no validation split.
 
 from __future__ import annotations
 
-from gcpo.tasks.base import MalformedRowError, Record, Row, Source, Task, field, hotpot_scores, qa_answer, reader, words
+from dataclasses import replace
+
+from gcpo.tasks import narrativeqa
+from gcpo.tasks.base import MalformedRowError, Record, Row, Source, field, hotpot_scores, reader, words
 
 MAX_CONTEXT_WORDS = 1200
 """Words of the paragraphs that a prompt keeps; ten have 600 to 1200."""
@@ -40,11 +43,10 @@ def convert(record: Record) -> list[Row]:
 
 HUB = {"dataset": "hotpotqa/hotpot_qa", "config": "distractor"}
 SPLITS = {"train": Source("hotpotqa", "train", **HUB), "test": Source("hotpotqa", "validation", **HUB)}
-TASK = Task(
+TASK = replace(
+    narrativeqa.TASK,
     name="hotpotqa",
     metrics=("accuracy", "em", "f1"),
     load=reader(SPLITS, convert),
-    extract=qa_answer,
     score=hotpot_scores,
-    reward_metric="f1",
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gcpo.tasks.base import MalformedRowError, Record, Row, Source, Task, boxed_answer, field, reader, text_id
+from gcpo.tasks import math
+from gcpo.tasks.base import MalformedRowError, Record, Row, Source, boxed_answer, field, reader, text_id
 
 LETTERS = "ABCD"
 PROMPT = """Answer the question with the letter of one choice. Write it in the form "Answer: ...".
@@ -42,11 +44,6 @@ def convert(record: Record) -> list[Row]:
 
 
 SPLITS = {"test": Source("mmlu_stem", "test", "TIGER-Lab/MMLU-STEM")}
-TASK = Task(
-    name="mmlu_stem",
-    metrics=("accuracy",),
-    load=reader(SPLITS, convert),
-    extract=extract,
-    score=score,
-    reward_metric="accuracy",
+TASK = replace(
+    math.TASK, name="mmlu_stem", load=reader(SPLITS, convert), extract=extract, score=score, full_completion=False
 )

@@ -8,9 +8,11 @@ Hub's.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from gcpo.tasks.base import MalformedRowError, Record, Row, Source, Task, field, qa_answer, qa_scores, reader, words
+from gcpo.tasks import narrativeqa
+from gcpo.tasks.base import MalformedRowError, Record, Row, Source, field, reader, words
 
 MAX_CONTEXT_WORDS = 1000
 """Words of evidence, abstract and paper that a prompt keeps, from the beginning; most papers have 3000 to 6000."""
@@ -61,11 +63,4 @@ def _row(record: Record, number: int, paper: list[str]) -> Row:
 
 
 SPLITS = {name: Source("qasper", name, "allenai/qasper") for name in ("train", "validation", "test")}
-TASK = Task(
-    name="qasper",
-    metrics=("accuracy", "bleu1", "f1"),
-    load=reader(SPLITS, convert),
-    extract=qa_answer,
-    score=qa_scores,
-    reward_metric="f1",
-)
+TASK = replace(narrativeqa.TASK, name="qasper", load=reader(SPLITS, convert))
