@@ -108,8 +108,9 @@ def _unfit(name: str, own: str, grid: str, profile: str, reference: bool) -> str
     """Why a report cannot be made of a grid, and what to do; None if it can."""
     if not records.coverage(grid, profile, reference)["finished"].sum():
         return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid}"
-    needed, given = ({key for plan in expand(g, profile) for key in plan.varied} for g in (own, grid))
-    for key in ("learning_rate", "alpha"):  # a sweep: there is nothing to choose among one
+    trained = ([plan for plan in expand(name, profile) if plan.kind == "train"] for name in (own, grid))
+    needed, given = ({key for plan in plans for key in plan.varied} for plans in trained)
+    for key in ("learning_rate", "alpha", "policy"):  # a sweep: there is nothing to choose among one
         if key in needed - given:
             return f"grid {grid} has one {key.replace('_', ' ')}, and several are compared: python -m gcpo grid {own}"
     return None
