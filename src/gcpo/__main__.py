@@ -1,4 +1,4 @@
-"""The batch runner: python -m gcpo run | grid | check | report | methods | world."""
+"""The batch runner: python -m gcpo run | evaluate | grid | check | report | methods | world."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
+
 from gcpo import files, paths
 from gcpo.reports import records
 from gcpo.runs.contents import Seen
 from gcpo.runs.grids import expand, grids
-from gcpo.runs.manifest import RecordError, load
+from gcpo.runs.manifest import RecordError, Run, load
 from gcpo.runs.params import ParameterError, load_profile, parse_yaml, profiles, validate
-from gcpo.runs.plan import Plan
+from gcpo.runs.plan import KINDS, Plan
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -32,9 +34,10 @@ def _parser() -> argparse.ArgumentParser:
     def parameters(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("-p", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="set a parameter")
 
-    one = command("run", "one run: training, or gradient statistics with --kind gradients")
-    one.add_argument("--kind", choices=("train", "gradients"), default="train")
+    one = command("run", "one run: training, or another kind of it with --kind")
+    one.add_argument("--kind", choices=tuple(KINDS), default="train")
     parameters(one)
+    parameters(command("evaluate", "ask a policy the held-out questions of a task, greedily and by sampling"))
     many = command("grid", "every run of params/grids/NAME.yaml that is not finished")
     many.add_argument("name", nargs="+", help="one or more grids")
     many.add_argument("--jobs", type=_positive, default=max(1, min(os.cpu_count() or 1, 4)), help="runs at a time")
@@ -119,6 +122,21 @@ def _run(options: argparse.Namespace) -> int:
     return 0 if done.finished else 1
 
 
+def _evaluate(options: argparse.Namespace) -> int:
+    from gcpo.reports.tables import scores_table
+    from gcpo.runs.runner import run_grid
+
+    plan = Plan(
+        "evaluate", validate({**load_profile(options.profile), **_given(options.p)}, f"{options.profile} with -p")
+    )
+    files.check_writable(paths.OUTPUTS)
+    _make_world([plan])
+    if failed := run_grid([plan], jobs=1):  # with its progress
+        return _say_failed(failed)
+    print(scores_table(pd.read_csv(plan.folder / "scores.csv")).to_string(), f"in {plan.folder}", sep="\n")
+    return 0
+
+
 def _grid(options: argparse.Namespace) -> int:
     expanded = [plan for name in options.name for plan in expand(name, options.profile, _given(options.p))]
     plans = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
@@ -138,7 +156,11 @@ def _grid(options: argparse.Namespace) -> int:
 
     files.check_writable(paths.OUTPUTS)
     _make_world(wanted)
-    failed = run_grid(wanted, options.jobs)
+    return _say_failed(run_grid(wanted, options.jobs))
+
+
+def _say_failed(failed: list[Run]) -> int:
+    """Name each run that did not finish, and why; returns the exit status."""
     for done in failed:
         print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')}", file=sys.stderr)
     return 1 if failed else 0
@@ -216,7 +238,15 @@ def _world(options: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"run": _run, "grid": _grid, "check": _check, "report": _report, "methods": _methods, "world": _world}
+_COMMANDS = {
+    "run": _run,
+    "evaluate": _evaluate,
+    "grid": _grid,
+    "check": _check,
+    "report": _report,
+    "methods": _methods,
+    "world": _world,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

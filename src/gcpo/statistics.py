@@ -197,6 +197,29 @@ def probability_of_improvement(a: Scores, b: Scores, n: int = 10000, seed: int =
     return _interval(float(np.mean(estimates)), np.mean(replicates, axis=0))
 
 
+def best_of(x: Values, k: int) -> Array:
+    """The expected best of `k` of a question's samples: pass@k where they are right (1) or wrong (0).
+
+    Args:
+        x: scores of n samples, (..., n).
+        k: of them, 1 to n.
+
+    Returns:
+        sum_i C(i-1, k-1) / C(n, k) x_(i) with the scores in ascending order, the mean over all choices of `k` samples
+        without replacement, which is an unbiased estimate; shape (...). Of c right ones among n that is
+        1 - C(n-c, k) / C(n, k), the estimator of pass@k of Chen et al. (2021). Raises ValueError for another `k`, or a
+        score that is not finite.
+    """
+    ordered = np.sort(_array("x", x), axis=-1)
+    n = ordered.shape[-1]
+    if not 1 <= k <= n:
+        raise ValueError(f"k is {k}, expected 1 to {n}, the number of samples")
+    ranks = np.arange(n, 1, -1)
+    # Of the largest it is C(n-1, k-1) / C(n, k) = k / n; each next one is (i-k) / (i-1) times that before.
+    shares = k / n * np.cumprod([1, *(np.maximum(ranks - k, 0) / (ranks - 1))])
+    return np.asarray(ordered[..., ::-1] @ shares)
+
+
 def paired_query_bootstrap(a: Values, b: Values, n: int = 10000, seed: int = 0) -> Interval:
     """Mean score of `a` minus that of `b` on the same queries, with an interval that resamples the queries.
 

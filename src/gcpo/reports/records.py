@@ -26,7 +26,7 @@ from gcpo.runs.manifest import RecordError, Run, another_version, load
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label
 
-TABLES = ("eval", "validation", "metrics", "queries", "pairs")  # what runs leave behind beside their manifests
+TABLES = ("eval", "validation", "metrics", "queries", "pairs", "answers")  # what runs leave beside their manifests
 OLDEST = 0  # schema of a reference that can still be read: 0 was converted from records without one
 
 

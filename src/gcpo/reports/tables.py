@@ -111,6 +111,16 @@ def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).T.rename_axis(f"% [{INTERVAL} % interval]")
 
 
+def scores_table(scores: pd.DataFrame) -> pd.DataFrame:
+    """What an evaluation's ``scores.csv`` says, in per cent with 95 % intervals over questions: a row per metric, a
+    column per statistic."""
+    shown = scores.assign(said=[with_interval(*(100 * row[["value", "low", "high"]])) for _, row in scores.iterrows()])
+    wide = shown.pivot(index="metric", columns="statistic", values="said")
+    return wide.reindex(index=scores["metric"].unique(), columns=scores["statistic"].unique()).rename_axis(
+        index=f"% [{INTERVAL} % interval]", columns=None
+    )
+
+
 def last_completions(folder: Path, prompts: int = 2, each: int = 3) -> pd.DataFrame:
     """Completions of the last step: ``each`` of the first ``prompts`` prompts, with rewards, scores and weights."""
     table = pd.read_parquet(max((folder / "completions").glob("*.parquet")))

@@ -31,10 +31,10 @@ from gcpo.rollouts import Rollouts
 from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
-from gcpo.runs.train import models, quiet, train
+from gcpo.runs.train import models, policy_of, quiet, train
 from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
-from gcpo.tasks.evaluation import check_lengths, generate, grade, load_policy, texts
+from gcpo.tasks.evaluation import check_lengths, generate, grade, texts, token_statistics
 
 CHUNK = 10  # queries between two writes: what a kill can lose
 PAIRS = 20  # of a query, that are kept in pairs.csv
@@ -78,11 +78,7 @@ def _measure(plan: Plan, trained: Run | None) -> Run:
         where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
         split = plan.task.load(params.eval_split, limit=params.eval_limit, **where)
         run.manifest["data"] = {"eval": split.source}
-        name, revision = world.resolve(params.policy, "policy"), params.policy_revision
-        if trained is not None:
-            name, revision = str(trained.folder / "policy"), None
-            run.manifest["training"] = {"run": trained.manifest["id"], "policy": files.hashes(Path(name))}
-        model, tokens = load_policy(name, revision=revision, dtype=params.dtype)
+        model, tokens = policy_of(plan, run, trained)
         check_lengths(model, tokens, split.rows, params.max_completion_length)
         run.manifest["models"] = models(params, model)
         embedder = Embedder(params.embedder)
@@ -179,7 +175,7 @@ def _sample(run: Run, plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) 
     with run.clock.phase("score"):
         scores = grade(task, rows, groups)
     with run.clock.phase("measure"):
-        of_tokens = _token_statistics(model, ids, attention, completion, params.temperature)
+        of_tokens = token_statistics(model, ids, attention, completion, params.temperature)
     return _Sampled(ids, attention, completion, groups, scores, *(values.unflatten(0, shape) for values in of_tokens))
 
 
@@ -307,20 +303,3 @@ def _rho(pairs: pd.DataFrame, column: str) -> float:
     if len(pairs) < statistics.FEWEST_POINTS:
         return float("nan")
     return statistics.spearman(pairs["embedding_distance"].to_numpy(), pairs[column].to_numpy())
-
-
-@torch.no_grad()
-def _token_statistics(
-    model: Any, ids: Tensor, attention: Tensor, completion: Tensor, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability and entropy of every completion token under the distribution it was sampled from."""
-    positions = (attention.cumsum(1) - 1).clamp(min=0)
-    start = int(completion.any(0).float().argmax())
-    kept = []
-    for rows in torch.arange(len(ids)).split(64):
-        outputs = model(input_ids=ids[rows], attention_mask=attention[rows], position_ids=positions[rows])
-        logs = (outputs.logits[:, start - 1 : -1].float() / temperature).log_softmax(-1)
-        chosen = logs.gather(-1, ids[rows, start:].unsqueeze(-1)).squeeze(-1)
-        kept.append((chosen.cpu(), -(logs.exp() * logs).sum(-1).cpu()))
-    logps, entropies = (torch.cat(parts) for parts in zip(*kept, strict=True))
-    return logps, entropies, completion[:, start:].cpu()

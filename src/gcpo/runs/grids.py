@@ -21,7 +21,7 @@ def grids() -> list[str]:
 def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> list[Plan]:
     """Every run of a grid, checked: the profile's values, the grid's, then ``overrides``.
 
-    A grid is a list of blocks; a block names a ``kind`` ("train" or "gradients") and gives lists of values for any
+    A grid is a list of blocks; a block names a ``kind`` (a key of ``KINDS``) and gives lists of values for any
     parameters, and every combination is a run. Among methods, "all" is every one, and "-name" leaves one out. A plan's
     ``varied`` are the parameters that its block lists and that differ within the grid, beside task, method and seed.
 

@@ -95,7 +95,7 @@ class Params(BaseModel):
     eval_samples: Count = Field(2, description="sampled answers per question beside the greedy one")
     data_revision: str | None = Field(None, description="commit of the data set on the Hub")
     skip_malformed: bool = Field(False, description="leave out, and count, rows of the data set that are malformed")
-    at_step: Count = Field(0, description="optimiser steps of ``method`` before gradient statistics are taken")
+    at_step: Count = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
     gradient_parameters: list[str] | None = Field(None, description="patterns of parameter names for V(q); all if null")
 
     @model_validator(mode="before")

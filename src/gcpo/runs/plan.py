@@ -17,7 +17,7 @@ from gcpo.tasks import get_task
 from gcpo.tasks.base import Task
 
 SCHEMA = 2  # of records; raised when a record no longer means what it did
-KINDS = {"train": "10_train", "gradients": "11_gradient_statistics"}  # kind of run -> its notebook
+KINDS = {"train": "10_train", "gradients": "11_gradient_statistics", "evaluate": "12_evaluate"}  # kind -> its notebook
 
 # Settings of TRL's config that decide a result and are no parameters of ours: pinned, so that another default in TRL
 # changes no run unseen. All but the first five are TRL's own defaults; `grpo` in parameter files overrides any of them.
@@ -55,11 +55,17 @@ TRAINER: dict[str, Any] = {
     "repetition_penalty": 1.0,
 }
 
-# What only training reads: of no meaning to gradient statistics.
+# What only training reads, and what a kind of run does not read: of no meaning to it, and no part of its values.
 TRAINING = frozenset(
     "method equalize_mean lora_rank prompts_per_step micro_batch max_steps learning_rate beta save_steps train_split "
     "train_limit validation_split validation_limit eval_samples".split()
 )
+UNREAD = {
+    "train": frozenset[str](),
+    "gradients": TRAINING,
+    "evaluate": (TRAINING - {"eval_samples"})
+    | {"group_size", "embedder", "entailment", "entailment_threshold", "gradient_parameters"},
+}
 
 
 @dataclass(frozen=True)
@@ -88,14 +94,15 @@ class Plan:
                 )
         if params.at_step and self.kind == "train":
             raise ParameterError(
-                f"at_step: {params.at_step} is for gradient statistics alone; a training run's steps are max_steps."
+                f"at_step: {params.at_step} is for gradient statistics and evaluations; a training run's steps are "
+                "max_steps."
             )
         if self.training and params.lora_rank:
-            raise ParameterError("at_step: statistics of a policy trained with adapters (lora_rank) are not supported.")
+            raise ParameterError("at_step: a policy trained with adapters (lora_rank) is not supported.")
 
     @cached_property
     def training(self) -> Plan | None:
-        """The training run whose policy gradient statistics are taken of; None where it is the starting policy."""
+        """The training run whose policy is looked at; None where it is the starting policy, or this is that run."""
         if self.kind == "train" or not self.params.at_step:
             return None
         return Plan("train", self.params.model_copy(update={"max_steps": self.params.at_step, "at_step": 0}))
@@ -143,6 +150,7 @@ class Plan:
     def embedded(self) -> dict[str, world.Settings]:
         """The settings of the embedded models that it needs, by kind."""
         named = {"policy": self.params.policy, "entailment": self.params.entailment}
+        named = {kind: name for kind, name in named.items() if kind not in UNREAD[self.kind]}
         return {kind: world.POLICIES[name] for kind, name in named.items() if name in world.POLICIES}
 
     @cached_property
@@ -155,7 +163,7 @@ class Plan:
         return {
             "schema": SCHEMA,
             "kind": self.kind,
-            "params": self.params.model_dump(mode="json", exclude=named if training else named | TRAINING),
+            "params": self.params.model_dump(mode="json", exclude=named | UNREAD[self.kind]),
             "method": self.method.constants() if training else None,
             "trainer": self.trainer if training else None,
             "task": {
@@ -169,7 +177,7 @@ class Plan:
 
     @cached_property
     def id(self) -> str:
-        """task-method-seed-hash for training, task-gradients-seed-hash for gradient statistics; "a+b" for a product."""
+        """task-method-seed-hash for training, task-kind-seed-hash for others; "a+b" for a product."""
         name = self.params.method.replace("*", "+") if self.kind == "train" else self.kind
         return f"{self.params.task}-{name}-{self.params.seed}-{digest(self.values)}"
 
@@ -190,11 +198,13 @@ def digest(values: dict[str, Any]) -> str:
 
 
 def label(kind: str, params: dict[str, Any], varied: Sequence[str] = ()) -> str:
-    """What tables call a run: its kind, "no training", or its method with what its grid varies."""
+    """What tables call a run: its kind, "no training", or its method, with what its grid varies."""
     if kind == "train" and not params["max_steps"]:
         name, shown = "no training", [key for key in varied if key != "max_steps"]
     else:
         name, shown = params["method"] if kind == "train" else kind, list(varied)
+        if kind == "evaluate" and params["at_step"]:
+            name += f" {params['method']}"
     settings: dict[str, Any] = {}
     for key in shown:
         settings |= params[key] if isinstance(params[key], dict) else {key: params[key]}

@@ -117,6 +117,16 @@ def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> pd.Da
     )
 
 
+def policy_of(plan: Plan, run: Run, trained: Run | None) -> tuple[Any, Any]:
+    """The policy that a run looks at and its tokenizer: of its training run, which the manifest then names, or, without
+    one, the starting policy. Raises as :func:`gcpo.tasks.evaluation.load_policy`."""
+    name, revision = world.resolve(plan.params.policy, "policy"), plan.params.policy_revision
+    if trained is not None:
+        name, revision = str(trained.folder / "policy"), None
+        run.manifest["training"] = {"run": trained.manifest["id"], "policy": files.hashes(Path(name))}
+    return load_policy(name, revision=revision, dtype=plan.params.dtype)
+
+
 def models(params: Params, policy: Any) -> dict[str, Any]:
     """The models of a run for its manifest, with what pins those of the Hub."""
     return {

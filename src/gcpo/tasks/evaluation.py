@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,6 +10,9 @@ import torch
 
 from gcpo.semantics.loading import PROBE, check_tokenizer, explain_loading, load_model
 from gcpo.tasks.base import Row, Task
+
+TOKENS = 2**16  # of a batch, padding included: prompts of thousands of tokens come fewer at a time
+LOGITS = 2**27  # numbers held at a time where every token's distribution is asked for: half a gigabyte
 
 
 def load_policy(name: str, *, revision: str | None = None, dtype: str = "float32") -> tuple[Any, Any]:
@@ -101,12 +104,48 @@ def generate(
         **sampling,
     )
     start = inputs.input_ids.shape[1]
-    ends = torch.isin(ids[:, start:], torch.as_tensor(_ends(model, tokens), device=ids.device))
+    ended = torch.isin(ids[:, start:], torch.as_tensor(ends(model, tokens), device=ids.device))
     # Everything up to and including the first end token is completion.
-    kept = (ends.cumsum(1) - ends.int()) == 0
+    kept = (ended.cumsum(1) - ended.int()) == 0
     completion = torch.cat([torch.zeros_like(inputs.attention_mask), kept.long()], dim=1)
     attention = torch.cat([inputs.attention_mask, kept.long()], dim=1)
     return ids, attention, completion
+
+
+@torch.no_grad()
+def token_statistics(
+    model: Any, ids: torch.Tensor, attention: torch.Tensor, completion: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Every completion token under softmax(logits / temperature), the distribution that samples are drawn from.
+
+    Args:
+        model: the policy.
+        ids: (N, L), as all three are what :func:`generate` returns.
+        attention: (N, L).
+        completion: (N, L).
+        temperature: above 0.
+
+    Returns:
+        log-probabilities (at most 0) and entropies (at least 0), in nats, and which tokens are the completion's: all
+        (N, T), of the columns from the first that a completion has, on the CPU.
+    """
+    positions = (attention.cumsum(1) - 1).clamp(min=0)
+    start = int(completion.any(0).float().argmax())
+    length, width = ids.shape[1], ids.shape[1] - start
+    at_once = min(64, TOKENS // length, LOGITS // (width * model.config.get_text_config().vocab_size))
+    kept = []
+    for rows in torch.arange(len(ids)).split(max(1, at_once)):
+        outputs = model(
+            input_ids=ids[rows],
+            attention_mask=attention[rows],
+            position_ids=positions[rows],
+            logits_to_keep=width + 1,  # those of prompts would be most of the memory
+        )
+        logs = (outputs.logits[:, :-1].float() / temperature).log_softmax(-1)
+        chosen = logs.gather(-1, ids[rows, start:].unsqueeze(-1)).squeeze(-1)
+        kept.append((chosen.cpu(), -(logs.exp() * logs).sum(-1).cpu()))
+    logps, entropies = (torch.cat(parts) for parts in zip(*kept, strict=True))
+    return logps, entropies, completion[:, start:].cpu()
 
 
 def _chats(tokens: Any, prompts: Sequence[str]) -> list[str]:
@@ -115,9 +154,10 @@ def _chats(tokens: Any, prompts: Sequence[str]) -> list[str]:
     return [tokens.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in messages]
 
 
-def _ends(model: Any, tokens: Any) -> list[int]:
-    ends = model.generation_config.eos_token_id
-    listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+def ends(model: Any, tokens: Any) -> list[int]:
+    """The tokens that end a completion."""
+    own = model.generation_config.eos_token_id
+    listed = own if isinstance(own, list) else [] if own is None else [own]
     return [*listed, tokens.eos_token_id]
 
 
@@ -125,6 +165,25 @@ def texts(tokens: Any, ids: torch.Tensor, completion: torch.Tensor) -> list[str]
     """The completions as text, without special tokens."""
     rows = zip(ids, completion.bool(), strict=True)
     return tokens.batch_decode([row[kept] for row, kept in rows], skip_special_tokens=True)
+
+
+def batches(
+    tokens: Any, prompts: Sequence[str], *, n: int, max_new_tokens: int, batch_size: int = 32
+) -> Iterator[slice]:
+    """Parts of the prompts, in their order, whose ``n`` answers are generated together.
+
+    Each has ``batch_size`` prompts, or fewer where they would be more than :data:`TOKENS` tokens with their answers and
+    padding; the answers to one prompt stay together, however long.
+    """
+    read = tokens(_chats(tokens, prompts), add_special_tokens=False, verbose=False)["input_ids"]
+    lengths = [len(ids) + max_new_tokens for ids in read]
+    for start in range(0, len(prompts), batch_size):
+        first, stop = start, min(start + batch_size, len(prompts))
+        for place in range(start + 1, stop):
+            if n * (place + 1 - first) * max(lengths[first : place + 1]) > TOKENS:
+                yield slice(first, place)
+                first = place
+        yield slice(first, stop)
 
 
 def sample(
@@ -137,10 +196,10 @@ def sample(
     max_new_tokens: int,
     batch_size: int = 32,
 ) -> list[list[str]]:
-    """``n`` completions of each prompt as text, ``batch_size`` prompts at a time, in the prompts' order."""
+    """``n`` completions of each prompt as text, in the prompts' order, generated in :func:`batches`."""
     sampled: list[list[str]] = []
-    for first in range(0, len(prompts), batch_size):
-        some = prompts[first : first + batch_size]
+    for part in batches(tokens, prompts, n=n, max_new_tokens=max_new_tokens, batch_size=batch_size):
+        some = prompts[part]
         ids, _, completion = generate(model, tokens, some, n=n, temperature=temperature, max_new_tokens=max_new_tokens)
         flat = texts(tokens, ids, completion)
         sampled += [flat[n * i : n * (i + 1)] for i in range(len(some))]

@@ -1,0 +1,176 @@
+"""Answers of a policy to held-out questions: what they score, how long they are, and how sure it was of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+import transformers
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gcpo import files, statistics
+from gcpo.masked import mean
+from gcpo.runs.gradient_statistics import chunk_seed
+from gcpo.runs.manifest import Run, claim, record
+from gcpo.runs.params import Params
+from gcpo.runs.plan import Plan
+from gcpo.runs.train import models, policy_of, quiet, train
+from gcpo.semantics import answer_mask
+from gcpo.tasks.base import Row
+from gcpo.tasks.evaluation import batches, check_lengths, ends, generate, texts, token_statistics
+
+
+def evaluation(params: Params) -> Run:
+    """The greedy answer and ``eval_samples`` sampled ones to each held-out question; a finished run is returned as is.
+
+    ``answers.csv``, one line per answer:
+
+    - query, decoding ("greedy", "sampled") and sample (its number among the question's, from 0);
+    - every metric of the task, in [0, 1], and answered, whether there is an answer in it;
+    - tokens, its length with the token that ends it, and cut_off, whether ``max_completion_length`` ended it instead;
+    - nll, the mean over its tokens of their negative log-probability at the temperature of sampling, in nats: what EGPO
+      calls entropy (Eq. 5), of greedy answers as well; entropy, the mean of the entropies of the distributions that
+      tokens are drawn from. Both also of its parts: nll_thinking, up to the last ``</think>``, and nll_answer, after
+      it. An answer without ``</think>`` has no thinking part, and a part without tokens no number.
+
+    ``scores.csv``, what they come to (:func:`scores`), and ``completions.parquet``, their texts.
+
+    With ``at_step`` the policy is that of the training run of the same parameters with so many steps, which is made
+    first unless it is there. Questions that are answered together are seeded by themselves and written at once, so that
+    a run that was killed goes on from there, to the same result.
+    """
+    plan = Plan("evaluate", params)
+    with claim(plan) as run:
+        if run.finished:
+            return run
+        return _evaluate(plan, train(plan.training.params) if plan.training else None)
+
+
+def _evaluate(plan: Plan, trained: Run | None) -> Run:
+    params = plan.params
+    with record(plan) as run:
+        quiet()
+        where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
+        split = plan.task.load(params.eval_split, limit=params.eval_limit, **where)
+        if len(split.rows) < 2:
+            raise ValueError(f"{params.task}/{params.eval_split} has one question: intervals over questions need 2")
+        run.manifest["data"] = {"eval": split.source}
+        model, tokens = policy_of(plan, run, trained)
+        check_lengths(model, tokens, split.rows, params.max_completion_length)
+        run.manifest["models"] = models(params, model)
+        run.write()
+        parts = run.folder / "chunks"
+        parts.mkdir(exist_ok=True)
+        prompts, n = [row.prompt for row in split.rows], max(1, params.eval_samples)
+        for part in batches(tokens, prompts, n=n, max_new_tokens=params.max_completion_length):
+            path = parts / f"answers-{part.start:06d}.parquet"
+            if not path.exists():
+                transformers.set_seed(chunk_seed(params.seed, part.start))
+                lines = [
+                    line
+                    for decoding, count in (("greedy", 1), ("sampled", params.eval_samples))
+                    if count
+                    for line in _answers(plan, run, (model, tokens), split.rows[part], decoding, count)
+                ]
+                with files.replacing(path) as draft:
+                    pd.DataFrame(lines).to_parquet(draft, index=False)
+            run.progress(part.stop, len(prompts), "questions")
+        answers = pd.concat([pd.read_parquet(path) for path in sorted(parts.glob("*.parquet"))], ignore_index=True)
+        keys = ["query", "decoding", "sample"]
+        with files.replacing(run.folder / "completions.parquet") as draft:
+            answers[[*keys, "completion"]].to_parquet(draft, index=False)
+        run.table("answers.csv", answers.drop(columns="completion"))
+        found = scores(answers, [*plan.task.metrics, "answered"])
+        run.table("scores.csv", found)
+        values = zip(found["statistic"] + "_" + found["metric"], found["value"], strict=True)
+        run.manifest["results"] = {**dict(values), "questions": len(prompts)}
+        shutil.rmtree(parts)
+    return run
+
+
+def _answers(
+    plan: Plan, run: Run, policy: tuple[Any, Any], rows: Sequence[Row], decoding: str, n: int
+) -> list[dict[str, Any]]:
+    """The lines of ``answers.csv`` of some questions, with each answer's text."""
+    (model, tokens), params, task = policy, plan.params, plan.task
+    heat = params.temperature
+    with run.clock.phase("generate"):
+        prompts, own_heat = [row.prompt for row in rows], heat if decoding == "sampled" else 0.0
+        asked = generate(model, tokens, prompts, n=n, temperature=own_heat, max_new_tokens=params.max_completion_length)
+        ids, attention, completion = asked
+    with run.clock.phase("measure"):
+        logps, entropies, mask = token_statistics(model, ids, attention, completion, heat)
+        made = [row[kept].tolist() for row, kept in zip(ids.cpu(), completion.bool().cpu(), strict=True)]
+        measured = certainty(logps, entropies, mask, made, lambda some: tokens.decode(some, skip_special_tokens=True))
+    with run.clock.phase("score"):
+        lines = []
+        for number, (text, own) in enumerate(zip(texts(tokens, ids, completion), made, strict=True)):
+            row, answer = rows[number // n], task.extract(text)
+            line: dict[str, Any] = {"query": row.id, "decoding": decoding, "sample": number % n}
+            line |= {**task.score(answer, row.references), "answered": float(answer is not None), "tokens": len(own)}
+            line |= {"cut_off": own[-1] not in ends(model, tokens), **measured[number], "completion": text}
+            lines.append(line)
+    return lines
+
+
+def certainty(
+    logps: Float[Tensor, "N T"],
+    entropies: Float[Tensor, "N T"],
+    mask: Int[Tensor, "N T"],
+    ids: Sequence[Sequence[int]],
+    decode: Callable[[Sequence[int]], str],
+) -> list[dict[str, float]]:
+    """The nll and entropy of N completions and their parts, as ``answers.csv`` has them; nan where there is no token.
+
+    Args:
+        logps: log-probabilities of the tokens, in nats.
+        entropies: of the distributions that they were drawn from, in nats.
+        mask: which tokens are the completion's.
+        ids: those tokens.
+        decode: tokens to text.
+    """
+    kept = mask.bool()
+    after = torch.zeros_like(kept)
+    found = answer_mask(ids, decode)
+    after[:, : found.shape[1]] = found
+    columns = {}
+    for suffix, part in {"": kept, "_thinking": kept & ~after, "_answer": kept & after}.items():
+        for name, values in {"nll": -logps, "entropy": entropies}.items():
+            averages = mean(values.double(), part).squeeze(-1)
+            columns[name + suffix] = averages.where(part.any(-1), torch.nan).tolist()
+    return [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
+
+
+def scores(answers: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """What answers score, a row per metric and statistic: value with its 95 % interval, low to high, all in [0, 1].
+
+    Statistics are greedy; avg@n, the mean of a question's n samples; and pass@k for k = 2, 4, 8, ... up to n, the best
+    of k samples, by its unbiased estimate (:func:`gcpo.statistics.best_of`). All are means over questions, which the
+    intervals resample: they are about other questions, not about another training of the policy.
+
+    Args:
+        answers: lines of ``answers.csv``.
+        metrics: the columns to score, in [0, 1].
+    """
+    rows = []
+    for metric in metrics:
+        of = {
+            name: part.pivot(index="query", columns="sample", values=metric)
+            for name, part in answers.groupby("decoding")
+        }
+        each = {"greedy": of["greedy"].to_numpy()[:, 0]}
+        if "sampled" in of:
+            samples = of["sampled"].to_numpy()
+            n = samples.shape[1]
+            each[f"avg@{n}"] = samples.mean(axis=1)
+            each |= {f"pass@{2**i}": statistics.best_of(samples, 2**i) for i in range(1, n.bit_length())}
+        for name, values in each.items():
+            interval = statistics.stratified_bootstrap([values]).mean
+            rows.append(
+                {"metric": metric, "statistic": name, **dict(zip(("value", "low", "high"), interval, strict=True))}
+            )
+    return pd.DataFrame(rows)
