@@ -1,4 +1,4 @@
-"""The batch runner: python -m gcpo run | evaluate | grid | check | report | methods | world."""
+"""The batch runner: python -m gcpo run | evaluate | grid | rehearse | check | report | methods | world."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,7 @@ import pandas as pd
 from gcpo import files, paths
 from gcpo.reports import records
 from gcpo.runs.contents import Seen
-from gcpo.runs.grids import expand, grids
+from gcpo.runs.grids import expand, fitting, grids
 from gcpo.runs.manifest import RecordError, Run, load
 from gcpo.runs.params import ParameterError, load_profile, parse_yaml, profiles, validate
 from gcpo.runs.plan import KINDS, Plan
@@ -44,6 +45,10 @@ def _parser() -> argparse.ArgumentParser:
     many.add_argument("--dry-run", action="store_true", help="say what would run, and run nothing")
     many.add_argument("--only-failed", action="store_true", help="only runs that have failed before")
     parameters(many)
+    tried = command("rehearse", "every run of a profile's grids and every report, at toy size")
+    tried.add_argument("name", nargs="*", help="grids (default: those that fit the profile)")
+    tried.add_argument("--jobs", type=_positive, default=max(1, min(os.cpu_count() or 1, 4)), help="runs at a time")
+    parameters(tried)
     checked = command("check", "check parameter files and grids, and show what is run and what is not")
     checked.add_argument("name", nargs="*", help="grids (default: all)")
     checked.add_argument("--gate", metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
@@ -166,6 +171,42 @@ def _say_failed(failed: list[Run]) -> int:
     return 1 if failed else 0
 
 
+def _rehearse(options: argparse.Namespace) -> int:
+    from gcpo.runs import rehearsal
+    from gcpo.runs.runner import run_grid  # seconds to import
+
+    names = options.name or fitting(options.profile)
+    files.check_writable(paths.OUTPUTS)
+    listed = rehearsal.rehearsals(options.profile, names, _given(options.p))
+    profile, grid = rehearsal.prepare(options.profile, listed)
+    print(*(one.said for one in listed), sep="\n", flush=True)
+    plans = [one.plan for one in listed]
+    _make_world(plans)
+    failed = run_grid(plans, options.jobs)
+    became = rehearsal.outcome(listed)
+    became.to_csv(grid.with_name("rehearsal.csv"), index=False)
+    print(became[["id", "stands_for", "status", "seconds", "graded", "cut", "skipped"]].to_string(index=False))
+    status = _say_failed(failed)
+    if len(failed) == len(plans):
+        return status
+    return 1 if _report_rehearsals(profile, grid) else status
+
+
+def _report_rehearsals(profile: Path, grid: Path) -> bool:
+    """Whether a report notebook fails on the records of rehearsals; says what it made of them."""
+    from papermill import PapermillExecutionError
+
+    from gcpo.reports.site import report
+
+    try:
+        made, left_out = report(str(profile), str(grid))
+    except PapermillExecutionError as error:
+        print(f"FAILED report: {error}", file=sys.stderr)
+        return True
+    print(*made, *left_out, sep="\n")
+    return False
+
+
 def _status(plans: list[Plan]) -> list[str]:
     """What there is of each run: "not run", "running" (or killed), "finished", "failed", or "left out (why)"."""
     seen: Seen = {}
@@ -242,6 +283,7 @@ _COMMANDS = {
     "run": _run,
     "evaluate": _evaluate,
     "grid": _grid,
+    "rehearse": _rehearse,
     "check": _check,
     "report": _report,
     "methods": _methods,

@@ -25,6 +25,7 @@ from gcpo.reports.tables import markdown, write_readme, write_results
 from gcpo.runs.grids import expand
 from gcpo.runs.manifest import RecordError
 from gcpo.runs.params import is_file_name, profile_name
+from gcpo.runs.rehearsal import PREFIX
 from gcpo.runs.runner import execute
 
 THUMBNAIL = (260, 130)  # pixels, at most
@@ -110,7 +111,7 @@ def _unfit(name: str, own: str, grid: str, profile: str, reference: bool) -> str
         return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid}"
     trained = ([plan for plan in expand(name, profile) if plan.kind == "train"] for name in (own, grid))
     needed, given = ({key for plan in plans for key in plan.varied} for plans in trained)
-    for key in ("learning_rate", "alpha", "policy"):  # a sweep: there is nothing to choose among one
+    for key in ("learning_rate", "alpha", "method_options", "policy"):  # a sweep: nothing to choose among one
         if key in needed - given:
             return f"grid {grid} has one {key.replace('_', ' ')}, and several are compared: python -m gcpo grid {own}"
     return None
@@ -126,6 +127,8 @@ def publish(profile: str, partial: bool = False) -> int:
     Raises:
         RecordError: a report's grid has runs that are not finished; the reference stays as it is.
     """
+    if profile_name(profile).startswith(PREFIX):
+        raise RecordError(f"{profile_name(profile)} holds rehearsals, which show nothing of a method: never published.")
     finished = records.to_publish(profile)
     made = {run.manifest["id"] for run in finished}
     gone = [run for run in records.runs(profile, reference=True) if run.manifest.get("id") not in made]

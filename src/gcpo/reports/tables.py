@@ -14,7 +14,9 @@ import pandas as pd
 from gcpo import paths, statistics
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
+from gcpo.runs.grids import expand
 from gcpo.runs.params import Params, load_profile, validate
+from gcpo.tasks import get_task
 from gcpo.weights import weight_range
 
 INTERVAL = 95  # per cent, of every interval the project reports
@@ -52,6 +54,19 @@ def paper_means(name: str, **where: str) -> dict[str, float]:
     if rows.empty or rows["method"].duplicated().any():
         raise ValueError(f"{name} has {len(rows)} numbers where {where}; one per method is needed.")
     return dict(zip(rows["method"], rows["value"], strict=True))
+
+
+def gcpo_means(benchmark: str) -> dict[str, float]:
+    """What GCPO's Table 1 (F1) or Table 2 (accuracy) prints for a benchmark, by method; empty where neither has it."""
+    for name, metric in (("gcpo_table1", "f1"), ("gcpo_table2", "accuracy")):
+        if benchmark in set(reported(name)["task"]):
+            return paper_means(name, task=benchmark, metric=metric)
+    return {}
+
+
+def metrics(grid: str, profile: str) -> dict[str, str]:
+    """The metric that each task of a grid is trained and judged on, in the grid's order of tasks."""
+    return {plan.params.task: get_task(plan.params.task).reward_metric for plan in expand(grid, profile)}
 
 
 def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from gcpo import paths
+from gcpo import paths, world
 from gcpo.methods import METHODS
 from gcpo.runs.params import ParameterError, Params, file_of, load_profile, names_in, read_yaml, validate
 from gcpo.runs.plan import KINDS, Plan
+from gcpo.tasks import GENERATED
 
 
 def grids() -> list[str]:
@@ -28,12 +30,9 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
     Raises:
         ParameterError: no such grid, a block without a kind, or a bad parameter.
     """
-    path = file_of(grid, "grid", paths.PARAMS / "grids")
+    path, blocks = _read(grid)
     base = load_profile(profile)
     listed: dict[str, tuple[Plan, set[str]]] = {}
-    blocks = read_yaml(path) or []
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise ParameterError(f"{path}: expected a list of blocks, each a mapping with a kind and lists of values.")
     for block in blocks:
         kind, axes = block.get("kind"), {key: value for key, value in block.items() if key != "kind"}
         if kind not in [*KINDS]:
@@ -53,6 +52,26 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
         replace(plan, varied=tuple(key for key in differing[likes(plan.kind, plan.params.max_steps)] if key in axes))
         for plan, axes in listed.values()
     ]
+
+
+def _read(grid: str) -> tuple[Path, list[dict[str, Any]]]:
+    """A grid's file, and its blocks, unchecked."""
+    path = file_of(grid, "grid", paths.PARAMS / "grids")
+    blocks = read_yaml(path) or []
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise ParameterError(f"{path}: expected a list of blocks, each a mapping with a kind and lists of values.")
+    return path, blocks
+
+
+def fitting(profile: str) -> list[str]:
+    """The grids that are made for a profile: of generated tasks where its policy is embedded, else of benchmarks."""
+    own = validate(load_profile(profile), profile)
+
+    def fits(task: Any) -> bool:
+        return (task in GENERATED) == (own.policy in world.POLICIES)
+
+    blocks = {grid: _read(grid)[1] for grid in grids()}
+    return [grid for grid, listed in blocks.items() if all(fits(t) for b in listed for t in b.get("task", [own.task]))]
 
 
 def _methods(listed: list[Any]) -> list[Any]:

@@ -100,6 +100,10 @@ class Plan:
         if self.training and params.lora_rank:
             raise ParameterError("at_step: a policy trained with adapters (lora_rank) is not supported.")
 
+    def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
+        # A task may hold functions that no other process can be sent; there it is looked up again.
+        return Plan, (self.kind, self.params, self.varied)
+
     @cached_property
     def training(self) -> Plan | None:
         """The training run whose policy is looked at; None where it is the starting policy, or this is that run."""

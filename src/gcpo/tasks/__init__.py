@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from gcpo.errors import nearest, one_of
 
 if TYPE_CHECKING:
-    from gcpo.tasks.base import Task
+    from gcpo.tasks.base import Source, Task
 
+GENERATED = ("tinyqa", "tinymath", "tinymath_think")  # by this package: nothing is read
 TASKS = (
-    *("tinyqa", "tinymath", "tinymath_think", "narrativeqa", "qasper", "hotpotqa", "math", "aime24", "olympiadbench"),
+    *(*GENERATED, "narrativeqa", "qasper", "hotpotqa", "math", "aime24", "olympiadbench"),
     *("amc23", "minerva", "gsm8k", "mmlu_stem"),
 )
 REWARDS = ("metric", "binary")
@@ -37,3 +38,8 @@ def get_task(name: str, *, reward: str = "metric", full_completion: bool | None 
     if reward == "binary":
         task = replace(task, reward_metric="accuracy")
     return task if full_completion is None else replace(task, full_completion=full_completion)
+
+
+def sources(name: str) -> dict[str, Source]:
+    """Where each split of a task is read from; nothing for a task that is generated."""
+    return getattr(importlib.import_module(f"gcpo.tasks.{name}"), "SPLITS", {})

@@ -12,6 +12,7 @@ from gcpo.world.bootstrap import (
     key,
     resolve,
     scratch_policy,
+    untrained_policy,
 )
 from gcpo.world.policy import Settings
 
@@ -28,4 +29,5 @@ __all__ = [
     "key",
     "resolve",
     "scratch_policy",
+    "untrained_policy",
 ]

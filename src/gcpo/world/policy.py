@@ -70,13 +70,13 @@ def tokenizer(settings: Settings) -> Any:
     return tokenizer_of(corpus)
 
 
-def tokenizer_of(corpus: list[str]) -> Any:
-    """A tokenizer trained on texts; on none, every byte is a token of its own."""
+def tokenizer_of(corpus: list[str], size: int = 4000) -> Any:
+    """A tokenizer of at most ``size`` tokens trained on texts; on none, every byte is a token of its own."""
     from transformers import Qwen2Tokenizer
 
     empty = Qwen2Tokenizer(vocab={PAD: 0}, merges=[], unk_token=PAD, pad_token=PAD, eos_token=PAD)
     tokens = empty.train_new_from_iterator(
-        corpus, vocab_size=4000, new_special_tokens=list(SPECIAL), show_progress=False
+        corpus, vocab_size=size, new_special_tokens=list(SPECIAL), show_progress=False
     )
     tokens.pad_token, tokens.eos_token, tokens.padding_side = PAD, END, "left"
     tokens.chat_template = CHAT_TEMPLATE
@@ -109,9 +109,17 @@ def conversations(rng: random.Random, settings: Settings, clean: bool) -> list[l
 
 
 def policy_config(
-    tokens: Any, *, hidden: int, layers: int, longest: int, init: float, architecture: str = "qwen2"
+    tokens: Any,
+    *,
+    hidden: int,
+    layers: int,
+    longest: int,
+    init: float,
+    architecture: str = "qwen2",
+    heads: tuple[int, int] = (4, 4),
 ) -> Any:
-    """A configuration of a small causal language model for a tokenizer's vocabulary."""
+    """A configuration of a small causal language model for a tokenizer's vocabulary; ``heads`` of attention, and of
+    keys and values."""
     from transformers import AutoConfig
 
     return AutoConfig.for_model(
@@ -120,8 +128,8 @@ def policy_config(
         hidden_size=hidden,
         intermediate_size=3 * hidden,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
         max_position_embeddings=longest,
         tie_word_embeddings=True,
         initializer_range=init,
