@@ -428,7 +428,7 @@ def test_the_declared_margins_are_good_and_cover_what_is_rewarded() -> None:
         ({"tinyqa": {"f1": True}}, r"tinyqa\.f1: a margin is .* got True\."),
         ({"tinyqa": {"f1": "two"}}, r"tinyqa\.f1: a margin is .* got 'two'\."),
         ({"tinyqa": {"f1": math.inf}}, r"tinyqa\.f1: a margin is .* got inf\."),
-        ({"tinyqua": {"f1": 1}}, r"m\.yaml: tinyqua: no such task\. Did you mean 'tinyqa'\?"),
+        ({"tinyqua": {"f1": 1}}, r"m\.yaml: Unknown task 'tinyqua'\. Did you mean 'tinyqa'\?"),
         ({"tinyqa": {"f2": 1}}, r"m\.yaml: tinyqa\.f2: no such metric\. Did you mean 'f1'\?"),
         ({"tinyqa": 2}, r"m\.yaml: tinyqa: expected a mapping of metrics to margins, got 2\."),
         ([1], r"m\.yaml: expected a mapping of tasks to metrics and margins, got list\."),

@@ -59,7 +59,7 @@ def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
 VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "a misspelt task": (
         {"alpha": {"tinymth": 0.1, "default": 1}},
-        "alpha: no task 'tinymth'. Did you mean 'tinymath'?",
+        "alpha: Unknown task 'tinymth'. Did you mean 'tinymath'?",
     ),
     "a number as a task": ({"alpha": {3: 0.1, "default": 1}}, "alpha: no task 3."),
     "a truth as a number": ({"alpha": True}, "alpha: Input should be a number (got True)"),

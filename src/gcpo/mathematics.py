@@ -4,34 +4,21 @@ Math-Verify compares, gold first: its comparison is not symmetric. Before that, 
 would read them (:func:`read`); two lists, intervals or matrices that it takes for different are compared once more,
 entry by entry.
 
-Math-Verify runs in a process of its own. What a policy writes can keep it busy for ever (``9^{9^{9^9}}``), signals
-reach main threads only, and nothing within a process interrupts a long product; so the operating system ends that
-process once an answer has taken :data:`SECONDS` of processor time, in threads and in workers as well. It is processor
-time so that a busy machine changes no grade.
+Math-Verify runs in a process of its own (:mod:`gcpo.judge`), which ends when a comparison takes too long.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
-import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
-SECONDS = 1.2
-"""How much processor time Math-Verify may take for one comparison; an answer that takes longer is wrong."""
+from gcpo import judge
+from gcpo.judge import Judge
 
 LONGEST = 2000
 """How many characters an answer may have; a longer one is wrong."""
-
-MEMORY = 8 * 2**30  # bytes of address space: a power tower asks for all there is before its time is over
 
 _BOXED = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # a brace, or what a backslash escapes
@@ -120,7 +107,8 @@ def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, re
     - A number is right within ``absolute`` of the gold number, or within ``relative`` times it (both 0 or above), for
       benchmarks that state a tolerance.
 
-    An answer of more than :data:`LONGEST` characters, or that takes longer than :data:`SECONDS`, counts as wrong.
+    An answer of more than :data:`LONGEST` characters, or that takes longer than :data:`gcpo.judge.SECONDS`, counts as
+    wrong.
 
     Raises ``ValueError`` if the gold answer cannot be parsed.
     """
@@ -237,60 +225,16 @@ def _value(answer: str) -> float | None:
     return found
 
 
-class _Judge:
-    """The process that Math-Verify runs in: started when first asked, and again after it was ended."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.process: subprocess.Popen[str] | None = None
-        self.owner = 0
-
-    def ask(self, *question: str) -> Any:
-        """What it answers; None where it took too long."""
-        with self.lock:
-            if self.process is None or self.process.poll() is not None or self.owner != os.getpid():
-                self.start()
-            process = self.process
-            assert process is not None
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(json.dumps(question) + "\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-            except BrokenPipeError:
-                line = ""
-            if not line:
-                process.wait()
-                self.process = None
-                return None
-            return json.loads(line)
-
-    def start(self) -> None:
-        command = [sys.executable, "-c", "from gcpo.mathematics import serve; serve()"]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, text=True, env=environment, **pipes)  # type: ignore[call-overload]
-        self.owner = os.getpid()
-
-    def close(self) -> None:
-        """End the process, when this one ends."""
-        if self.process is not None and self.owner == os.getpid():
-            self.process.kill()
-            self.process.communicate()
-
-
-_JUDGE = _Judge()
+_JUDGE = Judge("gcpo.mathematics")
 _ask = _JUDGE.ask
-atexit.register(_JUDGE.close)
 
 
 def serve() -> None:
-    """Answer questions, a JSON list per line of standard input, until there are no more."""
+    """Answer the questions of :func:`_ask`, in a process of its own."""
     import math_verify  # slow to import
     from sympy import N
 
-    _limit_memory()
+    judge.limit_memory()
 
     @functools.lru_cache(maxsize=20_000)
     def parse(answer: str) -> list[Any]:
@@ -313,32 +257,4 @@ def serve() -> None:
         "value": value,
     }
     answers["equal"](r"\frac{1}{2}", "x+1")  # its parser loads when first used, which is no answer's fault
-    while hasattr(os, "fork") and (child := os.fork()):  # a child answers; where it was ended the next one goes on
-        if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
-            return
-        print("null", flush=True)
-    for line in sys.stdin:
-        kind, *texts = json.loads(line)
-        _limit_time(SECONDS)
-        try:
-            found = answers[kind](*texts)
-        except (Exception, RecursionError, MemoryError):  # of whatever sympy makes of what a model wrote
-            found = None
-        _limit_time(0)
-        print(json.dumps(found), flush=True)
-
-
-def _limit_memory() -> None:
-    """Let this process have no more than :data:`MEMORY`, and leave no core dump."""
-    with contextlib.suppress(ImportError):  # a system without it has no limit
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _limit_time(seconds: float) -> None:
-    """End this process when it has taken so much processor time from now on; 0: not any more."""
-    if hasattr(signal, "setitimer"):  # a system without it has no limit
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process, whatever it is doing
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+    judge.serve(answers)

@@ -7,7 +7,7 @@ from pathlib import Path
 from gcpo import paths
 from gcpo.errors import nearest
 from gcpo.runs.params import ParameterError, read_yaml
-from gcpo.tasks import TASKS, get_task
+from gcpo.tasks import check_task, get_task
 
 
 def margins(path: Path | None = None) -> dict[str, dict[str, float]]:
@@ -24,8 +24,10 @@ def margins(path: Path | None = None) -> dict[str, dict[str, float]]:
             f"{path}: expected a mapping of tasks to metrics and margins, got {type(values).__name__}."
         )
     for task, of_task in values.items():
-        if task not in TASKS:
-            raise ParameterError(f"{path}: {task}: no such task.{nearest(str(task), TASKS)}")
+        try:
+            check_task(str(task))
+        except ValueError as error:
+            raise ParameterError(f"{path}: {error}") from None
         if not isinstance(of_task, dict):
             raise ParameterError(f"{path}: {task}: expected a mapping of metrics to margins, got {of_task!r}.")
         for metric, margin in of_task.items():

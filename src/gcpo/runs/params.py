@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from gcpo import paths, world
 from gcpo.errors import nearest
 from gcpo.methods import get_method, one_spelling
-from gcpo.tasks import TASKS, get_task
+from gcpo.tasks import check_task
 
 NAME = r"[\w-]{1,60}"  # of a profile or grid: also a folder's
 
@@ -52,7 +52,7 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     profile: str = Field("smoke", description="names the folder of outputs", pattern=f"^{NAME}$")
-    task: str = Field("tinyqa", description="a name in gcpo.tasks.TASKS")
+    task: str = Field("tinyqa", description="a name in gcpo.tasks.TASKS, or reasoning_gym:<name>")
     method: str = Field("gcpo_bot", description="a name in gcpo.methods.METHODS, or a product of them")
     method_options: dict[str, Any] = Field({}, description="constants of the method")
     seed: Seed = Field(0, description="of everything random in the run")
@@ -108,9 +108,13 @@ class Params(BaseModel):
         for key, value in values.items():
             if key in ("grpo", "method_options", "task") or not isinstance(value, Mapping):
                 chosen[key] = value
-            elif unknown := [name for name in value if name not in (*TASKS, "default")]:
-                raise ValueError(f"{key}: no task {unknown[0]!r}.{nearest(str(unknown[0]), [*TASKS, 'default'])}")
-            elif task in value or "default" in value:
+                continue
+            try:
+                for name in value.keys() - {"default"}:
+                    check_task(str(name))
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None
+            if task in value or "default" in value:
                 chosen[key] = value.get(task, value.get("default"))
             else:
                 raise ValueError(
@@ -136,7 +140,7 @@ class Params(BaseModel):
     @field_validator("task")
     @classmethod
     def _known_task(cls, name: str) -> str:
-        get_task(name)
+        check_task(name)
         return name
 
     @field_validator("method")
