@@ -14,7 +14,7 @@ import pytest
 
 # The same examples every time, so that a run of the tests is decided by the code and not by luck.
 # `pytest --hypothesis-profile default` draws new ones: do that after changing a formula.
-hypothesis.settings.register_profile("fixed", derandomize=True)
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
