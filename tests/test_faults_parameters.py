@@ -61,7 +61,7 @@ VALUES: dict[str, tuple[dict[str, Any], str]] = {
         {"alpha": {"tinymth": 0.1, "default": 1}},
         "alpha: Unknown task 'tinymth'. Did you mean 'tinymath'?",
     ),
-    "a number as a task": ({"alpha": {3: 0.1, "default": 1}}, "alpha: no task 3."),
+    "a number as a task": ({"alpha": {3: 0.1, "default": 1}}, "alpha: Unknown task '3'."),
     "a truth as a number": ({"alpha": True}, "alpha: Input should be a number (got True)"),
     "no as a number": (yaml.safe_load("seed: no"), "seed: Input should be a number (got False)"),
     "fewer questions than a step": ({"train_limit": 1}, "train_limit: 1 questions are fewer than the 2 of a step"),

@@ -192,7 +192,6 @@ def test_the_training_run_is_that_of_the_same_parameters_with_so_many_steps() ->
     ("kind", "values", "says"),
     [
         ("train", {"at_step": 3}, "at_step: 3 is for gradient statistics and evaluations"),
-        ("gradients", {"at_step": 3, "lora_rank": 2}, "adapters"),
         ("gradients", {"at_step": 3, "train_split": "test"}, "cannot be held out"),
     ],
 )

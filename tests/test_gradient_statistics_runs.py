@@ -78,3 +78,21 @@ def test_a_trained_policy_is_made_once_and_a_killed_run_of_it_ends_the_same(monk
     assert tables(again) == kept and again.manifest["attempts"] == 1
     before = gradient_statistics(params(policy="scratch", max_completion_length=6))
     assert "training" not in before.manifest and tables(before) != kept
+
+
+def test_with_lora_v_covers_the_adapters_alone_of_the_start_and_after_training() -> None:
+    values = {"policy": "scratch", "lora_rank": 2, "eval_limit": 4, "max_completion_length": 6, "method": "egpo"}
+
+    def score(**changes: Any) -> np.ndarray:
+        run = gradient_statistics(params(**values, **changes))
+        return pd.read_csv(run.folder / "queries.csv")[["score_within", "score_between"]].sum(axis=1).to_numpy()
+
+    start = score()
+    assert (start > 0).all()
+    # Adapters begin as A x with B = 0, so the gradient by A is 0 and all of it is that by B.
+    np.testing.assert_allclose(score(gradient_parameters=["*lora_B*"]), start, rtol=1e-6)
+    np.testing.assert_allclose(score(gradient_parameters=["*lora_A*"]), 0)
+    trained = Plan("gradients", params(**values, at_step=2)).training
+    assert trained is not None
+    after = score(at_step=2)
+    assert (trained.folder / "policy" / "adapter_model.safetensors").exists() and len(after) == len(start)

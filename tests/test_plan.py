@@ -65,8 +65,9 @@ def id_of(kind: str = "train", **values: Any) -> str:
 
 
 def test_another_value_is_tried_for_every_parameter() -> None:
-    assert set(OTHER) == set(Params.model_fields) - {"profile", "skip_malformed", "at_step"}
+    assert set(OTHER) == set(Params.model_fields) - {"profile", "skip_malformed", "at_step", "report_to"}
     assert id_of(skip_malformed=True) == id_of()  # it can only turn an error into this very run
+    assert id_of(report_to="tensorboard") == id_of()
 
 
 def test_any_other_parameter_is_another_training_run() -> None:
@@ -79,6 +80,12 @@ def test_gradient_statistics_are_other_runs_for_what_they_read_and_not_for_train
     for key, value in OTHER.items():
         same = id_of("gradients", **{key: value}) == id_of("gradients")
         assert same == (key in TRAINING | resolved), key
+
+
+def test_a_run_of_the_reference_keeps_its_id() -> None:
+    lines = (paths.ROOT / "outputs/reference/laptop/runs.jsonl").read_text().splitlines()
+    for manifest in map(json.loads, lines):
+        assert Plan(manifest["kind"], validate(manifest["params"])).id == manifest["id"]
 
 
 def test_gradient_statistics_read_no_parameter_of_training(monkeypatch: pytest.MonkeyPatch) -> None:

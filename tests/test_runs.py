@@ -16,6 +16,8 @@ from typing import Any
 import pandas as pd
 import papermill
 import pytest
+import transformers
+from transformers.integrations import integration_utils
 
 from gcpo import paths, records
 from gcpo.__main__ import main
@@ -302,3 +304,26 @@ def test_notebook_10_trains_by_the_papers_profiles_on_real_rows(
     assert run.manifest["params"]["lora_rank"] == (32 if profile == "single_gpu" else 0)
     assert len(pd.read_csv(run.folder / "metrics.csv")) == 1
     assert set(pd.read_csv(run.folder / "eval.csv")["decoding"]) == {"greedy", "sampled"}
+
+
+def test_a_tracker_gets_what_is_logged_and_changes_nothing(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracker of our own in the place of one that is not installed here."""
+    seen: list[dict[str, Any]] = []
+
+    class Tracker(transformers.TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            seen.append({"name": args.run_name, **logs})
+
+    values = {"policy": "scratch", "max_steps": 2, "validation_limit": 0, "eval_limit": 2}
+    quiet = train(params(**values))
+    kept = (quiet.folder / "metrics.csv").read_bytes()
+    shutil.rmtree(quiet.folder)
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "mlflow", Tracker)
+    monkeypatch.setattr("gcpo.runs.train.get_available_reporting_integrations", lambda: ["mlflow"])
+    with pytest.raises(ValueError, match=r"trackio is not installed here\. Install it \(pip install trackio\)"):
+        train(params(**values, report_to="trackio"))
+    run = train(params(**values, report_to="mlflow"))
+    assert run.folder == quiet.folder and (run.folder / "metrics.csv").read_bytes() == kept
+    steps = [entry for entry in seen if "loss" in entry]
+    assert [entry["reward"] for entry in steps] == pd.read_csv(run.folder / "metrics.csv")["reward"].tolist()
+    assert {entry["name"] for entry in steps} == {run.folder.name}

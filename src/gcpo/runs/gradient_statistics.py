@@ -48,9 +48,10 @@ def gradient_statistics(params: Params) -> Run:
 
     ``queries.csv``, one line per query:
 
-    - V (Eq. 20, over ``gradient_parameters``, at the temperature of sampling), V_t1 (the same rollouts and advantages,
-      g_i at temperature 1), V_within and V_between (its parts by the clusters of BoT, Eq. 3; their sum is V),
-      score_within and score_between (the same of g_i), mean_squared_norm (of the group's mean A_i g_i);
+    - V (Eq. 20, over ``gradient_parameters``, of adapters alone with ``lora_rank``, at the temperature of sampling),
+      V_t1 (the same rollouts and advantages, g_i at temperature 1), V_within and V_between (its parts by the clusters
+      of BoT, Eq. 3; their sum is V), score_within and score_between (the same of g_i), mean_squared_norm (of the
+      group's mean A_i g_i);
     - the measures of :data:`gcpo.reports.alignment.MEASURES`; the same with the suffix ``_half`` from the first half of
       the group alone, and V_half from the other half, advantages included (missing where G < 4);
     - pair_spearman: over the group's pairs, of 1 - cosine of the embeddings with |g_i - g_j|; pair_spearman_distinct

@@ -88,11 +88,11 @@ def likes(kind: str, max_steps: int) -> tuple[str, bool]:
 
 
 def varied(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[tuple[str, bool], list[str]]:
-    """The parameters in which runs of one sort (:func:`likes`) and task differ, beside method, seed and profile."""
+    """The parameters in which runs of one sort (:func:`likes`) and task differ, beside what every table names."""
     seen: dict[tuple[str, bool], dict[tuple[str, str], set[str]]] = {}
     for kind, params in runs:
         values = seen.setdefault(likes(kind, params["max_steps"]), {})
-        for key in params.keys() - {"task", "method", "seed", "profile"}:
+        for key in params.keys() - {"task", "method", "seed", "profile", "report_to"}:
             values.setdefault((key, params["task"]), set()).add(repr(params[key]))
     return {
         sort: [key for key in Params.model_fields if any(name == key and len(v) > 1 for (name, _), v in values.items())]

@@ -59,7 +59,7 @@ class Params(BaseModel):
 
     policy: str = Field("tiny", description="starting policy: path, Hub name or a name in gcpo.world.POLICIES")
     policy_revision: str | None = Field(None, description="commit or branch of a policy on the Hub")
-    lora_rank: Count = Field(0, description="rank of LoRA adapters; 0 trains all weights")
+    lora_rank: Count = Field(0, description="rank of LoRA adapters, which alone are trained; 0 trains all weights")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the policy's weights")
     embedder: str = Field("all-MiniLM-L6-v2", description="sentence-transformers path or Hub name")
     entailment: str = Field("tiny", description='sequence classifier: path, Hub name or "tiny"')
@@ -81,6 +81,7 @@ class Params(BaseModel):
     max_completion_length: Positive = Field(16, description="tokens")
     save_steps: Positive = Field(2, description="steps between checkpoints")
     grpo: dict[str, Any] = Field({}, description="any other field of TRL's GRPOConfig")
+    report_to: str = Field("none", description="a tracker that transformers knows: trackio, wandb, tensorboard ...")
 
     train_split: str = Field("train", description="split to train on")
     train_limit: Positive = Field(200, description="prompts of it")
@@ -96,7 +97,9 @@ class Params(BaseModel):
     data_revision: str | None = Field(None, description="commit of the data set on the Hub")
     skip_malformed: bool = Field(False, description="leave out, and count, rows of the data set that are malformed")
     at_step: Count = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
-    gradient_parameters: list[str] | None = Field(None, description="patterns of parameter names for V(q); all if null")
+    gradient_parameters: list[str] | None = Field(
+        None, description="patterns of names for V(q); all that train if null"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -148,6 +151,16 @@ class Params(BaseModel):
     def _known_method(cls, name: str) -> str:
         get_method(name)
         return one_spelling(name)
+
+    @field_validator("report_to")
+    @classmethod
+    def _known_tracker(cls, name: str) -> str:
+        if name != "none":  # whether it is installed matters where the run is made
+            from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+            if name not in INTEGRATION_TO_CALLBACK:
+                raise ValueError(f"no tracker {name!r}.{nearest(name, ['none', *INTEGRATION_TO_CALLBACK])}")
+        return name
 
     @field_validator("method_options")
     @classmethod
@@ -211,6 +224,7 @@ _OWN = {
     "temperature": "temperature",
     "max_completion_length": "max_completion_length",
     "save_steps": "save_steps",
+    "report_to": "report_to",
     "seed": "seed",
     "output_dir": "profile",
 }

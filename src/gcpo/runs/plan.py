@@ -57,14 +57,14 @@ TRAINER: dict[str, Any] = {
 
 # What only training reads, and what a kind of run does not read: of no meaning to it, and no part of its values.
 TRAINING = frozenset(
-    "method equalize_mean lora_rank prompts_per_step micro_batch max_steps learning_rate beta save_steps train_split "
+    "method equalize_mean prompts_per_step micro_batch max_steps learning_rate beta save_steps train_split "
     "train_limit validation_split validation_limit eval_samples".split()
 )
 UNREAD = {
     "train": frozenset[str](),
     "gradients": TRAINING,
     "evaluate": (TRAINING - {"eval_samples"})
-    | {"group_size", "embedder", "entailment", "entailment_threshold", "gradient_parameters"},
+    | {"lora_rank", "group_size", "embedder", "entailment", "entailment_threshold", "gradient_parameters"},
 }
 
 
@@ -87,8 +87,9 @@ class Plan:
         looked_at = {"eval_split": params.eval_split}
         if params.validation_limit:
             looked_at["validation_split"] = params.validation_split
+        steps = params.max_steps if self.kind == "train" else params.at_step
         for name, split in looked_at.items():
-            if self.kind == "train" and params.max_steps and split == params.train_split:
+            if steps and split == params.train_split:
                 raise ParameterError(
                     f"train_split and {name} are both {split!r}: what is trained on cannot be held out."
                 )
@@ -97,8 +98,6 @@ class Plan:
                 f"at_step: {params.at_step} is for gradient statistics and evaluations; a training run's steps are "
                 "max_steps."
             )
-        if self.training and params.lora_rank:
-            raise ParameterError("at_step: a policy trained with adapters (lora_rank) is not supported.")
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
         # A task may hold functions that no other process can be sent; there it is looked up again.
@@ -162,12 +161,14 @@ class Plan:
         """Every value that decides the result, resolved: what the id is a hash of."""
         # A folder's name, what is resolved below, and what can only turn an error into a run.
         named = {"profile", "alpha", "method_options", "grpo", "skip_malformed", "at_step", "reward", "full_completion"}
-        named |= {"micro_batch"}  # which the trainer's settings hold
+        named |= {"micro_batch", "report_to"}  # which the trainer's settings hold, and which changes nothing
+        # A policy with adapters is another one; one without keeps the id that it had before they were measured.
         task, training = self.task, self.kind == "train"
+        unread = UNREAD[self.kind] | (frozenset() if training or self.params.lora_rank else {"lora_rank"})
         return {
             "schema": SCHEMA,
             "kind": self.kind,
-            "params": self.params.model_dump(mode="json", exclude=named | UNREAD[self.kind]),
+            "params": self.params.model_dump(mode="json", exclude=named | unread),
             "method": self.method.constants() if training else None,
             "trainer": self.trainer if training else None,
             "task": {

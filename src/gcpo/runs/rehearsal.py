@@ -23,7 +23,7 @@ from gcpo import files, paths, world
 from gcpo.runs.grids import expand
 from gcpo.runs.manifest import Run, code_hash, load
 from gcpo.runs.params import ParameterError, Params, profile_name, validate
-from gcpo.runs.plan import TRAINING, Plan
+from gcpo.runs.plan import UNREAD, Plan
 from gcpo.runs.train import quiet
 from gcpo.tasks import sources
 from gcpo.tasks.base import DATA_DIR
@@ -50,7 +50,7 @@ class Rehearsal:
         """What is not as in the first of these runs, as "was → is" by parameter."""
         was, now = (plan.params.model_dump() for plan in (self.stands_for[0], self.plan))
         was["policy_revision"] = now["policy_revision"]  # which belongs to the policy's name
-        unread = {"profile", "seed", *(TRAINING if self.plan.kind != "train" else ())}
+        unread = {"profile", "seed", *UNREAD[self.plan.kind]}
         differ = {key: (was[key], now[key]) for key in was if was[key] != now[key] and key not in unread}
         if "policy" in differ:
             differ["policy"] = differ["policy"][0], "untrained Qwen2"

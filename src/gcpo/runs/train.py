@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 import transformers
 from datasets import Dataset
+from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from gcpo import files, world
 from gcpo.runs.manifest import Run, claim, record
@@ -119,12 +120,26 @@ def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> pd.Da
 
 def policy_of(plan: Plan, run: Run, trained: Run | None) -> tuple[Any, Any]:
     """The policy that a run looks at and its tokenizer: of its training run, which the manifest then names, or, without
-    one, the starting policy. Raises as :func:`gcpo.tasks.evaluation.load_policy`."""
-    name, revision = world.resolve(plan.params.policy, "policy"), plan.params.policy_revision
+    one, the starting policy; with adapters (``lora_rank``) where it was trained with them, or gradients are theirs
+    alone. Raises as :func:`gcpo.tasks.evaluation.load_policy`."""
+    params = plan.params
+    name, revision = world.resolve(params.policy, "policy"), params.policy_revision
     if trained is not None:
-        name, revision = str(trained.folder / "policy"), None
-        run.manifest["training"] = {"run": trained.manifest["id"], "policy": files.hashes(Path(name))}
-    return load_policy(name, revision=revision, dtype=plan.params.dtype)
+        made = trained.folder / "policy"
+        run.manifest["training"] = {"run": trained.manifest["id"], "policy": files.hashes(made)}
+        if not params.lora_rank:  # a training of adapters saves nothing else
+            name, revision = str(made), None
+    model, tokens = load_policy(name, revision=revision, dtype=params.dtype)
+    if params.lora_rank and trained is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(made), is_trainable=True).eval()
+    elif params.lora_rank and plan.kind == "gradients":
+        from peft import get_peft_model
+
+        transformers.set_seed(params.seed)  # of which the adapters are drawn
+        model = get_peft_model(model, lora(params)).eval()
+    return model, tokens
 
 
 def models(params: Params, policy: Any) -> dict[str, Any]:
@@ -185,9 +200,15 @@ class _Checkpoints(transformers.TrainerCallback):
 def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], folder: Path) -> GCPOTrainer:
     """The GCPOTrainer of a run; what decides its result is in ``plan.trainer``, the rest says what is written."""
     params, task = plan.params, plan.task
+    if params.report_to not in ("none", *get_available_reporting_integrations()):
+        raise ValueError(
+            f"report_to: {params.report_to} is not installed here. Install it (pip install {params.report_to}), or "
+            "set report_to: none; metrics.csv has the same numbers."
+        )
     written: dict[str, Any] = {
         "save_total_limit": 2,
-        "report_to": "none",
+        "report_to": params.report_to,
+        "run_name": folder.name,
         "disable_tqdm": True,
         "log_completions": True,
         "num_completions_to_print": 0,
@@ -222,7 +243,7 @@ def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], fold
         answer_extractor=task.extract,
         train_dataset=dataset,
         processing_class=tokens,
-        peft_config=_lora(params),
+        peft_config=lora(params) if params.lora_rank else None,
     )
     trainer.remove_callback(transformers.PrinterCallback)  # metrics.csv has it all
     return trainer
@@ -239,9 +260,8 @@ def task_reward(task: Task) -> Callable[..., list[float]]:
     return reward
 
 
-def _lora(params: Params) -> Any:
-    if not params.lora_rank:
-        return None
+def lora(params: Params) -> Any:
+    """The adapters of a run, whose ``lora_rank`` is above 0."""
     from peft import LoraConfig
 
     return LoraConfig(

@@ -305,10 +305,17 @@ def _from_folder(folder: Path, benchmark: str, split: str) -> tuple[Iterator[tup
             f"{path} does not exist. {DATA_DIR}={folder} has {found}. "
             f"Choose another split, add the file, or unset {DATA_DIR} to read the Hub."
         )
-    content = path.read_bytes()
-    lines = ((f"{path}, line {number}", line) for number, line in enumerate(content.splitlines(), 1) if line.strip())
-    digest = hashlib.sha256(content).hexdigest()
-    return lines, {"dataset": benchmark, "split": split, "file": f"{benchmark}/{split}.jsonl", "sha256": digest}
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return _lines(path), {"dataset": benchmark, "split": split, "file": f"{benchmark}/{split}.jsonl", "sha256": digest}
+
+
+def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines that are not blank, each with where it is; one at a time, as ten thousand papers are hundreds of MB."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"{path}, line {number}", line
 
 
 def _from_hub(
