@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from gcpo.tasks import evaluation as module
 from gcpo.tasks.base import Row, Split, Task
-from gcpo.tasks.evaluation import evaluate, generate, load_policy, sample, texts
+from gcpo.tasks.evaluation import batches, evaluate, generate, load_policy, sample, texts, token_statistics
 
 PAD, END, STOP, USER, ASSISTANT = SPECIAL = tuple(f"<|{name}|>" for name in ("pad", "end", "stop", "user", "assistant"))
 LETTERS = "abcdefgh"
@@ -170,6 +172,56 @@ def test_texts_are_without_special_tokens(policy: tuple[Any, Any]) -> None:
     completion = torch.zeros_like(ids)
     completion[0, -5:-1] = 1
     assert texts(tokens, ids, completion) == ["h g"]
+
+
+# --- batches and token statistics -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "longest"), [(1, 5), (3, 5), (3, 50), (40, 200)])
+def test_a_batch_holds_a_bounded_number_of_tokens_or_one_prompt(
+    policy: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, n: int, longest: int
+) -> None:
+    monkeypatch.setattr(module, "TOKENS", 900)
+    prompts = [LETTERS[: 1 + (7 * number) % 8] for number in range(70)]
+    found = list(batches(policy[1], prompts, n=n, max_new_tokens=longest))
+    assert [place for part in found for place in range(len(prompts))[part]] == list(range(len(prompts)))
+
+    def size(part: slice) -> int:
+        lengths = [len(prompt_ids(policy[1], prompt)) + longest for prompt in prompts[part]]
+        return n * len(lengths) * max(lengths)
+
+    assert all(size(part) <= 900 or part.stop - part.start == 1 for part in found)
+    for part, after in pairwise(found):  # none is smaller than it must be
+        assert after.start % 32 == 0 or size(slice(part.start, after.start + 1)) > 900
+    assert all(part.start // 32 == (part.stop - 1) // 32 for part in found)
+
+
+def test_prompts_that_fit_are_answered_32_at_a_time(policy: tuple[Any, Any]) -> None:
+    assert list(batches(policy[1], ["ab"] * 70, n=4, max_new_tokens=16)) == [slice(0, 32), slice(32, 64), slice(64, 70)]
+    assert list(batches(policy[1], [], n=4, max_new_tokens=16)) == []
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 64])
+def test_token_statistics_are_those_of_each_answer_alone(
+    policy: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    model, tokens = policy
+    torch.manual_seed(1)
+    ids, attention, completion = generate(model, tokens, PROMPTS, n=2, temperature=0.8, max_new_tokens=LONGEST)
+    monkeypatch.setattr(module, "TOKENS", at_once * ids.shape[1])
+    logps, entropies, mask = token_statistics(model, ids, attention, completion, 0.8)
+    assert logps.shape == entropies.shape == mask.shape and (mask.sum(1) == completion.sum(1)).all()
+    for row in range(len(ids)):
+        own = ids[row][attention[row].bool()]
+        length = int(completion[row].sum())
+        with torch.no_grad():
+            chances = (model(own[None]).logits[0, -length - 1 : -1].double() / 0.8).softmax(-1)
+        expected = chances[torch.arange(length), own[-length:]].log()
+        kept = mask[row].bool()
+        torch.testing.assert_close(logps[row][kept].double(), expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            entropies[row][kept].double(), -(chances * chances.log()).sum(-1), atol=1e-5, rtol=1e-4
+        )
 
 
 # --- evaluate -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from gcpo import GCPOConfig, paths, world
 from gcpo.methods import METHODS, table
 from gcpo.runs import plan as plans
 from gcpo.runs.params import Params, load_profile, validate
-from gcpo.runs.plan import KINDS, TRAINER, TRAINING, Plan, label
+from gcpo.runs.plan import KINDS, TRAINER, TRAINING, UNREAD, Plan, label
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "trl_defaults.json").read_text())
 
@@ -82,18 +82,26 @@ def test_gradient_statistics_are_other_runs_for_what_they_read_and_not_for_train
         assert same == (key in TRAINING | resolved), key
 
 
-def test_a_run_of_the_reference_keeps_its_id() -> None:
-    lines = (paths.ROOT / "outputs/reference/laptop/runs.jsonl").read_text().splitlines()
-    for manifest in map(json.loads, lines):
-        assert Plan(manifest["kind"], validate(manifest["params"])).id == manifest["id"]
+def test_an_evaluation_is_another_run_for_what_it_reads_alone() -> None:
+    resolved = {"method_options", "alpha", "grpo"}
+    for key, value in OTHER.items():
+        same = id_of("evaluate", **{key: value}) == id_of("evaluate")
+        assert same == (key in UNREAD["evaluate"] | resolved), key
+    assert id_of("evaluate", at_step=2) != id_of("evaluate", at_step=2, method="grpo")  # that is of its training
 
 
-def test_gradient_statistics_read_no_parameter_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gcpo.runs import gradient_statistics
+def test_runs_read_no_parameter_that_is_no_part_of_their_values() -> None:
+    from gcpo.runs import evaluation, gradient_statistics
 
-    source = inspect.getsource(gradient_statistics)
-    read = set(re.findall(r"params\.(\w+)", source)) & set(Params.model_fields)
-    assert read and not read & (TRAINING | {"alpha", "method_options", "grpo"})
+    for kind, module in {"gradients": gradient_statistics, "evaluate": evaluation}.items():
+        read = set(re.findall(r"params\.(\w+)", inspect.getsource(module))) & set(Params.model_fields)
+        assert read and not read & (UNREAD[kind] | {"alpha", "method_options", "grpo"})
+
+
+def test_the_runs_of_the_reference_keep_their_ids() -> None:
+    lines = [json.loads(line) for line in (paths.REFERENCE / "laptop" / "runs.jsonl").read_text().splitlines()]
+    assert lines
+    assert [m["id"] for m in lines if Plan(m["kind"], validate(m["params"])).id != m["id"]] == []
 
 
 def test_a_value_that_equals_the_default_is_the_same_run_however_it_is_written() -> None:
@@ -178,6 +186,8 @@ def test_an_id_reads_task_method_seed_hash() -> None:
         ("train", {"method": "gcpo_bot", "alpha": 0.1}, ("alpha", "group_size"), "gcpo_bot alpha=0.1 group_size=4"),
         ("train", {"method": "se", "max_steps": 0, "policy": "x"}, ("policy", "max_steps"), "no training policy=x"),
         ("gradients", {"method": "se"}, (), "gradients"),
+        ("evaluate", {"method": "se"}, ("at_step",), "evaluate at_step=0"),
+        ("evaluate", {"method": "se", "at_step": 4}, ("at_step",), "evaluate se at_step=4"),
         ("gradients", {"temperature": 1}, ("temperature",), "gradients temperature=1.0"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -369,3 +369,28 @@ def test_a_bootstrap_needs_a_replicate() -> None:
     for call in (s.spearman_interval, s.paired_query_bootstrap, s.probability_of_improvement):
         with pytest.raises(ValueError, match="n is 0, expected at least 1"):
             call(u, u, n=0)
+
+
+# --- best_of --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 7])
+def test_the_best_of_k_is_the_mean_over_all_choices_of_k_samples(n: int) -> None:
+    scores = np.random.default_rng(n).integers(0, 4, size=(6, n)) / 3
+    for k in range(1, n + 1):
+        expected = [np.mean([max(chosen) for chosen in combinations(row, k)]) for row in scores.tolist()]
+        np.testing.assert_allclose(s.best_of(scores, k), expected, atol=1e-12)
+
+
+def test_of_right_and_wrong_it_is_pass_at_k() -> None:
+    n = 1200  # where binomial coefficients are no floats any more
+    for c, k in ((0, 3), (1, 600), (7, 8), (900, 301), (1200, 1)):
+        right = [1.0] * c + [0.0] * (n - c)
+        expected = 1 - math.comb(n - c, k) / math.comb(n, k) if k <= n - c else 1.0
+        assert s.best_of(right, k) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_more_samples_than_there_are_have_no_best(k: int) -> None:
+    with pytest.raises(ValueError, match=f"k is {k}, expected 1 to 3"):
+        s.best_of([0.0, 1.0, 1.0], k)

@@ -175,7 +175,7 @@ def batches(
     Each has ``batch_size`` prompts, or fewer where they would be more than :data:`TOKENS` tokens with their answers and
     padding; the answers to one prompt stay together, however long.
     """
-    read = tokens(_chats(tokens, prompts), add_special_tokens=False, verbose=False)["input_ids"]
+    read = (tokens(chat, add_special_tokens=False, verbose=False)["input_ids"] for chat in _chats(tokens, prompts))
     lengths = [len(ids) + max_new_tokens for ids in read]
     for start in range(0, len(prompts), batch_size):
         first, stop = start, min(start + batch_size, len(prompts))

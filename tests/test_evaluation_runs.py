@@ -1,0 +1,196 @@
+"""Whole evaluations: what is in their tables, parts of an answer, resumption, and the command."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from gcpo import paths, world
+from gcpo.__main__ import main
+from gcpo.runs import evaluation as module
+from gcpo.runs.evaluation import certainty, evaluation, scores
+from gcpo.runs.params import load_profile, validate
+from gcpo.runs.plan import Plan
+from gcpo.tasks import evaluation as sampling
+from gcpo.tasks import get_task
+from gcpo.tasks.evaluation import load_policy
+
+SURE = ("nll", "entropy")
+FILES = ("answers.csv", "scores.csv", "completions.parquet")
+
+
+# --- parts of an answer ---------------------------------------------------------------------------------------------
+
+WORDS = ["<think>", " two", " and", " two", "</think>", " four", "<end>"]
+
+
+def parts(ids: list[list[int]]) -> list[dict[str, float]]:
+    """Each token's surprise is 1, 2, 4, ... nats, and the entropy it is drawn with ten times that."""
+    width = max(map(len, ids))
+    surprise = torch.tensor([[2.0**place for place in range(width)] for _ in ids])
+    mask = torch.tensor([[int(place < len(row)) for place in range(width)] for row in ids])
+    return certainty(-surprise, 10 * surprise, mask, ids, lambda some: "".join(WORDS[i] for i in some))
+
+
+def test_an_answer_begins_after_the_last_end_of_thought() -> None:
+    found = parts([[0, 1, 2, 3, 4, 5, 6], [1, 4, 5, 4, 5], [5, 6]])
+    assert [line["nll_thinking"] for line in found[:2]] == [(2**5 - 1) / 5, (2**4 - 1) / 4]
+    assert [line["nll_answer"] for line in found[:2]] == [(32 + 64) / 2, 16]
+    assert [line["nll"] for line in found] == [127 / 7, 31 / 5, 3 / 2]
+    for line in found:
+        for part in ("", "_thinking", "_answer"):
+            np.testing.assert_allclose(line[f"entropy{part}"], 10 * line[f"nll{part}"])
+
+
+def test_a_part_without_tokens_has_no_number() -> None:
+    plain, stopped = parts([[5, 6], [0, 1, 4]])
+    assert math.isnan(plain["nll_thinking"]) and plain["nll_answer"] == plain["nll"] == 1.5
+    assert math.isnan(stopped["nll_answer"]) and stopped["nll_thinking"] == stopped["nll"]
+
+
+def test_scores_are_means_over_questions_with_the_estimator_of_pass_at_k() -> None:
+    right = {"a": [1, 1, 0, 0], "b": [0, 0, 0, 0], "c": [1, 0, 0, 0]}
+    lines = [("a", "greedy", 0, 1), ("b", "greedy", 0, 0), ("c", "greedy", 0, 0)]
+    lines += [
+        (query, "sampled", number, value) for query, values in right.items() for number, value in enumerate(values)
+    ]
+    table = pd.DataFrame(lines, columns=["query", "decoding", "sample", "accuracy"])
+    found = scores(table, ["accuracy"]).set_index("statistic")
+    assert list(found.index) == ["greedy", "avg@4", "pass@2", "pass@4"]
+    # Of 6 pairs, 1 of a's and 3 of c's have no right answer.
+    np.testing.assert_allclose(found["value"], [1 / 3, 3 / 12, (5 / 6 + 0 + 3 / 6) / 3, 2 / 3])
+    assert (found["low"] <= found["value"]).all() and (found["value"] <= found["high"]).all()
+    greedy = table[table["decoding"] == "greedy"]
+    assert list(scores(greedy, ["accuracy"])["statistic"]) == ["greedy"]
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
+    monkeypatch.setenv("GCPO_OUTPUTS", str(tmp_path / "outputs"))
+    return tmp_path / "outputs"
+
+
+def params(**changes: Any) -> Any:
+    return validate({**load_profile("smoke"), "policy": "scratch", "eval_limit": 5, "eval_samples": 3, **changes})
+
+
+def answers_of(run: Any) -> pd.DataFrame:
+    return pd.read_csv(run.folder / "answers.csv")
+
+
+@torch.no_grad()
+def by_hand(policy: tuple[Any, Any], prompt: str, text_ids: list[int], heat: float) -> tuple[float, float]:
+    """Mean surprise and mean entropy of a completion, from one forward pass of it alone."""
+    model, tokens = policy
+    chat = tokens.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+    before = tokens.encode(chat, add_special_tokens=False)
+    logits = model(torch.tensor([before + text_ids])).logits[0, len(before) - 1 : -1] / heat
+    chances = torch.softmax(logits.double(), -1)
+    own = chances[torch.arange(len(text_ids)), torch.tensor(text_ids)]
+    return float(-own.log().mean()), float(-(chances * chances.log()).sum(-1).mean())
+
+
+@pytest.mark.slow
+def test_every_answer_has_a_line_and_its_numbers_are_those_of_a_pass_of_it_alone(outputs: Path) -> None:
+    values = params(temperature=0.7)
+    run = evaluation(values)
+    table, texts = answers_of(run), pd.read_parquet(run.folder / "completions.parquet")
+    assert run.finished and len(table) == 5 * (1 + 3)
+    assert (texts[["query", "decoding", "sample"]] == table[["query", "decoding", "sample"]]).all(axis=None)
+    task, policy = get_task("tinyqa"), load_policy(world.resolve("scratch", "policy"))
+    rows = {row.id: row for row in task.load("test", limit=5).rows}
+    cut = table[table["cut_off"]]
+    assert len(cut) > 5 and (cut["tokens"] == values.max_completion_length).all()
+    assert table["nll_thinking"].isna().all() and (table["nll_answer"] == table["nll"]).all()
+    seen = 0
+    for (_, line), text in zip(table.iterrows(), texts["completion"], strict=True):
+        answer = task.extract(text)
+        assert line["answered"] == (answer is not None)
+        assert {name: line[name] for name in task.metrics} == task.score(answer, rows[line["query"]].references)
+        ids = policy[1].encode(text, add_special_tokens=False)
+        if len(ids) == line["tokens"] and line["cut_off"]:  # bytes that are no text do not come back as they were
+            np.testing.assert_allclose(
+                line[["nll", "entropy"]].astype(float), by_hand(policy, rows[line["query"]].prompt, ids, 0.7), rtol=1e-4
+            )
+            seen += 1
+    assert seen > 0
+    assert run.manifest["results"]["greedy_f1"] == table[table["decoding"] == "greedy"]["f1"].mean()
+    assert evaluation(values).manifest["attempts"] == 1  # a finished run is only read
+    other = answers_of(evaluation(params(temperature=0.7, seed=1)))
+    assert (other["nll"] != table["nll"]).any()
+    pd.testing.assert_frame_equal(other[other["decoding"] == "greedy"], table[table["decoding"] == "greedy"])
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_goes_on_and_ends_as_an_uninterrupted_one(
+    outputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "TOKENS", 2**10)  # two or three questions at a time
+    values = params()
+
+    def stop(run: Any, done: int, total: int, what: str = "") -> None:
+        if done > 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Run, "progress", stop)
+        with pytest.raises(KeyboardInterrupt):
+            evaluation(values)
+    folder = Plan("evaluate", values).folder
+    kept = {path.name: path.read_bytes() for path in (folder / "chunks").glob("*")}
+    assert 1 < len(kept) < 5 and not (folder / "answers.csv").exists()
+    asked: list[int] = []
+    with monkeypatch.context() as patch:
+        original = module.generate
+        patch.setattr(
+            module, "generate", lambda m, t, prompts, **k: asked.append(len(prompts)) or original(m, t, prompts, **k)
+        )
+        resumed = evaluation(values)
+    assert resumed.finished and resumed.manifest["attempts"] == 2 and not (folder / "chunks").exists()
+    assert 0 < sum(asked) < 2 * 5  # greedy and sampled, of the questions that were left
+    found = {name: (folder / name).read_bytes() for name in FILES}
+    shutil.rmtree(folder)
+    assert {name: (evaluation(values).folder / name).read_bytes() for name in FILES} == found
+
+
+@pytest.mark.slow
+def test_without_samples_there_are_greedy_answers_alone(outputs: Path) -> None:
+    run = evaluation(params(eval_samples=0))
+    assert set(answers_of(run)["decoding"]) == {"greedy"}
+    assert set(pd.read_csv(run.folder / "scores.csv")["statistic"]) == {"greedy"}
+
+
+@pytest.mark.slow
+def test_the_policy_of_a_training_run_is_made_first_and_named(outputs: Path) -> None:
+    values = params(method="egpo", at_step=2, learning_rate=1e-2, max_completion_length=6, eval_limit=3)
+    run, start = evaluation(values), evaluation(params(max_completion_length=6, eval_limit=3))
+    training = Plan("evaluate", values).training
+    assert training is not None and run.manifest["training"]["run"] == training.id
+    assert (training.folder / "policy" / "model.safetensors").exists()
+    assert (answers_of(run)["nll"] != answers_of(start)["nll"]).any()
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_scores_of_a_folder_s_policy(outputs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    policy = str(world.resolve("scratch", "policy"))
+    small = ["-p", "eval_limit", "3", "-p", "eval_samples", "2"]
+    assert main(["evaluate", "-p", "policy", policy, "-p", "task", "tinymath", *small]) == 0
+    said = capfd.readouterr().out
+    assert "avg@2" in said and "pass@2" in said and "accuracy" in said and "[1/1] tinymath-evaluate-0-" in said
+    empty = outputs / "empty"
+    empty.mkdir()
+    assert main(["evaluate", "-p", "policy", str(empty), *small]) == 1
+    assert f"policy model '{empty}' (an existing path) cannot be loaded" in capfd.readouterr().err
+    assert main(["evaluate", "-p", "eval_sample", "2"]) == 2
+    assert "Did you mean 'eval_samples'?" in capfd.readouterr().err
