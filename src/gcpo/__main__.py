@@ -17,7 +17,7 @@ import pandas as pd
 from gcpo import files, paths
 from gcpo.reports import records
 from gcpo.runs.contents import Seen
-from gcpo.runs.grids import expand, fitting, grids
+from gcpo.runs.grids import expand, fitting
 from gcpo.runs.manifest import RecordError, Run, load
 from gcpo.runs.params import ParameterError, load_profile, parse_yaml, profiles, validate
 from gcpo.runs.plan import KINDS, Plan
@@ -50,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     tried.add_argument("--jobs", type=_positive, default=max(1, min(os.cpu_count() or 1, 4)), help="runs at a time")
     parameters(tried)
     checked = command("check", "check parameter files and grids, and show what is run and what is not")
-    checked.add_argument("name", nargs="*", help="grids (default: all)")
+    checked.add_argument("name", nargs="*", help="grids (default: those that fit the profile)")
+    checked.add_argument("--gpu-memory", type=float, default=80.0, metavar="GB", help="of the GPU (default: 80)")
     checked.add_argument("--gate", metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
     checked.add_argument("--reference", action="store_true", help="with --gate: read the committed reference")
     reported = command("report", "execute the report notebooks")
@@ -229,14 +230,41 @@ def _check(options: argparse.Namespace) -> int:
     for name in profiles():
         validate(load_profile(name), f"params/{name}.yaml")
     print(f"profiles: {', '.join(profiles())}: good")
-    for name in options.name or grids():
+    if options.gpu_memory <= 0:
+        raise ParameterError(f"--gpu-memory {options.gpu_memory:g}: a GPU has more than 0 GB.")
+    too_large, asked = [], []
+    for name in options.name or fitting(options.profile):
         plans = expand(name, options.profile)
+        asked += plans
         status = [said.split(" (")[0] for said in _status(plans)]
         counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
         print(f"grid {name} with {options.profile}: {len(plans)} runs ({counts})")
+        too_large += _estimated(name, plans, options.gpu_memory)
+    from gcpo.runs import readiness  # seconds to import
+
+    refused = readiness.refused(asked)
+    print(*readiness.at_hand(asked), *refused, *too_large, sep="\n")
     for fault in records.faults(options.profile):
         print(f"left out: {fault}")
-    return 0
+    return 1 if refused or too_large else 0
+
+
+def _estimated(grid: str, plans: list[Plan], gpu: float) -> list[str]:
+    """Say what a grid's runs take of a GPU, by task; returns what does not fit. Embedded policies need none."""
+    from gcpo.runs import estimates  # seconds to import
+
+    large = [plan for plan in plans if "policy" not in plan.embedded]
+    for task in dict.fromkeys(plan.params.task for plan in large):
+        found = [estimates.estimate(plan, gpu) for plan in large if plan.params.task == task]
+        print(f"  {task}, {len(found)} runs, estimated: {estimates.total(found)}")
+    if large:
+        every = [estimates.estimate(plan, gpu) for plan in large]
+        print(f"  all of {grid}, estimated (not measured on a GPU): {estimates.total(every)}")
+    reasons: dict[str, list[str]] = {}
+    for plan in large:
+        if why := estimates.misfit(plan, gpu):
+            reasons.setdefault(why, []).append(plan.id)
+    return [f"DOES NOT FIT: {ids[0]} and {len(ids) - 1} more of {grid}: {why}" for why, ids in reasons.items()]
 
 
 def _gate(options: argparse.Namespace) -> int:

@@ -197,8 +197,12 @@ class _Checkpoints(transformers.TrainerCallback):
             files.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
-def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], folder: Path) -> GCPOTrainer:
-    """The GCPOTrainer of a run; what decides its result is in ``plan.trainer``, the rest says what is written."""
+def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
+    """TRL's config of a run; what decides its result is in ``plan.trainer``, the rest says what is written.
+
+    Raises:
+        ValueError: TRL, or transformers, has no such combination of settings.
+    """
     params, task = plan.params, plan.task
     if params.report_to not in ("none", *get_available_reporting_integrations()):
         raise ValueError(
@@ -215,7 +219,7 @@ def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], fold
         "dataloader_pin_memory": False,
         "use_cpu": not torch.cuda.is_available(),  # else bfloat16 is refused there
     }
-    args = GCPOConfig(
+    return GCPOConfig(
         output_dir=str(folder),
         method=params.method,
         method_options=params.method_options,
@@ -223,16 +227,19 @@ def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], fold
         equalize_mean=params.equalize_mean,
         reward_range=task.reward_range,
         embedding_model=params.embedder,
-        # The bootstrap is not needed, and not made, for a method that never reads it.
-        entailment_model=(
-            world.resolve(params.entailment, "entailment")
-            if plan.method.entails(task.full_completion)
-            else params.entailment
-        ),
+        entailment_model=entailment,
         entailment_threshold=params.entailment_threshold,
         use_full_completion_for_clustering=task.full_completion,
         **{**written, **plan.trainer},
     )
+
+
+def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], folder: Path) -> GCPOTrainer:
+    """The GCPOTrainer of a run."""
+    params, task = plan.params, plan.task
+    # The bootstrap is not needed, and not made, for a method that never reads it.
+    entails = plan.method.entails(task.full_completion)
+    args = configure(plan, folder, world.resolve(params.entailment, "entailment") if entails else params.entailment)
     dataset = Dataset.from_list(
         [{"prompt": [{"role": "user", "content": row.prompt}], "references": list(row.references)} for row in rows]
     )

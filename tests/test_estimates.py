@@ -1,0 +1,155 @@
+"""Estimates of memory, tokens and time: against torch's own counts, and against what runs took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from gcpo import records
+from gcpo.__main__ import main
+from gcpo.runs import estimates, readiness
+from gcpo.runs.params import load_profile, validate
+from gcpo.runs.plan import Plan
+from gcpo.tasks.evaluation import load_policy
+
+
+def plan(profile: str = "paper", kind: str = "train", **changes: Any) -> Plan:
+    return Plan(kind, validate({**load_profile(profile), **changes}))
+
+
+# As their model cards count them.
+@pytest.mark.parametrize(("name", "count"), [("0.5B", 494_032_768), ("1.5B", 1_543_714_304)])
+def test_the_weights_of_the_papers_policies_are_those_of_their_cards(name: str, count: int) -> None:
+    config = estimates.shape(f"Qwen/Qwen2.5-{name}-Instruct")
+    assert estimates.weights(config.to_json_string(use_diff=False), 0)[0] == count
+
+
+def test_weights_gradients_and_states_are_what_torch_has(scratch: Any) -> None:
+    model, _ = load_policy(str(scratch))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(input_ids=torch.ones(1, 4, dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+
+    def size(tensors: Any) -> int:
+        return sum(tensor.nbytes for tensor in tensors)
+
+    found = estimates.estimate(plan(policy=str(scratch))).memory
+    assert found["weights"] == found["reference"] == size(model.parameters())
+    assert found["gradients"] == size(p.grad for p in model.parameters())
+    states = [s[key] for s in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    assert found["optimizer"] == size(states)
+
+
+def test_adapters_are_counted_as_peft_makes_them(scratch: Any) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model, _ = load_policy(str(scratch))
+    wrapped = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    made = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
+    config = estimates.shape(str(scratch)).to_json_string(use_diff=False)
+    assert estimates.weights(config, 8)[1] == made
+    found = estimates.estimate(plan(policy=str(scratch), lora_rank=8)).memory
+    assert found["optimizer"] == 2 * 4 * made and found["reference"] == 0
+
+
+@pytest.mark.parametrize(
+    ("smaller", "part"),
+    [
+        ({"micro_batch": 4}, "backward"),
+        ({"max_completion_length": 32}, "generation"),
+        ({"beta": 0}, "reference"),
+        ({"dtype": "bfloat16"}, "weights"),
+        ({"lora_rank": 32}, "optimizer"),
+        ({"prompts_per_step": 4}, "generation"),
+    ],
+)
+def test_each_setting_that_saves_memory_does(smaller: dict[str, Any], part: str) -> None:
+    less, more = estimates.estimate(plan(**smaller)), estimates.estimate(plan())
+    assert less.memory[part] < more.memory[part] and less.peak <= more.peak
+
+
+def test_checkpointing_takes_less_memory_and_more_time() -> None:
+    with_it, without = (plan(grpo={"bf16": True, "gradient_checkpointing": on}) for on in (True, False))
+    less, more = estimates.estimate(with_it), estimates.estimate(without)
+    assert less.memory["backward"] < more.memory["backward"] / 5
+    assert less.seconds["train"] > more.seconds["train"]
+
+
+def measured() -> pd.DataFrame:
+    """The reference's runs of GRPO and Dr. GRPO on tinymath, estimated beside what they took."""
+    runs = records.find("laptop", reference=True)
+    asked = (runs["task"] == "tinymath") & runs["method"].isin(["grpo", "dr_grpo"]) & (runs["num_iterations"] == 1)
+    chosen = runs[asked & (runs["kind"] == "train") & (runs["learning_rate"] == 2e-4) & (runs["prompts_per_step"] == 4)]
+    metrics = records.gather(chosen[chosen["max_steps"] > 0], "metrics", ["id"])
+    lengths = metrics.groupby("id")["completions/mean_length"].sum()
+    lines = []
+    for run in chosen.to_dict("records"):
+        given = {key: run[key] for key in ("task", "method", "seed", "group_size", "max_steps")}
+        found = estimates.estimate(plan("laptop", **given))
+        line = {"size": (run["max_steps"], run["group_size"]), "id": plan("laptop", **given).id, "run": run["id"]}
+        line |= {"cpu": run["cpu_seconds"], "estimated": sum(found.seconds.values()), "most": found.tokens}
+        lines.append(line | {"tokens": lengths.get(run["id"], 0.0) * run["group_size"] * 4})
+    return pd.DataFrame(lines)
+
+
+def test_measured_runs_are_ordered_as_estimated_and_generate_no_more_than_that() -> None:
+    found = measured()
+    assert (found["id"] == found["run"]).all()
+    medians = found.groupby("size")[["cpu", "estimated"]].median()
+    assert list(medians.index) == [(0, 16), (64, 8), (64, 16)]
+    assert medians["cpu"].is_monotonic_increasing and medians["estimated"].is_monotonic_increasing
+    trained = found[found["tokens"] > 0]
+    completions = 64 * 4 * trained["size"].str[1]
+    asked = (300 + 5 * 64) * (1 + 4)  # of the test and validation splits, greedily and four times
+    assert (trained["most"] == 40 * (completions + asked)).all()
+    assert (trained["tokens"] < 40 * completions).all() and (trained["tokens"] > 10 * completions).all()
+
+
+def test_the_papers_profiles_fit_the_gpus_they_are_for() -> None:
+    for task in ("narrativeqa", "qasper", "hotpotqa", "math", "olympiadbench"):
+        assert estimates.misfit(plan(task=task), 80) is None
+        assert estimates.misfit(plan("single_gpu", task=task), 24) is None
+    why = estimates.misfit(plan(), 24)
+    assert why and "GB of 24 (weights 6.2" in why and "try lora_rank: 32" in why
+    why = estimates.misfit(plan(micro_batch=128, grpo={"gradient_checkpointing": False}), 80)
+    assert why and "grpo: {gradient_checkpointing: true}, or a micro_batch below 128" in why
+
+
+def test_a_policy_of_unknown_size_is_an_error_that_says_so() -> None:
+    with pytest.raises(OSError, match=r"'no/such' is neither a folder nor in the local Hub cache"):
+        estimates.estimate(plan(policy="no/such"))
+
+
+# --- check ----------------------------------------------------------------------------------------------------------
+
+
+def test_check_says_what_does_not_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GCPO_DATA_DIR", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(["check", "paper_figure1", "--profile", "paper"]) == 0
+    said = capsys.readouterr().out
+    assert "all of paper_figure1, estimated (not measured on a GPU): at most" in said
+    assert "policy Qwen/Qwen2.5-1.5B-Instruct: NOT THERE, and HF_HUB_OFFLINE is set" in said
+    assert "data allenai/qasper (test): NOT THERE, and HF_HUB_OFFLINE is set: set GCPO_DATA_DIR to a folder" in said
+    assert main(["check", "paper_figure1", "--profile", "paper", "--gpu-memory", "8"]) == 1
+    assert "DOES NOT FIT: narrativeqa-gradients-0-" in capsys.readouterr().out
+    assert main(["check", "paper_figure1", "--profile", "paper", "--gpu-memory", "0"]) == 2
+    assert "a GPU has more than 0 GB" in capsys.readouterr().err
+    assert main(["check", "--profile", "papr"]) == 2
+
+
+def test_what_trl_refuses_is_said_before_anything_runs() -> None:
+    assert readiness.refused([plan(), plan("single_gpu", task="math")]) == []
+    (said,) = readiness.refused([plan(grpo={"steps_per_generation": 2, "generation_batch_size": 64})] * 2)
+    assert said.startswith("TRL refuses narrativeqa-gcpo_bot-0-") and "generation_batch_size" in said
+
+
+def test_files_that_are_missing_are_named(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path))
+    listed = readiness.at_hand([plan(task="math")])
+    assert f"data HuggingFaceH4/MATH-500 (test): NOT THERE: {tmp_path}/math500/test.jsonl does not exist" in listed[-2]
+    assert readiness.at_hand([plan("laptop")])[0] == "policy tiny: made by this package"
+    assert "no such path" in readiness.at_hand([plan(policy="../no/such/folder")])[0]
