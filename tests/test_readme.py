@@ -34,6 +34,15 @@ def test_the_results_are_those_of_the_reference_tables_and_say_so() -> None:
     assert block.count("reference of profile laptop") == 1
 
 
+def test_what_a_run_needs_is_measured_or_estimated_by_the_package() -> None:
+    readme = (paths.ROOT / "README.md").read_text()
+    (block,) = re.findall(f"{tables.NEEDS}.*?{tables.END_NEEDS}", readme, flags=re.S)
+    assert block == tables.readme_needs("laptop"), "a number edited by hand, or a profile newer than the README"
+    known = tables.needs_table("laptop").groupby("profile")["known by"].agg(set)
+    assert known["paper"] == known["single_gpu"] == {"estimated"}
+    assert all(said.startswith("measured (") for said in known["laptop"])
+
+
 def test_the_numbers_of_runs_are_those_of_the_grids() -> None:
     readme = (paths.ROOT / "README.md").read_text()
     for target, grid in (("reproduce", "reproduce"), ("reproduce-all", "reproduce_all")):

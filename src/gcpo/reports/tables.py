@@ -14,8 +14,11 @@ import pandas as pd
 from gcpo import paths, statistics
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
+from gcpo.reports import records
+from gcpo.runs import estimates
 from gcpo.runs.grids import expand
 from gcpo.runs.params import Params, load_profile, validate
+from gcpo.runs.plan import Plan
 from gcpo.tasks import get_task
 from gcpo.weights import weight_range
 
@@ -247,9 +250,37 @@ def readme_results(profile: str) -> str:
 
 
 def write_readme(profile: str) -> None:
-    """Rewrite the part of the README between markers, from the reference tables of a profile."""
-    readme, block = paths.ROOT / "README.md", readme_results(profile)
-    readme.write_text(re.sub(f"{START}.*?{END}", lambda _: block, readme.read_text(), flags=re.S))
+    """Rewrite the parts of the README between markers, from the reference of a profile."""
+    readme, block, needs = paths.ROOT / "README.md", readme_results(profile), readme_needs(profile)
+    text = re.sub(f"{START}.*?{END}", lambda _: block, readme.read_text(), flags=re.S)
+    readme.write_text(re.sub(f"{NEEDS}.*?{END_NEEDS}", lambda _: needs, text, flags=re.S))
+
+
+def needs_table(profile: str) -> pd.DataFrame:
+    """What one training run takes: of a profile's reference as measured (medians of GCPO-BoT's and GRPO's runs), of the
+    profiles for one GPU as estimated.
+
+    Columns: profile, task, hardware, time of a run, memory, and how they are known.
+    """
+    found = records.find(profile, reference=True)
+    own = found[found["method"].isin(["grpo", "gcpo_bot"]) & (found["kind"] == "train") & (found["max_steps"] > 0)]
+    rows = []
+    for task, part in own.groupby("task", sort=False):
+        hardware = part["hardware"].map(lambda machine: f"{machine['cores']} cores").mode()[0]
+        took = f"{part['seconds'].median() / 60:.0f} min", f"{part['peak_memory_gb'].median():.1f} GB"
+        rows.append([profile, task, hardware, *took, f"measured ({len(part)} runs)"])
+    for name, gpu in (("single_gpu", 24.0), ("paper", 80.0)):
+        for task in ("narrativeqa", "qasper", "hotpotqa", "math", "olympiadbench"):
+            plan = Plan("train", validate({**load_profile(name), "task": task}))
+            one = estimates.estimate(plan, gpu)
+            hardware = f"{estimates.GPUS[gpu][0]}, {gpu:.0f} GB"
+            rows.append([name, task, hardware, f"{one.hours:.1f} h", f"{one.peak / estimates.GB:.0f} GB", "estimated"])
+    return pd.DataFrame(rows, columns=["profile", "task", "hardware", "time of a run", "memory", "known by"])
+
+
+def readme_needs(profile: str) -> str:
+    """The README's table of hardware, time and memory, from marker to marker."""
+    return f"{NEEDS}\n\n{markdown(needs_table(profile))}\n{END_NEEDS}"
 
 
 def write_results(profile: str) -> None:
@@ -258,6 +289,7 @@ def write_results(profile: str) -> None:
     (paths.ROOT / "RESULTS.md").write_text(page)
 
 
+NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->", "<!-- end of needs -->"
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
 # The tables that the README shows, and what it says above them.
 README = {
