@@ -109,6 +109,9 @@ def _unfit(name: str, own: str, grid: str, profile: str, reference: bool) -> str
     """Why a report cannot be made of a grid, and what to do; None if it can."""
     if not records.coverage(grid, profile, reference)["finished"].sum():
         return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid}"
+    kinds = {plan.kind for plan in expand(own, profile)}
+    if not kinds & set(records.find(profile, grid, reference, any_code=True)["kind"]):
+        return f"nothing of kind {', '.join(sorted(kinds))} has run of grid {grid} with {profile}"
     trained = ([plan for plan in expand(name, profile) if plan.kind == "train"] for name in (own, grid))
     needed, given = ({key for plan in plans for key in plan.varied} for plans in trained)
     for key in ("learning_rate", "alpha", "method_options", "policy"):  # a sweep: nothing to choose among one
