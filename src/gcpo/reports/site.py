@@ -112,6 +112,9 @@ def _unfit(name: str, own: str, grid: str, profile: str, reference: bool) -> str
     kinds = {plan.kind for plan in expand(own, profile)}
     if not kinds & set(records.find(profile, grid, reference, any_code=True)["kind"]):
         return f"nothing of kind {', '.join(sorted(kinds))} has run of grid {grid} with {profile}"
+    tasks, there = ({plan.params.task for plan in expand(g, profile)} for g in (own, grid))
+    if len(tasks) == 1 and not tasks <= there:  # a report about one task
+        return f"grid {grid} has no run on {', '.join(tasks)}: python -m gcpo grid {own}"
     trained = ([plan for plan in expand(name, profile) if plan.kind == "train"] for name in (own, grid))
     needed, given = ({key for plan in plans for key in plan.varied} for plans in trained)
     for key in ("learning_rate", "alpha", "method_options", "policy"):  # a sweep: nothing to choose among one

@@ -1,0 +1,196 @@
+"""How well a policy's entropies tell wrong answers from right ones (EGPO Table 3, Figures 3, 5, 6 and 8).
+
+What is computed of a run depends on its seed and on its questions. Both are resampled, as in
+:func:`gcpo.statistics.training_difference`, but of statistics that are no means over questions, such as areas under a
+curve: each draw is the sum of two parts, seeds by Student's t with their number less 1, and questions resampled, the
+same ones for all seeds. The noise of single answers is in both parts, which makes intervals a little too wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from sklearn.metrics import auc, roc_curve
+
+from gcpo.reports.claims import Verdict, deciding, word
+from gcpo.reports.figures import LINES, PALETTE
+from gcpo.statistics import Array, Draws, holm_levels
+
+PARTS = {"nll": "whole answer", "nll_thinking": "thinking", "nll_answer": "answer"}
+RATES = tuple(round(0.1 * i, 1) for i in range(1, 10))  # false positive rates that ROC curves are compared at
+QUANTILES = np.arange(0.01, 1, 0.01)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A statistic of a policy: of each seed, and of each seed in each resample of the questions.
+
+    Attributes:
+        each: one value per seed, which is its index.
+        resampled: a column per seed, a row per resample.
+    """
+
+    each: pd.Series
+    resampled: pd.DataFrame
+
+    def __sub__(self, other: Quantity) -> Quantity:
+        """The difference, paired by seed and by resample, over the seeds that both have."""
+        common = self.each.index.intersection(other.each.index)
+        return Quantity((self.each - other.each)[common], (self.resampled - other.resampled)[common])
+
+    def above(self, level: float) -> Quantity:
+        """The quantity less a constant."""
+        return Quantity(self.each - level, self.resampled - level)
+
+    def times(self, factor: float) -> Quantity:
+        """The quantity times a constant."""
+        return Quantity(self.each * factor, self.resampled * factor)
+
+    def draws(self, seed: int = 0) -> Draws:
+        """Draws of the mean over seeds; of a single seed the questions alone are drawn anew."""
+        estimate, count = float(self.each.mean()), len(self.each)
+        spread = self.each.std(ddof=1) / np.sqrt(count) if count > 1 else 0.0
+        of_seeds = spread * np.random.default_rng(seed).standard_t(max(1, count - 1), size=len(self.resampled))
+        return Draws(estimate, self.resampled.mean(axis=1).to_numpy() + of_seeds)
+
+
+def roc(answers: pd.DataFrame, part: str, weight: Array | None = None) -> tuple[Array, Array]:
+    """False and true positive rates, rising, of calling answers wrong whose ``part`` (of :data:`PARTS`) is large."""
+    false, true, _ = roc_curve(~answers["right"], answers[part], sample_weight=weight, drop_intermediate=False)
+    return false, true
+
+
+def statistics_of(answers: pd.DataFrame, weight: Array) -> dict[str, float]:
+    """Of one run: for each part its AUC ("auc nll"), the true positive rates at :data:`RATES` ("tpr nll 0.1"), and the
+    gap of the means of wrong and right answers ("gap nll", nats per token)."""
+    found = {}
+    wrong = ~answers["right"].to_numpy()
+    for part in PARTS:
+        false, true = roc(answers, part, weight)
+        found[f"auc {part}"] = float(auc(false, true))
+        found |= {
+            f"tpr {part} {rate}": float(value) for rate, value in zip(RATES, np.interp(RATES, false, true), strict=True)
+        }
+        values = answers[part].to_numpy()
+        means = [np.average(values[kind], weights=weight[kind]) for kind in (wrong, ~wrong)]
+        found[f"gap {part}"] = float(means[0] - means[1])
+    return found
+
+
+def quantities(answers: pd.DataFrame, n: int = 1000, seed: int = 0) -> dict[str, Quantity]:
+    """The statistics of one policy.
+
+    Args:
+        answers: sampled answers with columns seed, query, right and :data:`PARTS`; every seed with the same questions.
+        n: resamples of the questions. The same seed and number of questions give the same resamples: policies that were
+            asked the same are compared on the same ones.
+        seed: of the resampling.
+    """
+    each, drawn = {}, {}
+    for name, run in answers.groupby("seed"):
+        places, questions = pd.factorize(run["query"], sort=True)
+        rng = np.random.default_rng(seed)
+        counts = rng.multinomial(len(questions), np.full(len(questions), 1 / len(questions)), size=n)
+        each[name] = statistics_of(run, np.ones(len(run)))
+        drawn[name] = pd.DataFrame([statistics_of(run, own[places].astype(float)) for own in counts])
+    table = pd.DataFrame(each)
+    return {
+        str(statistic): Quantity(table.loc[statistic], pd.DataFrame({name: drawn[name][statistic] for name in drawn}))
+        for statistic in table.index
+    }
+
+
+def judge(differences: Mapping[str, Quantity], effects: Sequence[float] = (), digits: int = 3) -> Verdict:
+    """The verdict on a claim that all differences are above 0, corrected together by Holm; it says the deciding one.
+
+    Args:
+        differences: what is claimed to be above 0, by what it is in words.
+        effects: the paper's own difference for each; none at all if it prints none.
+        digits: of numbers in words.
+    """
+    draws = {name: difference.draws() for name, difference in differences.items()}
+    levels = holm_levels([draw.p for draw in draws.values()])
+    intervals = {name: draw.interval(level) for (name, draw), level in zip(draws.items(), levels, strict=True)}
+    printed = dict(zip(draws, [*effects] or [float("nan")] * len(draws), strict=True))
+    words = {name: word(found.low, found.high, printed[name]) for name, found in intervals.items()}
+    final, key = deciding(words, {name: found.low for name, found in intervals.items()})
+    estimate, low, high = intervals[key]
+    seeds = len(differences[key].each)
+    family = f", corrected for {len(draws)}" if len(draws) > 1 else ""
+    said = f"{key}: {estimate:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}] (95 %{family}; {seeds} seeds)"
+    if printed[key] == printed[key]:
+        said += f"; the paper's: {printed[key]:+.{digits}f}"
+    return Verdict(final, f"{said}.", estimate, low, high, paper_effect=printed[key], seeds=seeds)
+
+
+def quantiles(answers: pd.DataFrame) -> pd.DataFrame:
+    """The distribution of each part, as :func:`distributions` draws it: label, part, outcome, share, nats."""
+    rows = []
+    for (label, right), group in answers.groupby(["label", "right"], sort=False):
+        for part, name in PARTS.items():
+            points = group[part].quantile(QUANTILES)
+            outcome = "right" if right else "wrong"
+            rows += [(label, name, outcome, share, nats) for share, nats in points.items()]
+    return pd.DataFrame(rows, columns=["label", "part", "outcome", "share", "nats"])
+
+
+def distributions(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
+    """Shares of right and of wrong answers below each entropy: a panel per part and label.
+
+    Args:
+        table: as :func:`quantiles` gives it.
+        names: label -> the title of its panels.
+    """
+    labels = [label for label in names if label in set(table["label"])]
+    size = (3.2 * len(labels), 2.3 * len(PARTS))
+    figure, axes = plt.subplots(len(PARTS), len(labels), sharex="row", sharey=True, squeeze=False, figsize=size)
+    for row, part in zip(axes, PARTS.values(), strict=True):
+        for axis, label in zip(row, labels, strict=True):
+            own = table[(table["label"] == label) & (table["part"] == part)]
+            for look, outcome in enumerate(("right", "wrong")):
+                line = own[own["outcome"] == outcome]
+                axis.plot(line["nats"], line["share"], color=PALETTE[look], linestyle=LINES[look], label=outcome)
+            axis.set(xscale="log", title=f"{names[label]}, {part}")
+    axes[0, 0].legend()
+    figure.supxlabel("mean negative log-probability, nats per token", fontsize="medium")
+    figure.supylabel("share of answers below", fontsize="medium")
+    return figure
+
+
+def curves(found: Mapping[str, Mapping[str, Quantity]]) -> pd.DataFrame:
+    """ROC curves of thinking and answer at :data:`RATES`: label, part, rate, tpr, low and high (95 %)."""
+    rows = []
+    for label, own in found.items():
+        for part in ("nll_thinking", "nll_answer"):
+            for rate in RATES:
+                rows.append((label, PARTS[part], rate, *own[f"tpr {part} {rate}"].draws().interval()))
+    return pd.DataFrame(rows, columns=["label", "part", "rate", "tpr", "low", "high"])
+
+
+def roc_curves(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
+    """A panel per label: how many of the wrong answers each entropy finds, at how many false alarms.
+
+    Args:
+        table: as :func:`curves` gives it.
+        names: label -> the title of its panel.
+    """
+    labels = [label for label in names if label in set(table["label"])]
+    size = (3.2 * len(labels), 3.3)
+    figure, axes = plt.subplots(1, len(labels), sharex=True, sharey=True, squeeze=False, figsize=size)
+    for axis, label in zip(axes[0], labels, strict=True):
+        own = table[table["label"] == label]
+        for look, (part, line) in enumerate(own.groupby("part", sort=False)):
+            colour = PALETTE[look]
+            axis.fill_between(line["rate"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)
+            axis.plot(line["rate"], line["tpr"], color=colour, linestyle=LINES[look], marker="os"[look], label=part)
+        axis.plot([0, 1], [0, 1], color="0.5", linestyle=":", lw=1)
+        axis.set(title=names[label], xlim=(0, 1), ylim=(0, 1))
+    axes[0, 0].legend()
+    figure.supxlabel("share of right answers called wrong", fontsize="medium")
+    figure.supylabel("share of wrong answers found", fontsize="medium")
+    return figure

@@ -1,0 +1,59 @@
+"""Entropies of right and wrong answers: against scikit-learn, by hand, and under resampling."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from gcpo.reports import claims, entropies
+
+
+def answers(seeds: int = 3, questions: int = 40, lift: float = 1.0) -> pd.DataFrame:
+    """Of four samples per question: the thinking of wrong ones is less certain by ``lift``, their answer is not."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for seed in range(seeds):
+        for query in range(questions):
+            for _ in range(4):
+                right = bool(rng.random() < 0.5)
+                thinking, answer = rng.exponential(1 + lift * (not right)), rng.exponential(1)
+                lines.append((seed, f"q{query}", right, thinking + answer, thinking, answer))
+    return pd.DataFrame(lines, columns=["seed", "query", "right", *entropies.PARTS])
+
+
+def test_statistics_are_scikit_learn_s_and_differences_of_means() -> None:
+    table = answers()
+    found = entropies.quantities(table, n=20)
+    for seed, run in table.groupby("seed"):
+        for part in entropies.PARTS:
+            assert found[f"auc {part}"].each[seed] == pytest.approx(roc_auc_score(~run["right"], run[part]))
+            means = run.groupby("right")[part].mean()
+            assert found[f"gap {part}"].each[seed] == pytest.approx(means[False] - means[True])
+
+
+def test_a_resample_is_the_run_with_its_questions_repeated() -> None:
+    run = answers(seeds=1)
+    counts = np.random.default_rng(0).multinomial(40, np.full(40, 1 / 40), size=20)[7]
+    chosen = [part for (_, part), times in zip(run.groupby("query"), counts, strict=True) for _ in range(times)]
+    repeated = pd.concat(chosen)
+    found = entropies.quantities(run, n=20)["auc nll_thinking"].resampled[0][7]
+    assert found == pytest.approx(roc_auc_score(~repeated["right"], repeated["nll_thinking"]))
+
+
+def test_verdicts_follow_from_intervals() -> None:
+    found = entropies.quantities(answers(), n=300)
+    more = found["auc nll_thinking"] - found["auc nll_answer"]
+    assert entropies.judge({"more": more}).word == claims.HOLDS
+    assert entropies.judge({"less": more.times(-1)}).word == claims.FAILS
+    assert entropies.judge({"half": found["auc nll_answer"].above(0.5)}).word == claims.OPEN
+    both = entropies.judge({"more": more, "less": more.times(-1)})
+    assert both.word == claims.FAILS and both.because.startswith("less:") and "corrected for 2" in both.because
+    assert entropies.judge({"none": (more - more).above(0.01)}).word == claims.FAILS
+
+
+def test_differences_are_paired_over_the_seeds_of_both() -> None:
+    whole, fewer = answers(), answers()[lambda table: table["seed"] < 2]
+    gap = entropies.quantities(whole, n=5)["gap nll"] - entropies.quantities(fewer, n=5)["gap nll"]
+    assert list(gap.each.index) == [0, 1] and (gap.each == 0).all() and (gap.resampled == 0).all(axis=None)
