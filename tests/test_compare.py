@@ -244,6 +244,7 @@ def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -
     rows = [("grpo", 0, "a", 100.0), ("grpo", 1, "a", 200.0), ("se", 0, "a", 110.0), ("se", 1, "a", 240.0)]
     runs = pd.DataFrame([*rows, ("se", 2, "b", 900.0)], columns=["label", "seed", "hardware", "cpu_seconds"])
     runs = runs.assign(seconds=400.0, seconds_evaluate=100.0, seconds_measure=[0.0, 0.0, 7.0, 9.0, 8.0])
+    runs["started"] = [f"2026-01-01T{clock}:00+00:00" for clock in ("10:00", "12:00", "11:59", "10:01", "12:00")]
     found = cost.overhead(runs, "se")
     assert math.exp(found.interval.estimate) == pytest.approx(math.sqrt(1.1 * 1.2)) and found.seeds == 2
     verdict = cost.noticeable(runs, "se", "python -m gcpo grid zoo")
@@ -254,6 +255,9 @@ def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -
     assert cost.noticeable(much, "se", "").word == "does not hold"
     little = runs.assign(cpu_seconds=[100.0, 200.0, 101.0, 202.1, 1.0])
     assert cost.noticeable(little, "se", "").word == "holds"
+    apart = runs.assign(started=runs["started"].where(runs["seed"] == 0, "2026-01-01T14:01:00+00:00"))
+    apart.loc[1, "started"] = "2026-01-01T12:00:00+00:00"  # machines differ: two hours between them, and a minute
+    assert cost.overhead(apart, "se").seeds < 2
 
 
 # --- over tasks -----------------------------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ import pandas as pd
 from gcpo.reports import claims, compare
 
 NOTICED = 5.0  # per cent more than GRPO that we call noticeable
+TOGETHER = pd.Timedelta(hours=2)  # between the starts of two runs whose times are compared
 
 
 def overhead(runs: pd.DataFrame, label: str, base: str = "grpo") -> compare.Comparison:
     """Processor time of a label's training beside that of the base's run of the same seed on the same hardware.
 
-    The logarithm of their ratio, evaluation left out; over all such pairs of runs, uncorrected.
+    The logarithm of their ratio, evaluation left out; over all such pairs of runs, uncorrected. Machines that go by one
+    name differ by a third, so only runs that were started within :data:`TOGETHER` are a pair.
 
     Args:
         runs: training runs of one task, as ``records.find`` gives them.
@@ -23,6 +25,9 @@ def overhead(runs: pd.DataFrame, label: str, base: str = "grpo") -> compare.Comp
     training = runs["cpu_seconds"] * (1 - runs["seconds_evaluate"] / runs["seconds"])
     alike = runs["hardware"].map(str) + runs["seed"].map(" seed {}".format)
     figures = pd.DataFrame({"label": runs["label"], "value": np.log(training), "alike": alike})
+    started = pd.to_datetime(runs["started"])
+    of_base = started[runs["label"] == base].groupby(alike).first()
+    figures = figures[(started - alike.map(of_base)).abs() <= TOGETHER]
     return compare.by_seed(figures, [(label, base)], "ln of processor time", "alike")[label, base]
 
 

@@ -87,8 +87,8 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
 
     Columns: id, kind, label (the method, with what varies among these runs), every parameter and every setting of
     TRL's config, as resolved (alpha is the alpha that ran), reward_range, every figure of the manifest's ``results``,
-    hardware (a mapping), seconds (all of them, and by phase: seconds_generate and so on), cpu_seconds, peak_memory_gb,
-    code, commit, dirty, schema, folder (a Path) and reference (bool). Empty where nothing has run.
+    hardware (a mapping), started, seconds (all of them, and by phase: seconds_generate and so on), cpu_seconds,
+    peak_memory_gb, code, commit, dirty, schema, folder (a Path) and reference (bool). Empty where nothing has run.
 
     Raises:
         RecordError: with a grid and unless ``any_code``, runs of different code of this package, or of different models
@@ -114,9 +114,8 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
             "reward_range": manifest["resolved"]["task"]["reward_range"],
             "label": labels[manifest["id"]],
             **manifest.get("results", {}),
-            **{
-                key: manifest.get(key) for key in ("id", "kind", "hardware", "seconds", "cpu_seconds", "peak_memory_gb")
-            },
+            **{key: manifest.get(key) for key in ("id", "kind", "hardware", "started")},
+            **{key: manifest.get(key) for key in ("seconds", "cpu_seconds", "peak_memory_gb")},
             **{f"seconds_{phase}": seconds for phase, seconds in manifest.get("phases", {}).items()},
             **{key: manifest.get(key) for key in ("code", "commit", "dirty", "schema")},
             "folder": folder,
