@@ -54,7 +54,7 @@ setup: .venv/installed  ## the virtual environment with the pinned packages and 
 	touch $@
 
 smoke: setup  ## every kind of run and every report at toy size
-	$(BIN)/python -m gcpo check
+	$(BIN)/python -m gcpo check smoke
 	$(BIN)/python -m gcpo grid smoke --profile smoke --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile smoke --grid smoke
 
