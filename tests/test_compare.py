@@ -258,6 +258,8 @@ def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -
     apart = runs.assign(started=runs["started"].where(runs["seed"] == 0, "2026-01-01T14:01:00+00:00"))
     apart.loc[1, "started"] = "2026-01-01T12:00:00+00:00"  # machines differ: two hours between them, and a minute
     assert cost.overhead(apart, "se").seeds < 2
+    for some in (runs.iloc[2:], runs.iloc[:0]):  # without a run of the base, and without any
+        assert not cost.overhead(some, "se").tested
 
 
 # --- over tasks -----------------------------------------------------------------------------------------------------

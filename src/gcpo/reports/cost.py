@@ -8,7 +8,7 @@ import pandas as pd
 from gcpo.reports import claims, compare
 
 NOTICED = 5.0  # per cent more than GRPO that we call noticeable
-TOGETHER = pd.Timedelta(hours=2)  # between the starts of two runs whose times are compared
+TOGETHER = 2 * 3600  # seconds at most between the starts of two runs whose times are compared
 
 
 def overhead(runs: pd.DataFrame, label: str, base: str = "grpo") -> compare.Comparison:
@@ -23,9 +23,10 @@ def overhead(runs: pd.DataFrame, label: str, base: str = "grpo") -> compare.Comp
         base: beside whose.
     """
     training = runs["cpu_seconds"] * (1 - runs["seconds_evaluate"] / runs["seconds"])
-    alike = runs["hardware"].map(str) + runs["seed"].map(" seed {}".format)
+    said = [f"{hardware} seed {seed}" for hardware, seed in zip(runs["hardware"], runs["seed"], strict=True)]
+    alike = pd.Series(said, runs.index, dtype=object)
     figures = pd.DataFrame({"label": runs["label"], "value": np.log(training), "alike": alike})
-    started = pd.to_datetime(runs["started"])
+    started = pd.to_datetime(runs["started"], utc=True).dt.as_unit("s").astype("int64")
     of_base = started[runs["label"] == base].groupby(alike).first()
     figures = figures[(started - alike.map(of_base)).abs() <= TOGETHER]
     return compare.by_seed(figures, [(label, base)], "ln of processor time", "alike")[label, base]
