@@ -136,6 +136,9 @@ def test_check_says_what_does_not_fit(capsys: pytest.CaptureFixture[str], monkey
     assert "data allenai/qasper (test): NOT THERE, and HF_HUB_OFFLINE is set: set GCPO_DATA_DIR to a folder" in said
     assert main(["check", "paper_figure1", "--profile", "paper", "--gpu-memory", "8"]) == 1
     assert "DOES NOT FIT: narrativeqa-gradients-0-" in capsys.readouterr().out
+    whole, part = (estimates.estimate(plan(kind="gradients", gradient_parameters=some)) for some in (None, ["*.27.*"]))
+    assert whole.memory["gradients"] > 16 * whole.memory["weights"] > 80e9  # one of each answer, G = 16, by all weights
+    assert part.memory["gradients"] < whole.memory["gradients"] / 28
     assert main(["check", "paper_figure1", "--profile", "paper", "--gpu-memory", "0"]) == 2
     assert "a GPU has more than 0 GB" in capsys.readouterr().err
     assert main(["check", "--profile", "papr"]) == 2

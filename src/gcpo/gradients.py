@@ -65,7 +65,7 @@ def gradient_variance(
     attended or that nothing precedes, a name in `params` that fits no trainable parameter, and a `temperature` that is
     not above 0.
     """
-    parameters = _parameters(model, params)
+    parameters = chosen_parameters(model, params)
     rows = _distinct_rows(input_ids, attention_mask, completion_mask)
     scale = _advantages(advantages, len(input_ids))
     active = {row: kept for row, members in rows.items() if (kept := [i for i in members if scale[i] != 0])}
@@ -195,7 +195,7 @@ def _row_gradients(
     temperature: float = 1.0,
 ) -> tuple[Float[Tensor, "R P"], Int[Tensor, " G"]]:
     """The gradients of the distinct rows, flattened, and after them a row of zeros; and which of these each row has."""
-    parameters = _parameters(model, params)
+    parameters = chosen_parameters(model, params)
     rows = _distinct_rows(input_ids, attention_mask, completion_mask)
     first, size = parameters[0], sum(p.numel() for p in parameters)
     gradients = torch.zeros(len(rows) + 1, size, dtype=_accumulator(first), device=first.device)
@@ -257,7 +257,9 @@ def _advantages(advantages: Tensor | Sequence[float], group_size: int) -> Tensor
     return values
 
 
-def _parameters(model: nn.Module, params: str | Iterable[str] | None) -> list[nn.Parameter]:
+def chosen_parameters(model: nn.Module, params: str | Iterable[str] | None) -> list[nn.Parameter]:
+    """The parameters of a model that require a gradient and fit names or patterns (`None`: all that require one), each
+    once. Raises ValueError for a pattern that none fits."""
     named = dict(model.named_parameters(remove_duplicate=False))
     patterns = ["*"] if params is None else [params] if isinstance(params, str) else list(params)
     chosen: dict[str, None] = {}

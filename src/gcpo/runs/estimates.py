@@ -31,6 +31,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from gcpo import world
+from gcpo.gradients import chosen_parameters
 from gcpo.runs.plan import Plan
 
 GB = 1e9
@@ -131,16 +132,17 @@ def shape(name: str, revision: str | None = None) -> PretrainedConfig:
 def weights(config: str, rank: int) -> tuple[int, int]:
     """How many weights a policy of this configuration (as JSON) has, counted on the model itself without any memory;
     and those of adapters of this rank on all linear layers but the output's."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(_config(config))
+    model = _empty(config)
     linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in name]
     adapters = sum(rank * (layer.in_features + layer.out_features) for layer in linear)
     return sum(parameter.numel() for parameter in model.parameters()), adapters
 
 
-def _config(text: str) -> PretrainedConfig:
-    values = json.loads(text)
-    return AutoConfig.for_model(values.pop("model_type"), **values)
+def _empty(config: str) -> Any:
+    """A policy of this configuration that takes no memory."""
+    values = json.loads(config)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
 
 
 def kept_by_a_layer(config: PretrainedConfig, size: int) -> float:
@@ -156,38 +158,46 @@ def kept_by_a_layer(config: PretrainedConfig, size: int) -> float:
 
 
 def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
-    """What a training run, or gradient statistics, take of a GPU with so many GB: the nearest of :data:`GPUS`.
+    """What a run takes of a GPU with so many GB: the nearest of :data:`GPUS`. That of a training run which it looks at
+    (``at_step``) is not part of it.
 
     Raises:
         OSError: as :func:`shape`.
     """
     params, settings = plan.params, plan.trainer
     config = shape(params.policy, params.policy_revision)
-    total, adapters = weights(config.to_json_string(use_diff=False), params.lora_rank)
+    text = config.to_json_string(use_diff=False)
+    total, adapters = weights(text, params.lora_rank)
     size = 2 if params.dtype == "bfloat16" else 4  # of a weight
     number = 2 if settings["bf16"] or size == 2 else 4  # of an activation
     prompt, length = _prompt(plan), params.max_completion_length
     trained, of_one = (adapters, 4) if params.lora_rank else (total, size)
-    training = plan.kind == "train" and params.max_steps > 0
+    training, gradients = plan.kind == "train" and params.max_steps > 0, plan.kind == "gradients"
+    covered = trained  # by gradient statistics
+    if gradients and params.gradient_parameters and not params.lora_rank:
+        covered = sum(one.numel() for one in chosen_parameters(_empty(text), params.gradient_parameters))
     group, micro = params.group_size, settings["per_device_train_batch_size"]
-    generated = params.prompts_per_step * group if training else 32 if plan.kind == "train" else 10 * group
+    generated = params.prompts_per_step * group if training else 10 * group if gradients else 32
     layers, hidden = config.num_hidden_layers, config.hidden_size
     per_layer, cache_size = kept_by_a_layer(config, number), 2 * layers * number * hidden
     cache_size *= config.num_key_value_heads / config.num_attention_heads
-    held = micro * (prompt + length)
+    held = (micro if training else 1) * (prompt + length)
     saved = (number * hidden * layers + per_layer) if settings["gradient_checkpointing"] else per_layer * layers
     casts = 2 * total if settings["bf16"] and size == 4 else 0  # autocast keeps weights in bfloat16 for a pass
     memory = {
         "weights": size * total + of_one * (trained if params.lora_rank else 0),
-        "gradients": of_one * trained if training else size * total,
+        # Statistics hold in float32 a gradient of each answer, a row of zeros, and the one that is being made.
+        "gradients": of_one * trained if training else 4 * (group + 2) * covered if gradients else 0.0,
         "optimizer": 2 * of_one * trained if training else 0.0,
         "reference": size * total if training and settings["beta"] and not params.lora_rank else 0.0,
-        "judges": JUDGES if plan.kind != "train" or plan.method.entails(plan.task.full_completion) else 0.0,
+        "judges": JUDGES if gradients or (training and plan.method.entails(plan.task.full_completion)) else 0.0,
         "generation": generated * (prompt + length) * cache_size,
-        "backward": held * saved + 2 * 4 * TILE[0] * TILE[1] + 4 * config.vocab_size * hidden + casts
-        if training
-        else 0.0,
+        "backward": 0.0,
     }
+    if training:
+        memory["backward"] = held * saved + 2 * 4 * TILE[0] * TILE[1] + 4 * config.vocab_size * hidden + casts
+    elif gradients:  # without checkpointing, and of whole logits
+        memory["backward"] = held * (per_layer * layers + 2 * 4 * config.vocab_size)
     _, peak, bandwidth = GPUS[min(GPUS, key=lambda known: abs(known - gpu))]
     forward = (2 * total + 2 * layers * hidden * (prompt + length)) * (prompt + length)  # of one completion
 
@@ -199,10 +209,10 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
     steps = params.max_steps if plan.kind == "train" else 0
     completions = steps * params.prompts_per_step * group
     asked = _questions(plan)
-    answers = asked * (1 + params.eval_samples) if plan.kind == "train" else asked * group
+    answers = asked * (group if gradients else 1 + params.eval_samples)
     passes = 3 + settings["gradient_checkpointing"] - bool(params.lora_rank) + bool(settings["beta"])
     trained_on = completions * settings["num_iterations"] * passes * forward
-    if plan.kind != "train":  # a backward pass for each answer, at two temperatures
+    if gradients:  # a backward pass for each answer, at two temperatures
         trained_on = 2 * answers * 3 * forward
     return Estimate(
         tokens=(completions + answers) * length,
@@ -250,6 +260,8 @@ def misfit(plan: Plan, gpu: float) -> str | None:
         "generation": [f"prompts_per_step below {params.prompts_per_step}", "a smaller max_completion_length"],
     }
     fewer = [] if params.lora_rank else ["lora_rank: 32 (adapters)"]
+    if plan.kind == "gradients":
+        fewer.append("gradient_parameters of fewer layers")
     types = [] if params.dtype == "bfloat16" or not params.lora_rank else ["dtype: bfloat16"]
     way = ways.get(largest) or [*fewer, *types] or ["a smaller policy"]
     held = ", ".join(f"{name} {size / GB:.1f}" for name, size in found.memory.items() if size)
