@@ -20,7 +20,7 @@ reproduce-all: world  ## every method of the four papers on two seeds, beside al
 	$(BIN)/python -m gcpo report --profile $(PROFILE) --grid reproduce_all
 
 zoo: world  ## every run of every report, ten seeds of Table 1's methods (days on two cores)
-	$(BIN)/python -m gcpo grid sweep table1 figure1 rates zoo --profile $(PROFILE) --jobs $(JOBS)
+	$(BIN)/python -m gcpo grid sweep table1 figure1 rates zoo ablations entropy sizes --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE)
 
 test: export OMP_NUM_THREADS = 1
@@ -54,7 +54,7 @@ setup: .venv/installed  ## the virtual environment with the pinned packages and 
 	touch $@
 
 smoke: setup  ## every kind of run and every report at toy size
-	$(BIN)/python -m gcpo check smoke
+	$(BIN)/python -m gcpo check smoke --profile smoke
 	$(BIN)/python -m gcpo grid smoke --profile smoke --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile smoke --grid smoke
 

@@ -38,6 +38,16 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Outputs of the test's own, here and in processes that it starts; made when first written to."""
+    from gcpo import paths
+
+    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
+    monkeypatch.setenv("GCPO_OUTPUTS", str(tmp_path / "outputs"))
+    return tmp_path / "outputs"
+
+
 @pytest.fixture(scope="session")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the untrained byte-level policy."""

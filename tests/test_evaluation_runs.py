@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from gcpo import paths, world
+from gcpo import world
 from gcpo.__main__ import main
 from gcpo.runs import evaluation as module
 from gcpo.runs.evaluation import certainty, evaluation, scores
@@ -72,13 +72,6 @@ def test_scores_are_means_over_questions_with_the_estimator_of_pass_at_k() -> No
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
-    monkeypatch.setenv("GCPO_OUTPUTS", str(tmp_path / "outputs"))
-    return tmp_path / "outputs"
 
 
 def params(**changes: Any) -> Any:

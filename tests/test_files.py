@@ -11,13 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gcpo import files, paths
+from gcpo import files
 
-
-@pytest.fixture(autouse=True)
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
-    return tmp_path / "outputs"
+pytestmark = pytest.mark.usefixtures("outputs")
 
 
 @pytest.fixture

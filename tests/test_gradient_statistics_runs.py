@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from gcpo import files, paths
+from gcpo import files
 from gcpo.reports.alignment import MEASURES
 from gcpo.runs import gradient_statistics as module
 from gcpo.runs.gradient_statistics import gradient_statistics
 from gcpo.runs.params import load_profile, validate
 from gcpo.runs.plan import Plan
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
-    return tmp_path / "outputs"
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("outputs")]
 
 
 def params(**changes: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gcpo import paths
 from gcpo.__main__ import main
 from gcpo.reports.site import publish
 from gcpo.runs import rehearsal
@@ -26,12 +25,6 @@ REAL = pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_
 
 def plan(kind: str = "train", profile: str = "paper", **changes: Any) -> Plan:
     return Plan(kind, validate({**load_profile(profile), **changes}))
-
-
-@pytest.fixture
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
-    return tmp_path
 
 
 def test_every_grid_fits_some_profiles_and_not_the_others() -> None:
@@ -91,8 +84,8 @@ def test_a_plan_of_a_benchmark_can_be_sent_to_another_process() -> None:
     assert real.id and pickle.loads(pickle.dumps(real)) == real
 
 
-def test_rehearsals_are_never_published(outputs: Path) -> None:
-    own = outputs / "own.yaml"
+def test_rehearsals_are_never_published(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
     own.write_text("profile: rehearse-paper\n")
     with pytest.raises(RecordError, match="holds rehearsals, which show nothing of a method: never published"):
         publish(str(own))

@@ -33,13 +33,6 @@ RECORDS = ("metrics.csv", "validation.csv", "eval.csv")
 LONGER = {"max_steps": 8, "save_steps": 2}
 
 
-@pytest.fixture
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
-    monkeypatch.setenv("GCPO_OUTPUTS", str(tmp_path / "outputs"))
-    return tmp_path / "outputs"
-
-
 def params(**changes: Any) -> Any:
     return validate({**load_profile("smoke"), **changes})
 

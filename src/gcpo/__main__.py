@@ -27,9 +27,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gcpo", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(name: str, text: str) -> argparse.ArgumentParser:
+    def command(name: str, text: str, profile: str = "smoke") -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.add_argument("--profile", default="smoke", help="a file of params/, or a path to one (default: smoke)")
+        said = f"a file of params/, or a path to one (default: {profile})"
+        sub.add_argument("--profile", default=profile, help=said)
         return sub
 
     def parameters(sub: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     tried.add_argument("name", nargs="*", help="grids (default: those that fit the profile)")
     tried.add_argument("--jobs", type=_positive, default=max(1, min(os.cpu_count() or 1, 4)), help="runs at a time")
     parameters(tried)
-    checked = command("check", "check parameter files and grids, and show what is run and what is not")
+    checked = command("check", "check parameter files and grids, and show what is run and what is not", "laptop")
     checked.add_argument("name", nargs="*", help="grids (default: those that fit the profile)")
     checked.add_argument("--gpu-memory", type=float, default=80.0, metavar="GB", help="of the GPU (default: 80)")
     checked.add_argument("--gate", metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
@@ -65,9 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     reported.add_argument("--any-code", action="store_true", help="compare runs of different code of this package")
     reported.add_argument("--grid", help="a grid for all of them, instead of each report's own")
     command("methods", "print every method with its rule and range")
-    world = command("world", "make the embedded policy and entailment model")
+    world = command("world", "make the embedded policy and entailment model", "laptop")
     world.add_argument("--reference", action="store_true", help="take those that the committed reference started from")
-    world.set_defaults(profile="laptop")
     return parser
 
 
@@ -235,7 +235,7 @@ def _check(options: argparse.Namespace) -> int:
     too_large, asked = [], []
     for name in options.name or fitting(options.profile):
         plans = expand(name, options.profile)
-        asked += plans
+        asked += [*plans, *(plan.training for plan in plans if plan.training)]
         status = [said.split(" (")[0] for said in _status(plans)]
         counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
         print(f"grid {name} with {options.profile}: {len(plans)} runs ({counts})")
@@ -254,11 +254,11 @@ def _estimated(grid: str, plans: list[Plan], gpu: float) -> list[str]:
     from gcpo.runs import estimates  # seconds to import
 
     large = [plan for plan in plans if "policy" not in plan.embedded]
+    every = [estimates.estimate(plan, gpu) for plan in large]
     for task in dict.fromkeys(plan.params.task for plan in large):
-        found = [estimates.estimate(plan, gpu) for plan in large if plan.params.task == task]
+        found = [one for plan, one in zip(large, every, strict=True) if plan.params.task == task]
         print(f"  {task}, {len(found)} runs, estimated: {estimates.total(found)}")
     if large:
-        every = [estimates.estimate(plan, gpu) for plan in large]
         print(f"  all of {grid}, estimated (not measured on a GPU): {estimates.total(every)}")
     reasons: dict[str, list[str]] = {}
     for plan in large:

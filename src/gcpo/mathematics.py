@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from gcpo import judge
-from gcpo.judge import Judge
 
 LONGEST = 2000
 """How many characters an answer may have; a longer one is wrong."""
@@ -225,8 +224,7 @@ def _value(answer: str) -> float | None:
     return found
 
 
-_JUDGE = Judge("gcpo.mathematics")
-_ask = _JUDGE.ask
+_ask = judge.Judge("gcpo.mathematics").ask
 
 
 def serve() -> None:

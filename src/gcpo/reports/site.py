@@ -74,7 +74,7 @@ def report(
             settings: dict[str, Any] = {"profile": profile, "reference": reference}
             if own := default_of(name, "grid"):  # the ledger has none: it reads what the others found
                 wanted = grid or own
-                if why := _unfit(name, own, wanted, profile, reference):
+                if why := _unfit(own, wanted, profile, reference):
                     left_out.append(f"{name}: {why}")
                     (folder / f"{name}.ipynb").unlink(missing_ok=True)  # of other runs, for the ledger to mistake
                     continue
@@ -105,18 +105,19 @@ def _missing(grids: list[str], profile: str, reference: bool) -> list[str]:
     return lines
 
 
-def _unfit(name: str, own: str, grid: str, profile: str, reference: bool) -> str | None:
+def _unfit(own: str, grid: str, profile: str, reference: bool) -> str | None:
     """Why a report cannot be made of a grid, and what to do; None if it can."""
-    if not records.coverage(grid, profile, reference)["finished"].sum():
+    made = set(records.find(profile, grid, reference, any_code=True)["kind"])
+    if not made:
         return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid}"
-    kinds = {plan.kind for plan in expand(own, profile)}
-    if not kinds & set(records.find(profile, grid, reference, any_code=True)["kind"]):
+    plans = expand(own, profile), expand(grid, profile)
+    kinds = {plan.kind for plan in plans[0]}
+    if not kinds & made:
         return f"nothing of kind {', '.join(sorted(kinds))} has run of grid {grid} with {profile}"
-    tasks, there = ({plan.params.task for plan in expand(g, profile)} for g in (own, grid))
+    tasks, there = ({plan.params.task for plan in listed} for listed in plans)
     if len(tasks) == 1 and not tasks <= there:  # a report about one task
         return f"grid {grid} has no run on {', '.join(tasks)}: python -m gcpo grid {own}"
-    trained = ([plan for plan in expand(name, profile) if plan.kind == "train"] for name in (own, grid))
-    needed, given = ({key for plan in plans for key in plan.varied} for plans in trained)
+    needed, given = ({key for plan in listed if plan.kind == "train" for key in plan.varied} for listed in plans)
     for key in ("learning_rate", "alpha", "method_options", "policy"):  # a sweep: nothing to choose among one
         if key in needed - given:
             return f"grid {grid} has one {key.replace('_', ' ')}, and several are compared: python -m gcpo grid {own}"

@@ -18,10 +18,10 @@ from gcpo.runs.gradient_statistics import chunk_seed
 from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
-from gcpo.runs.train import models, policy_of, quiet, train
+from gcpo.runs.train import looked_at, train
 from gcpo.semantics import answer_mask
 from gcpo.tasks.base import Row
-from gcpo.tasks.evaluation import batches, check_lengths, ends, generate, texts, token_statistics
+from gcpo.tasks.evaluation import batches, ends, generate, texts, token_statistics
 
 
 def evaluation(params: Params) -> Run:
@@ -53,19 +53,12 @@ def evaluation(params: Params) -> Run:
 def _evaluate(plan: Plan, trained: Run | None) -> Run:
     params = plan.params
     with record(plan) as run:
-        quiet()
-        where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
-        split = plan.task.load(params.eval_split, limit=params.eval_limit, **where)
-        if len(split.rows) < 2:
+        questions, model, tokens = looked_at(plan, run, trained)
+        if len(questions) < 2:
             raise ValueError(f"{params.task}/{params.eval_split} has one question: intervals over questions need 2")
-        run.manifest["data"] = {"eval": split.source}
-        model, tokens = policy_of(plan, run, trained)
-        check_lengths(model, tokens, split.rows, params.max_completion_length)
-        run.manifest["models"] = models(params, model)
-        run.write()
         parts = run.folder / "chunks"
         parts.mkdir(exist_ok=True)
-        prompts, n = [row.prompt for row in split.rows], max(1, params.eval_samples)
+        prompts, n = [row.prompt for row in questions], max(1, params.eval_samples)
         for part in batches(tokens, prompts, n=n, max_new_tokens=params.max_completion_length):
             path = parts / f"answers-{part.start:06d}.parquet"
             if not path.exists():
@@ -74,7 +67,7 @@ def _evaluate(plan: Plan, trained: Run | None) -> Run:
                     line
                     for decoding, count in (("greedy", 1), ("sampled", params.eval_samples))
                     if count
-                    for line in _answers(plan, run, (model, tokens), split.rows[part], decoding, count)
+                    for line in _answers(plan, run, (model, tokens), questions[part], decoding, count)
                 ]
                 with files.replacing(path) as draft:
                     pd.DataFrame(lines).to_parquet(draft, index=False)
@@ -107,12 +100,12 @@ def _answers(
         made = [row[kept].tolist() for row, kept in zip(ids.cpu(), completion.bool().cpu(), strict=True)]
         measured = certainty(logps, entropies, mask, made, lambda some: tokens.decode(some, skip_special_tokens=True))
     with run.clock.phase("score"):
-        lines = []
+        lines, last = [], set(ends(model, tokens))
         for number, (text, own) in enumerate(zip(texts(tokens, ids, completion), made, strict=True)):
             row, answer = rows[number // n], task.extract(text)
             line: dict[str, Any] = {"query": row.id, "decoding": decoding, "sample": number % n}
             line |= {**task.score(answer, row.references), "answered": float(answer is not None), "tokens": len(own)}
-            line |= {"cut_off": own[-1] not in ends(model, tokens), **measured[number], "completion": text}
+            line |= {"cut_off": own[-1] not in last, **measured[number], "completion": text}
             lines.append(line)
     return lines
 

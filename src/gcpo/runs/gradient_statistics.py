@@ -31,10 +31,10 @@ from gcpo.rollouts import Rollouts
 from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
-from gcpo.runs.train import models, policy_of, quiet, train
+from gcpo.runs.train import looked_at, train
 from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
-from gcpo.tasks.evaluation import check_lengths, generate, grade, texts, token_statistics
+from gcpo.tasks.evaluation import generate, grade, texts, token_statistics
 
 CHUNK = 10  # queries between two writes: what a kill can lose
 PAIRS = 20  # of a query, that are kept in pairs.csv
@@ -75,29 +75,22 @@ def gradient_statistics(params: Params) -> Run:
 def _measure(plan: Plan, trained: Run | None) -> Run:
     params = plan.params
     with record(plan) as run:
-        quiet()
-        where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
-        split = plan.task.load(params.eval_split, limit=params.eval_limit, **where)
-        run.manifest["data"] = {"eval": split.source}
-        model, tokens = policy_of(plan, run, trained)
-        check_lengths(model, tokens, split.rows, params.max_completion_length)
-        run.manifest["models"] = models(params, model)
+        questions, model, tokens = looked_at(plan, run, trained)
         embedder = Embedder(params.embedder)
         entailment = Entailment(world.resolve(params.entailment, "entailment"))
-        run.write()
         parts = run.folder / "chunks"
         parts.mkdir(exist_ok=True)
-        for first in range(0, len(split.rows), CHUNK):
+        for first in range(0, len(questions), CHUNK):
             queries, pairs = (parts / f"{name}-{first:06d}.csv" for name in TABLES)
             if not queries.exists():
                 transformers.set_seed(chunk_seed(params.seed, first))
-                rows = split.rows[first : first + CHUNK]
+                rows = questions[first : first + CHUNK]
                 sampled = _sample(run, plan, model, tokens, rows)
                 found = _statistics(run, plan, model, embedder, entailment, rows, sampled)
                 drawn = np.random.default_rng(chunk_seed(params.seed, first))
                 _write(pairs, pd.concat([_some(table, drawn) for _, table in found]))
                 _write(queries, pd.DataFrame([line for line, _ in found]))  # last: it says that the chunk is done
-                run.progress(min(first + CHUNK, len(split.rows)), len(split.rows), "queries")
+                run.progress(min(first + CHUNK, len(questions)), len(questions), "queries")
         whole = {name: _joined(sorted(parts.glob(f"{name}-*.csv"))) for name in TABLES}
         for name, table in whole.items():
             run.table(f"{name}.csv", table)

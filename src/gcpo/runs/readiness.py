@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gcpo import world
-from gcpo.runs.plan import Plan
+from gcpo.runs.plan import UNREAD, Plan
 from gcpo.runs.train import configure, quiet
 from gcpo.semantics.models import embedder_path
 from gcpo.tasks import sources
@@ -40,7 +40,8 @@ def at_hand(plans: Sequence[Plan]) -> list[str]:
 
 def _models(plan: Plan) -> list[tuple[str, str]]:
     """Kinds and names of the models that a plan loads."""
-    params, reads = plan.params, plan.kind != "train" or plan.params.max_steps > 0
+    params = plan.params
+    reads = params.max_steps > 0 if plan.kind == "train" else "embedder" not in UNREAD[plan.kind]
     judged = reads and (plan.kind != "train" or plan.method.entails(plan.task.full_completion))
     judges = [("embedder", params.embedder)] * reads + [("entailment", params.entailment)] * judged
     return [("policy", params.policy), *judges]

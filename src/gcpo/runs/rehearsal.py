@@ -35,6 +35,7 @@ AT_MOST = {
 }
 TOKENS = 12  # of a completion by a policy that knows nothing
 TEXTS = 20  # prompts that the tokenizer of such a policy is trained on
+_GRADED = ("eval", "queries", "answers")  # tables with a line or more for each held-out question
 _ON_A_GPU = ("use_vllm", "vllm_")  # fields of GRPOConfig that begin so need one
 
 
@@ -177,6 +178,3 @@ def _became(one: Rehearsal, run: Run) -> dict[str, Any]:
         "replaced": "; ".join(f"{key} {text}" for key, text in one.replaced.items()),
         "error": run.manifest.get("exit") or "",
     }
-
-
-_GRADED = ("eval", "queries")  # tables with a line or two for each held-out question

@@ -118,11 +118,18 @@ def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> pd.Da
     )
 
 
-def policy_of(plan: Plan, run: Run, trained: Run | None) -> tuple[Any, Any]:
-    """The policy that a run looks at and its tokenizer: of its training run, which the manifest then names, or, without
-    one, the starting policy; with adapters (``lora_rank``) where it was trained with them, or gradients are theirs
-    alone. Raises as :func:`gcpo.tasks.evaluation.load_policy`."""
+def looked_at(plan: Plan, run: Run, trained: Run | None) -> tuple[Sequence[Row], Any, Any]:
+    """What a run that trains nothing looks at: held-out questions, a policy and its tokenizer; the manifest names them.
+
+    The policy is that of its training run or, without one, the starting policy; with adapters (``lora_rank``) where it
+    was trained with them, or gradients are theirs alone. Raises as :func:`gcpo.tasks.evaluation.load_policy` and
+    :func:`gcpo.tasks.evaluation.check_lengths`.
+    """
+    quiet()
     params = plan.params
+    where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
+    split = plan.task.load(params.eval_split, limit=params.eval_limit, **where)
+    run.manifest["data"] = {"eval": split.source}
     name, revision = world.resolve(params.policy, "policy"), params.policy_revision
     if trained is not None:
         made = trained.folder / "policy"
@@ -139,7 +146,10 @@ def policy_of(plan: Plan, run: Run, trained: Run | None) -> tuple[Any, Any]:
 
         transformers.set_seed(params.seed)  # of which the adapters are drawn
         model = get_peft_model(model, lora(params)).eval()
-    return model, tokens
+    check_lengths(model, tokens, split.rows, params.max_completion_length)
+    run.manifest["models"] = models(params, model)
+    run.write()
+    return split.rows, model, tokens
 
 
 def models(params: Params, policy: Any) -> dict[str, Any]:
