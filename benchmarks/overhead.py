@@ -21,7 +21,8 @@ from gcpo import world
 from gcpo.methods import METHODS
 from gcpo.runs.params import load_profile, validate
 from gcpo.runs.plan import Plan
-from gcpo.runs.train import build_trainer, quiet
+from gcpo.runs.policies import quiet
+from gcpo.runs.train import build_trainer
 from gcpo.tasks.evaluation import load_policy
 
 

@@ -71,6 +71,19 @@ def test_each_setting_that_saves_memory_does(smaller: dict[str, Any], part: str)
     assert less.memory[part] < more.memory[part] and less.peak <= more.peak
 
 
+def test_processes_share_time_and_only_where_they_shard_memory() -> None:
+    one, copies = estimates.estimate(plan()), estimates.estimate(plan(processes=8))
+    zero, fsdp = (estimates.estimate(plan(processes=8, accelerate=name)) for name in ("zero3", "fsdp"))
+    assert copies.memory["optimizer"] == one.memory["optimizer"] == 8 * zero.memory["optimizer"]
+    assert zero.memory["weights"] == fsdp.memory["weights"] == one.memory["weights"] / 8
+    whole = one.memory["weights"]  # which TRL puts together to generate where DeepSpeed has shared it out
+    assert zero.memory["generation"] == pytest.approx(one.memory["generation"] / 8 + whole)
+    assert fsdp.memory["generation"] == copies.memory["generation"] == one.memory["generation"] / 8
+    assert copies.seconds["train"] == one.seconds["train"] / 8
+    assert one.hours < copies.hours < 8 * one.hours  # all are paid for while each token of generation takes its time
+    assert fsdp.peak < copies.peak == one.peak  # both of a backward pass of micro_batch completions
+
+
 def test_checkpointing_takes_less_memory_and_more_time() -> None:
     with_it, without = (plan(grpo={"bf16": True, "gradient_checkpointing": on}) for on in (True, False))
     less, more = estimates.estimate(with_it), estimates.estimate(without)

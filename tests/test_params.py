@@ -143,6 +143,17 @@ def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None
         ({"temperature": 0}, "temperature", "samples the same answer G times"),
         ({"method": "gcpo_shuffled", "prompts_per_step": 1}, "prompts_per_step", "gcpo_shuffled .* at least 2"),
         ({"micro_batch": 3}, "micro_batch", "3 does not divide the 8 completions"),
+        ({"processes": 3}, "processes", "3 do not divide the 8 completions"),
+        (
+            {"processes": 4, "micro_batch": 4},
+            "micro_batch",
+            "4 does not divide the 2 completions .* each of 4 processes",
+        ),
+        (
+            {"processes": 2, "accelerate": "zero"},
+            "accelerate",
+            "Unknown configuration of accelerate 'zero'. Did you mean 'zero3'",
+        ),
         ({"micro_batch": 4, "grpo": {"gradient_accumulation_steps": 2}}, "micro_batch", "keep one"),
     ],
 )

@@ -41,6 +41,7 @@ OTHER: dict[str, Any] = {
     "group_size": 8,
     "prompts_per_step": 3,
     "micro_batch": 2,
+    "processes": 2,
     "max_steps": 5,
     "learning_rate": 1e-4,
     "beta": 0.1,
@@ -65,7 +66,8 @@ def id_of(kind: str = "train", **values: Any) -> str:
 
 
 def test_another_value_is_tried_for_every_parameter() -> None:
-    assert set(OTHER) == set(Params.model_fields) - {"profile", "skip_malformed", "at_step", "report_to"}
+    named = {"profile", "skip_malformed", "at_step", "report_to", "accelerate"}
+    assert set(OTHER) == set(Params.model_fields) - named
     assert id_of(skip_malformed=True) == id_of()  # it can only turn an error into this very run
     assert id_of(report_to="tensorboard") == id_of()
 
@@ -73,6 +75,33 @@ def test_another_value_is_tried_for_every_parameter() -> None:
 def test_any_other_parameter_is_another_training_run() -> None:
     ids = [id_of(), *(id_of(**{key: value}) for key, value in OTHER.items())]
     assert len(set(ids)) == 1 + len(OTHER)
+
+
+def test_how_processes_share_a_policy_is_part_of_a_run_of_several_alone(tmp_path: Path) -> None:
+    assert id_of(accelerate="fsdp") == id_of()
+    several = [id_of(processes=2, accelerate=name) for name in ("ddp", "zero3", "fsdp")]
+    assert len({*several, id_of()}) == 4
+    own = tmp_path / "own.yaml"  # the content counts, and not the name
+    own.write_text((paths.PARAMS / "accelerate" / "zero3.yaml").read_text())
+    offloading = tmp_path / "offloading.yaml"
+    offloading.write_text(own.read_text().replace("offload_optimizer_device: none", "offload_optimizer_device: cpu"))
+    assert Plan("train", validate({"processes": 2, "accelerate": str(own)})).values["accelerate"]["num_machines"] == 1
+    assert id_of(processes=2, accelerate=str(own)) != id_of(processes=2, accelerate=str(offloading))
+
+
+@pytest.mark.parametrize(
+    ("values", "at_once", "accumulated"),
+    [
+        ({}, 8, 1),
+        ({"processes": 2}, 4, 1),
+        ({"processes": 2, "micro_batch": 2}, 2, 2),
+        ({"processes": 8}, 1, 1),
+    ],
+)
+def test_processes_share_the_completions_of_a_step(values: dict[str, Any], at_once: int, accumulated: int) -> None:
+    trainer = Plan("train", validate({"group_size": 4, "prompts_per_step": 2, **values})).trainer
+    assert trainer["per_device_train_batch_size"] == at_once
+    assert trainer["gradient_accumulation_steps"] == accumulated
 
 
 def test_gradient_statistics_are_other_runs_for_what_they_read_and_not_for_training() -> None:

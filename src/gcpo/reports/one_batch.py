@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gcpo import measures, world
 from gcpo.rollouts import Rollouts
-from gcpo.runs.train import quiet, task_reward
+from gcpo.runs.policies import quiet
+from gcpo.runs.train import task_reward
 from gcpo.semantics import Embedder, Entailment
 from gcpo.tasks import get_task
 from gcpo.tasks.evaluation import load_policy

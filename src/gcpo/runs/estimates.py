@@ -16,6 +16,10 @@ the models that judge answers; and the larger of what generation and what a back
 each layer, half of which is masked (Kaplan et al. 2020, section 2.1); a backward pass twice that, of which adapters
 spare the weights' half; checkpointing repeats the forward pass, a KL term adds one. Generation takes a step for each
 token, in which all weights are read.
+
+*Several processes* each train on their share of a step. ``accelerate: zero3`` and ``fsdp`` share weights, gradients and
+optimiser out over them, ``ddp`` gives each a copy; memory is that of one GPU, and GPU-hours count all of them while the
+first evaluates.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from gcpo import world
 from gcpo.gradients import chosen_parameters
+from gcpo.runs.params import read_yaml, sharing
 from gcpo.runs.plan import Plan
 
 GB = 1e9
@@ -88,8 +93,8 @@ BENCHMARKS = {
 @dataclass(frozen=True)
 class Estimate:
     """What a run takes: ``tokens`` that it generates at most, ``read`` tokens of prompts beside them, ``memory`` by
-    what holds it, ``disk`` for good and that of ``checkpoints`` until it is finished, in bytes, and ``seconds`` by
-    phase."""
+    what holds it on each GPU, ``disk`` for good and that of ``checkpoints`` until it is finished, in bytes,
+    ``seconds`` by phase, and ``gpus``, their number."""
 
     tokens: int
     read: int
@@ -97,6 +102,7 @@ class Estimate:
     disk: float
     checkpoints: float
     seconds: dict[str, float]
+    gpus: int = 1
 
     @property
     def peak(self) -> float:
@@ -107,8 +113,8 @@ class Estimate:
 
     @property
     def hours(self) -> float:
-        """Of one GPU."""
-        return sum(self.seconds.values()) / 3600
+        """Of GPUs, times their number."""
+        return self.gpus * sum(self.seconds.values()) / 3600
 
 
 def shape(name: str, revision: str | None = None) -> PretrainedConfig:
@@ -177,7 +183,10 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
     if gradients and params.gradient_parameters and not params.lora_rank:
         covered = sum(one.numel() for one in chosen_parameters(_empty(text), params.gradient_parameters))
     group, micro = params.group_size, settings["per_device_train_batch_size"]
-    generated = params.prompts_per_step * group if training else 10 * group if gradients else 32
+    gpus = params.processes if training else 1
+    way = read_yaml(sharing(params.accelerate))["distributed_type"] if gpus > 1 else ""
+    parts = gpus if way in ("DEEPSPEED", "FSDP") else 1
+    generated = params.prompts_per_step * group / gpus if training else 10 * group if gradients else 32
     layers, hidden = config.num_hidden_layers, config.hidden_size
     per_layer, cache_size = kept_by_a_layer(config, number), 2 * layers * number * hidden
     cache_size *= config.num_key_value_heads / config.num_attention_heads
@@ -185,13 +194,14 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
     saved = (number * hidden * layers + per_layer) if settings["gradient_checkpointing"] else per_layer * layers
     casts = 2 * total if settings["bf16"] and size == 4 else 0  # autocast keeps weights in bfloat16 for a pass
     memory = {
-        "weights": size * total + of_one * (trained if params.lora_rank else 0),
+        "weights": (size * total + of_one * (trained if params.lora_rank else 0)) / parts,
         # Statistics hold in float32 a gradient of each answer, a row of zeros, and the one that is being made.
-        "gradients": of_one * trained if training else 4 * (group + 2) * covered if gradients else 0.0,
-        "optimizer": 2 * of_one * trained if training else 0.0,
-        "reference": size * total if training and settings["beta"] and not params.lora_rank else 0.0,
+        "gradients": of_one * trained / parts if training else 4 * (group + 2) * covered if gradients else 0.0,
+        "optimizer": 2 * of_one * trained / parts if training else 0.0,
+        "reference": size * total / parts if training and settings["beta"] and not params.lora_rank else 0.0,
         "judges": JUDGES if gradients or (training and plan.method.entails(plan.task.full_completion)) else 0.0,
-        "generation": generated * (prompt + length) * cache_size,
+        # TRL puts a policy that DeepSpeed has shared out together to generate.
+        "generation": generated * (prompt + length) * cache_size + (way == "DEEPSPEED") * size * total,
         "backward": 0.0,
     }
     if training:
@@ -221,10 +231,11 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
         disk=of_one * trained if training else 0.0,
         checkpoints=2 * 3 * of_one * trained if training else 0.0,  # two, with Adam's states
         seconds={
-            "generate": sampling(completions, params.prompts_per_step * group) if completions else 0.0,
-            "train": trained_on / (UTILISATION * peak),
+            "generate": sampling(completions / gpus, generated) if completions else 0.0,
+            "train": trained_on / (UTILISATION * peak) / gpus,
             "evaluate": sampling(answers, 32 * (1 + params.eval_samples) / 2),
         },
+        gpus=gpus,
     )
 
 
@@ -260,6 +271,8 @@ def misfit(plan: Plan, gpu: float) -> str | None:
         "generation": [f"prompts_per_step below {params.prompts_per_step}", "a smaller max_completion_length"],
     }
     fewer = [] if params.lora_rank else ["lora_rank: 32 (adapters)"]
+    if plan.kind == "train" and not params.lora_rank:
+        fewer.append("processes on more GPUs with accelerate: zero3")
     if plan.kind == "gradients":
         fewer.append("gradient_parameters of fewer layers")
     types = [] if params.dtype == "bfloat16" or not params.lora_rank else ["dtype: bfloat16"]

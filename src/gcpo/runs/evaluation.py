@@ -18,7 +18,8 @@ from gcpo.runs.gradient_statistics import chunk_seed
 from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
-from gcpo.runs.train import looked_at, train
+from gcpo.runs.policies import looked_at
+from gcpo.runs.train import train
 from gcpo.semantics import answer_mask
 from gcpo.tasks.base import Row
 from gcpo.tasks.evaluation import batches, ends, generate, texts, token_statistics

@@ -31,7 +31,8 @@ from gcpo.rollouts import Rollouts
 from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
-from gcpo.runs.train import looked_at, train
+from gcpo.runs.policies import looked_at
+from gcpo.runs.train import train
 from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
 from gcpo.tasks.evaluation import generate, grade, texts, token_statistics

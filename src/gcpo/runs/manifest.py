@@ -200,7 +200,7 @@ def record(plan: Plan) -> Iterator[Run]:
     run.folder.mkdir(parents=True, exist_ok=True)
     before = {key: run.manifest.get(key, 0.0) for key in ("seconds", "cpu_seconds")}
     phases: Counter[str] = Counter(run.manifest.get("phases", {}))
-    start, start_cpu = time.monotonic(), time.process_time()
+    start, start_cpu = time.monotonic(), _cpu_seconds()
     run.manifest = {
         **describe(plan),
         "status": "running",
@@ -225,7 +225,7 @@ def record(plan: Plan) -> Iterator[Run]:
         (run.folder / "progress").unlink(missing_ok=True)
         run.manifest["ended"] = _now()
         run.manifest["seconds"] = round(before["seconds"] + time.monotonic() - start, 1)
-        run.manifest["cpu_seconds"] = round(before["cpu_seconds"] + time.process_time() - start_cpu, 1)
+        run.manifest["cpu_seconds"] = round(before["cpu_seconds"] + _cpu_seconds() - start_cpu, 1)
         phases.update(run.clock.seconds)  # which adds
         run.manifest["phases"] = {phase: round(seconds, 2) for phase, seconds in phases.items()}
         run.manifest["peak_memory_gb"] = round(_peak_memory(), 2)
@@ -251,6 +251,10 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _cpu_seconds() -> float:
+    return sum(os.times()[:4])  # of this process, and of those it has started that have ended
 
 
 def _peak_memory() -> float:

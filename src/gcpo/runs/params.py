@@ -73,7 +73,9 @@ class Params(BaseModel):
     equalize_mean: bool = Field(False, description="divide weights by their mean over the batch")
     group_size: Positive = Field(4, description="G, responses per prompt")
     prompts_per_step: Positive = Field(2, description="prompts per optimiser step")
-    micro_batch: Count = Field(0, description="completions per forward and backward pass; 0 is all of a step")
+    micro_batch: Count = Field(0, description="completions per forward and backward pass; 0 is all that a process has")
+    processes: Positive = Field(1, description="that train together, one per GPU; accelerate starts more than one")
+    accelerate: str = Field("ddp", description="how several share the policy: a file of params/accelerate, or a path")
     max_steps: Count = Field(4, description="optimiser steps; 0 evaluates the starting policy")
     learning_rate: Number = Field(1e-3, description="of AdamW")
     beta: Number = Field(0.0, description="weight of the KL term")
@@ -152,6 +154,11 @@ class Params(BaseModel):
         get_method(name)
         return one_spelling(name)
 
+    @field_validator("accelerate")
+    @classmethod
+    def _absolute_file(cls, name: str) -> str:
+        return str(Path(name).expanduser().resolve()) if is_file_name(name) else name
+
     @field_validator("report_to")
     @classmethod
     def _known_tracker(cls, name: str) -> str:
@@ -195,9 +202,18 @@ class Params(BaseModel):
                 f"train_limit: {self.train_limit} questions are fewer than the {self.prompts_per_step} of a step "
                 "(prompts_per_step)"
             )
+        if self.processes > 1:
+            try:
+                sharing(self.accelerate)
+            except ParameterError as error:
+                raise ValueError(f"accelerate: {error}") from None
         completions = self.group_size * self.prompts_per_step
-        if self.micro_batch and completions % self.micro_batch:
-            raise ValueError(f"micro_batch: {self.micro_batch} does not divide the {completions} completions of a step")
+        if completions % self.processes:
+            raise ValueError(f"processes: {self.processes} do not divide the {completions} completions of a step")
+        share = completions // self.processes
+        if self.micro_batch and share % self.micro_batch:
+            whose = "a step" if self.processes == 1 else f"a step that each of {self.processes} processes has"
+            raise ValueError(f"micro_batch: {self.micro_batch} does not divide the {share} completions of {whose}")
         if self.micro_batch and "gradient_accumulation_steps" in self.grpo:
             raise ValueError("micro_batch: it sets gradient_accumulation_steps, which grpo sets too; keep one")
         if self.temperature == 0:
@@ -292,6 +308,12 @@ def file_of(name: str, kind: str, folder: Path) -> Path:
     if not path.is_file():
         raise ParameterError(f"Unknown {kind} {name!r}.{nearest(name, names_in(folder))}")
     return path
+
+
+def sharing(name: str) -> Path:
+    """The file of a configuration of accelerate, by its name in ``params/accelerate`` or its path; raises as
+    :func:`file_of`."""
+    return file_of(name, "configuration of accelerate", paths.PARAMS / "accelerate")
 
 
 def names_in(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gcpo import paths, world
 from gcpo.methods import BASES, Method, get_method
-from gcpo.runs.params import ParameterError, Params
+from gcpo.runs.params import ParameterError, Params, read_yaml, sharing
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Task
 
@@ -57,8 +57,8 @@ TRAINER: dict[str, Any] = {
 
 # What only training reads, and what a kind of run does not read: of no meaning to it, and no part of its values.
 TRAINING = frozenset(
-    "method equalize_mean prompts_per_step micro_batch max_steps learning_rate beta save_steps train_split "
-    "train_limit validation_split validation_limit eval_samples".split()
+    "method equalize_mean prompts_per_step micro_batch processes accelerate max_steps learning_rate beta save_steps "
+    "train_split train_limit validation_split validation_limit eval_samples".split()
 )
 UNREAD = {
     "train": frozenset[str](),
@@ -129,15 +129,15 @@ class Plan:
     def trainer(self) -> dict[str, Any]:
         """The settings of TRL's config that decide the run."""
         params = self.params
-        completions = params.group_size * params.prompts_per_step
-        at_once = params.micro_batch or completions
+        share = params.group_size * params.prompts_per_step // params.processes
+        at_once = params.micro_batch or share
         return {
             **TRAINER,
             "seed": params.seed,
             "max_steps": params.max_steps,
             "num_generations": params.group_size,
             "per_device_train_batch_size": at_once,
-            "gradient_accumulation_steps": completions // at_once,
+            "gradient_accumulation_steps": share // at_once,
             "learning_rate": params.learning_rate,
             "beta": params.beta,
             "temperature": params.temperature,
@@ -165,12 +165,15 @@ class Plan:
         # A policy with adapters is another one; one without keeps the id that it had before they were measured.
         task, training = self.task, self.kind == "train"
         unread = UNREAD[self.kind] | (frozenset() if training or self.params.lora_rank else {"lora_rank"})
+        several = training and self.params.processes > 1
+        unread |= {"accelerate"} if several else {"accelerate", "processes"}  # its content is below
         return {
             "schema": SCHEMA,
             "kind": self.kind,
             "params": self.params.model_dump(mode="json", exclude=named | unread),
             "method": self.method.constants() if training else None,
             "trainer": self.trainer if training else None,
+            **({"accelerate": read_yaml(sharing(self.params.accelerate))} if several else {}),
             "task": {
                 "reward_range": list(task.reward_range),
                 "reward_metric": task.reward_metric,

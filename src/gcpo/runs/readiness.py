@@ -9,7 +9,8 @@ from typing import Any
 
 from gcpo import world
 from gcpo.runs.plan import UNREAD, Plan
-from gcpo.runs.train import configure, quiet
+from gcpo.runs.policies import quiet
+from gcpo.runs.train import configure
 from gcpo.semantics.models import embedder_path
 from gcpo.tasks import sources
 from gcpo.tasks.base import DATA_DIR, Source
@@ -23,8 +24,10 @@ def refused(plans: Iterable[Plan]) -> list[str]:
     found: dict[str, str] = {}
     for plan in plans:
         if plan.kind == "train" and plan.params.max_steps:
+            at_once = plan.trainer["per_device_train_batch_size"] * plan.params.processes
+            as_one = plan.params.model_copy(update={"processes": 1, "micro_batch": at_once})
             try:
-                configure(plan, plan.folder, plan.params.entailment)
+                configure(Plan("train", as_one), plan.folder, plan.params.entailment)
             except (ValueError, TypeError, ImportError) as error:
                 found.setdefault(" ".join(str(error).split()), plan.id)
     return [f"TRL refuses {id_}: {why}" for why, id_ in found.items()]

@@ -24,14 +24,14 @@ from gcpo.runs.grids import expand
 from gcpo.runs.manifest import Run, code_hash, load
 from gcpo.runs.params import ParameterError, Params, profile_name, validate
 from gcpo.runs.plan import UNREAD, Plan
-from gcpo.runs.train import quiet
+from gcpo.runs.policies import quiet
 from gcpo.tasks import sources
 from gcpo.tasks.base import DATA_DIR
 
 PREFIX = "rehearse-"  # of the profile that rehearsals are recorded under
 AT_MOST = {
     **{"max_steps": 2, "at_step": 2, "prompts_per_step": 2, "save_steps": 1, "train_limit": 20},
-    **{"validation_limit": 2, "eval_limit": 4, "eval_samples": 1},
+    **{"validation_limit": 2, "eval_limit": 4, "eval_samples": 1, "processes": 1},
 }
 TOKENS = 12  # of a completion by a policy that knows nothing
 TEXTS = 20  # prompts that the tokenizer of such a policy is trained on

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import shutil
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,18 @@ from typing import Any
 import pandas as pd
 import torch
 import transformers
+from accelerate import PartialState
 from datasets import Dataset
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from gcpo import files, world
+from gcpo.runs.launch import LOG, launch
 from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
+from gcpo.runs.policies import lora, models, quiet, starting_policy, trained_policy
 from gcpo.tasks.base import Row, Task
-from gcpo.tasks.evaluation import check_lengths, evaluate, load_policy
+from gcpo.tasks.evaluation import check_lengths, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
 
 # Of TRL's log, what depends on the clock and not on the run.
@@ -43,10 +45,10 @@ def train(params: Params) -> Run:
     plan = Plan("train", params)
     with claim(plan) as run:
         done = run if run.finished else _train(plan)
-        for checkpoint in done.folder.glob("checkpoint-*"):  # of no use once the record says finished
-            shutil.rmtree(checkpoint)
-        shutil.rmtree(done.folder / "validation", ignore_errors=True)
-        (done.folder / "README.md").unlink(missing_ok=True)  # TRL's model card, written with each checkpoint
+        for folder in (done.folder / "validation", *done.folder.glob("checkpoint-*")):
+            shutil.rmtree(folder, ignore_errors=True)  # of no use once the record says finished
+        for name in ("README.md", LOG):  # TRL's model card, written with each checkpoint; and what processes gave back
+            (done.folder / name).unlink(missing_ok=True)
     return done
 
 
@@ -70,38 +72,72 @@ def _train(plan: Plan) -> Run:
         run.manifest["data"] = {"train": train_rows.source, "eval": eval_rows.source}
         if along:
             run.manifest["data"]["validation"] = along.source
-        name = world.resolve(params.policy, "policy")
-        # Everything that is drawn while policy, adapters and trainer are built depends on the run's seed.
-        transformers.set_seed(params.seed)
-        model, tokens = load_policy(name, revision=params.policy_revision, dtype=params.dtype)
+        model, tokens = starting_policy(plan)
         rows = [*train_rows.rows, *eval_rows.rows, *(along.rows if along else ())]
         check_lengths(model, tokens, rows, params.max_completion_length)
         run.manifest["models"] = models(params, model)
         run.write()
-        if params.max_steps:
+        validation = _Validation(plan, run, tokens, along.rows) if along and params.max_steps else None
+        if params.max_steps and params.processes == 1:
             trainer = build_trainer(plan, model, tokens, train_rows.rows, run.folder)
-            run.manifest["trl"] = {key: value for key, value in trainer.args.to_dict().items() if key not in _PLACES}
+            run.manifest["trl"] = settings(trainer)
             run.write()
-            trainer.add_callback(_Checkpoints())
-            trainer.add_callback(_Progress(run))
-            validation = _Validation(plan, run, tokens, along.rows) if along else None
+            fit(trainer, run, validation)
+            model, log = trainer.accelerator.unwrap_model(trainer.model), trainer.state.log_history
+        elif params.max_steps:
             if validation:
-                trainer.add_callback(validation)
-            run.clock.watch(trainer)
-            with run.clock.phase("optimise"):
-                trainer.train(resume_from_checkpoint=_last_checkpoint(run.folder, params.max_steps))
-            metrics = step_metrics(trainer.state.log_history)
+                validation.look(0, model)
+            del model  # whose memory the processes need
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            log = _fit_in_processes(plan, run, validation)
+            model, tokens = trained_policy(plan, run.folder / "policy")
+        if params.max_steps:
+            metrics = step_metrics(log)
             run.table("metrics.csv", metrics)
             run.manifest["replaced_weights"] = int(metrics.get("gcpo/replaced_weights", pd.Series(0)).sum())
-            if validation:
-                run.table("validation.csv", validation.table())
-            model = trainer.accelerator.unwrap_model(trainer.model)
-            trainer.save_model(str(run.folder / "policy"))
+        if validation:
+            run.table("validation.csv", validation.table())
         with run.clock.phase("evaluate"):
             scores = _evaluate(plan, model, tokens, eval_rows.rows)
         run.table("eval.csv", scores)
         run.manifest["results"] = summary(scores, task)
     return run
+
+
+def settings(trainer: GCPOTrainer) -> dict[str, Any]:
+    """TRL's config of a trainer, as its manifest keeps it."""
+    return {key: value for key, value in trainer.args.to_dict().items() if key not in _PLACES}
+
+
+def fit(trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | None) -> None:
+    """Train from the newest checkpoint that is whole, and save the policy in the run's folder.
+
+    Called by each of the processes that train together, with the same folder. ``along`` sees every step.
+    """
+    for callback in (_Checkpoints(), _Progress(run), *([along] if along else [])):
+        trainer.add_callback(callback)
+    with trainer.accelerator.main_process_first():  # which removes what is not whole
+        checkpoint = _last_checkpoint(run.folder, trainer.args.max_steps)
+    run.clock.watch(trainer)
+    with run.clock.phase("optimise"):
+        trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model(str(run.folder / "policy"))
+
+
+def _fit_in_processes(plan: Plan, run: Run, validation: _Validation | None) -> list[dict[str, Any]]:
+    """TRL's log of a training by several processes (``gcpo.runs.worker``), which save policies for this one to ask."""
+    if not (run.folder / LOG).exists():
+        launch(plan, run.folder)
+    made = json.loads((run.folder / LOG).read_text(encoding="utf-8"))
+    run.manifest["trl"] = made["trl"]
+    run.clock.seconds.update(made["phases"])
+    if validation:
+        for step in validation.steps[1:]:
+            last = step == plan.params.max_steps
+            model, _ = trained_policy(plan, run.folder / "policy" if last else validation.folder / f"{step:06d}")
+            validation.look(step, model)
+    return list(made["log"])
 
 
 def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> pd.DataFrame:
@@ -118,50 +154,6 @@ def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> pd.Da
     )
 
 
-def looked_at(plan: Plan, run: Run, trained: Run | None) -> tuple[Sequence[Row], Any, Any]:
-    """What a run that trains nothing looks at: held-out questions, a policy and its tokenizer; the manifest names them.
-
-    The policy is that of its training run or, without one, the starting policy; with adapters (``lora_rank``) where it
-    was trained with them, or gradients are theirs alone. Raises as :func:`gcpo.tasks.evaluation.load_policy` and
-    :func:`gcpo.tasks.evaluation.check_lengths`.
-    """
-    quiet()
-    params = plan.params
-    where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
-    split = plan.task.load(params.eval_split, limit=params.eval_limit, **where)
-    run.manifest["data"] = {"eval": split.source}
-    name, revision = world.resolve(params.policy, "policy"), params.policy_revision
-    if trained is not None:
-        made = trained.folder / "policy"
-        run.manifest["training"] = {"run": trained.manifest["id"], "policy": files.hashes(made)}
-        if not params.lora_rank:  # a training of adapters saves nothing else
-            name, revision = str(made), None
-    model, tokens = load_policy(name, revision=revision, dtype=params.dtype)
-    if params.lora_rank and trained is not None:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(made), is_trainable=True).eval()
-    elif params.lora_rank and plan.kind == "gradients":
-        from peft import get_peft_model
-
-        transformers.set_seed(params.seed)  # of which the adapters are drawn
-        model = get_peft_model(model, lora(params)).eval()
-    check_lengths(model, tokens, split.rows, params.max_completion_length)
-    run.manifest["models"] = models(params, model)
-    run.write()
-    return split.rows, model, tokens
-
-
-def models(params: Params, policy: Any) -> dict[str, Any]:
-    """The models of a run for its manifest, with what pins those of the Hub."""
-    return {
-        "policy": params.policy,
-        "policy_revision": getattr(policy.config, "_commit_hash", None),
-        "embedder": params.embedder,
-        "entailment": params.entailment,
-    }
-
-
 class _Progress(transformers.TrainerCallback):
     """Writes step and reward where the batch runner shows them."""
 
@@ -169,29 +161,38 @@ class _Progress(transformers.TrainerCallback):
         self.run = run
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        if logs and "reward" in logs:
+        if logs and "reward" in logs and state.is_world_process_zero:
             self.run.progress(state.global_step, state.max_steps, f"reward {logs['reward']:.2f}")
 
 
+def quarters(max_steps: int) -> list[int]:
+    """The steps at 0, 25, 50, 75 and 100 % of a training."""
+    return sorted({round(quarter * max_steps / 4) for quarter in range(5)})
+
+
 class _Validation(transformers.TrainerCallback):
-    """Scores on the validation split at 0, 25, 50, 75 and 100 % of the steps, each in a file of its own until the end,
-    so that a run which goes on from a checkpoint has those before it."""
+    """Scores on the validation split along the way (:func:`quarters`), each in a file of its own until the end, so that
+    a run which goes on from a checkpoint has those before it."""
 
     def __init__(self, plan: Plan, run: Run, tokens: Any, rows: Sequence[Row]) -> None:
         self.plan, self.run, self.tokens, self.rows = plan, run, tokens, rows
-        self.steps = sorted({round(quarter * plan.params.max_steps / 4) for quarter in range(5)})
+        self.steps = quarters(plan.params.max_steps)
         self.folder = run.folder / "validation"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        self.folder.mkdir(exist_ok=True)
         self.on_step_end(args, state, control, **keywords)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        path = self.folder / f"{state.global_step:06d}.csv"
-        if state.global_step in self.steps and not path.exists():
+        if state.global_step in self.steps:
+            self.look(state.global_step, model)
+
+    def look(self, step: int, model: Any) -> None:
+        """Ask the policy of a step, unless that was done."""
+        path = self.folder / f"{step:06d}.csv"
+        if not path.exists():
             with self.run.clock.phase("evaluate"), files.replacing(path) as draft:
                 scores = _evaluate(self.plan, model, self.tokens, self.rows)
-                scores.insert(0, "step", state.global_step)
+                scores.insert(0, "step", step)
                 scores.to_csv(draft, index=False)
 
     def table(self) -> pd.DataFrame:
@@ -203,6 +204,7 @@ class _Checkpoints(transformers.TrainerCallback):
     """Seals each checkpoint, so that one that was cut short is told from a whole one."""
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        PartialState().wait_for_everyone()  # each process has files in it
         if state.is_world_process_zero:
             files.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
@@ -277,15 +279,6 @@ def task_reward(task: Task) -> Callable[..., list[float]]:
     return reward
 
 
-def lora(params: Params) -> Any:
-    """The adapters of a run, whose ``lora_rank`` is above 0."""
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=params.lora_rank, lora_alpha=2 * params.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
-
-
 def _last_checkpoint(folder: Path, max_steps: int) -> str | None:
     """The newest checkpoint that is whole; one that is not, cut short by a kill or a full disk, is removed.
 
@@ -320,15 +313,3 @@ def summary(scores: pd.DataFrame, task: Task) -> dict[str, float]:
     return {
         f"{decoding}_{column}": float(means.loc[decoding, column]) for decoding in means.index for column in columns
     }
-
-
-def quiet() -> None:
-    """Silence progress bars and advice that a notebook's reader cannot act on."""
-    from datasets.utils.logging import disable_progress_bar
-
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    disable_progress_bar()
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message=".*pin_memory.*")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

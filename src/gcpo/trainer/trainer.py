@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers.integrations import deepspeed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -82,10 +84,11 @@ class GCPOTrainer(GRPOTrainer):
             raise TypeError(f"args must be a gcpo.GCPOConfig, got {type(args).__name__}; it takes the same settings.")
         self.method = args.resolved_method()
         # Loaded before the policy: a wrong name should not cost the minutes a large policy takes.
-        if "embeddings" in self.method.reads and embedder is None:
-            embedder = Embedder(args.embedding_model, device=args.device)
-        if self.method.entails(args.use_full_completion_for_clustering) and entailment is None:
-            entailment = Entailment(args.entailment_model, device=args.device)
+        with _unsharded():
+            if "embeddings" in self.method.reads and embedder is None:
+                embedder = Embedder(args.embedding_model, device=args.device)
+            if self.method.entails(args.use_full_completion_for_clustering) and entailment is None:
+                entailment = Entailment(args.entailment_model, device=args.device)
         self._scored: tuple[Tensor, list[str]] | None = None
         self._columns: list[str] = []
         self._loss_inputs: dict[str, Any] | None = None
@@ -289,3 +292,16 @@ def _text(completion: Any) -> str:
         return completion
     contents: Iterable[Any] = (message.get("content") or "" for message in completion)
     return "".join(part if isinstance(part, str) else str(part) for part in contents)
+
+
+@contextlib.contextmanager
+def _unsharded() -> Iterator[None]:
+    """Models that judge are loaded whole: DeepSpeed's stage 3 would share out whatever transformers loads, and gather
+    again only what it trains."""
+    wanted = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if wanted is not None and (config := wanted()) is not None:
+            deepspeed.set_hf_deepspeed_config(config)

@@ -1,0 +1,100 @@
+"""The policies that runs start from, train and look at."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from gcpo import files, world
+from gcpo.runs.manifest import Run
+from gcpo.runs.params import Params
+from gcpo.runs.plan import Plan
+from gcpo.tasks.base import Row
+from gcpo.tasks.evaluation import check_lengths, load_policy
+
+
+def starting_policy(plan: Plan) -> tuple[Any, Any]:
+    """The policy that a run trains, and its tokenizer; raises as :func:`gcpo.tasks.evaluation.load_policy`.
+
+    Everything that is drawn from here on, while policy, adapters and trainer are built, depends on the run's seed.
+    """
+    params = plan.params
+    name = world.resolve(params.policy, "policy")
+    transformers.set_seed(params.seed)
+    return load_policy(name, revision=params.policy_revision, dtype=params.dtype)
+
+
+def trained_policy(plan: Plan, folder: Path) -> tuple[Any, Any]:
+    """What a training run has saved in ``folder``, and its tokenizer; adapters (``lora_rank``) on the starting policy,
+    as they were trained."""
+    params = plan.params
+    if not params.lora_rank:
+        return load_policy(str(folder), dtype=params.dtype)
+    from peft import PeftModel
+
+    model, tokens = starting_policy(plan)  # a training of adapters saves nothing else
+    return PeftModel.from_pretrained(model, str(folder), is_trainable=True).eval(), tokens
+
+
+def looked_at(plan: Plan, run: Run, trained: Run | None) -> tuple[Sequence[Row], Any, Any]:
+    """What a run that trains nothing looks at: held-out questions, a policy and its tokenizer; the manifest names them.
+
+    The policy is that of its training run or, without one, the starting policy; with adapters (``lora_rank``) where it
+    was trained with them, or gradients are theirs alone. Raises as :func:`gcpo.tasks.evaluation.load_policy` and
+    :func:`gcpo.tasks.evaluation.check_lengths`.
+    """
+    quiet()
+    params = plan.params
+    where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
+    split = plan.task.load(params.eval_split, limit=params.eval_limit, **where)
+    run.manifest["data"] = {"eval": split.source}
+    if trained is not None:
+        made = trained.folder / "policy"
+        run.manifest["training"] = {"run": trained.manifest["id"], "policy": files.hashes(made)}
+        model, tokens = trained_policy(plan, made)
+    else:
+        model, tokens = starting_policy(plan)
+        if params.lora_rank and plan.kind == "gradients":
+            from peft import get_peft_model
+
+            model = get_peft_model(model, lora(params)).eval()
+    check_lengths(model, tokens, split.rows, params.max_completion_length)
+    run.manifest["models"] = models(params, model)
+    run.write()
+    return split.rows, model, tokens
+
+
+def lora(params: Params) -> Any:
+    """The adapters of a run, whose ``lora_rank`` is above 0."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=params.lora_rank, lora_alpha=2 * params.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+
+
+def models(params: Params, policy: Any) -> dict[str, Any]:
+    """The models of a run for its manifest, with what pins those of the Hub."""
+    return {
+        "policy": params.policy,
+        "policy_revision": getattr(policy.config, "_commit_hash", None),
+        "embedder": params.embedder,
+        "entailment": params.entailment,
+    }
+
+
+def quiet() -> None:
+    """Silence progress bars and advice that a notebook's reader cannot act on."""
+    from datasets.utils.logging import disable_progress_bar
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    disable_progress_bar()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

@@ -1,0 +1,61 @@
+"""One of several processes that train a run together: ``python -m gcpo.runs.worker FOLDER``, started by accelerate.
+
+It trains as the run of one process does; records, validation and evaluation are left to the process that waits. What
+that one needs stands in the run's folder: the policy, those along the way, and TRL's log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+from accelerate import PartialState
+
+from gcpo import files
+from gcpo.processes import end_with
+from gcpo.runs.launch import LOG
+from gcpo.runs.manifest import Run, load
+from gcpo.runs.params import validate
+from gcpo.runs.plan import Plan
+from gcpo.runs.policies import quiet, starting_policy
+from gcpo.runs.train import build_trainer, fit, quarters, settings
+from gcpo.trainer import GCPOTrainer
+
+
+class _Policies(transformers.TrainerCallback):
+    """Saves the policy where validation will look at it; all processes together, since each may have a part of it."""
+
+    def __init__(self, trainer: GCPOTrainer, folder: Path, steps: list[int]) -> None:
+        self.trainer, self.folder, self.steps = trainer, folder, steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step in self.steps:
+            self.trainer.save_model(str(self.folder / f"{state.global_step:06d}"))
+
+
+def work(folder: Path) -> None:
+    """Train the run whose manifest is in ``folder``."""
+    quiet()
+    PartialState()  # gives this process its GPU, before anything is put on one
+    params = validate(load(folder).manifest["params"], str(folder))
+    plan, run = Plan("train", params), Run(folder)
+    where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
+    rows = plan.task.load(params.train_split, limit=params.train_limit, seed=params.seed, **where).rows
+    model, tokens = starting_policy(plan)
+    trainer = build_trainer(plan, model, tokens, rows, folder)
+    steps = quarters(params.max_steps)[1:-1] if params.validation_limit else []
+    fit(trainer, run, _Policies(trainer, folder / "validation", steps))
+    trainer.accelerator.wait_for_everyone()  # after which all that is left to do is to end
+    if trainer.is_world_process_zero():
+        made = {"trl": settings(trainer), "log": trainer.state.log_history, "phases": run.clock.seconds}
+        files.write(folder / LOG, json.dumps(made, default=str))
+    trainer.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    end_with(os.getppid())
+    work(Path(sys.argv[1]))

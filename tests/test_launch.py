@@ -1,0 +1,106 @@
+"""Runs of several processes: recorded as those of one, killed and resumed, and refused where they cannot be made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from test_runs import RECORDS, in_process, kill_when
+from transformers.integrations import deepspeed
+
+from gcpo import paths
+from gcpo.runs import launch
+from gcpo.runs.params import load_profile, names_in, validate
+from gcpo.runs.plan import Plan
+from gcpo.runs.train import train
+from gcpo.trainer.trainer import _unsharded
+
+LONGER = {**load_profile("smoke"), "processes": 2, "max_steps": 6, "save_steps": 2}
+
+
+def planned(**values: Any) -> Plan:
+    return Plan("train", validate({"processes": 2, **values}))
+
+
+@pytest.mark.slow
+def test_several_processes_leave_a_record_like_one_and_go_on_after_a_kill(outputs: Path) -> None:
+    plan = planned(**LONGER)
+    kill_when(in_process("train", LONGER, outputs), (plan.folder / "checkpoint-4" / "SHA256SUMS").exists)
+    killed = time.monotonic()
+    while any(
+        str(plan.folder) in " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+    ):
+        assert time.monotonic() < killed + 20, "processes go on without the one that has asked for them"
+        time.sleep(0.2)
+    resumed = train(plan.params)
+    assert resumed.finished and resumed.manifest["attempts"] == 2
+    kept = {name: (plan.folder / name).read_bytes() for name in RECORDS}
+    names = {path.name for path in plan.folder.iterdir()}
+    assert names == {*RECORDS, "manifest.json", "policy", "completions", launch.OUTPUT}
+    shutil.rmtree(plan.folder)
+    whole = train(plan.params)
+    assert whole.manifest["attempts"] == 1
+    assert kept == {name: (plan.folder / name).read_bytes() for name in RECORDS}
+    assert whole.manifest["trl"]["per_device_train_batch_size"] == 4  # of 8 completions
+    assert {"generate", "loss", "optimise", "evaluate"} <= set(whole.manifest["phases"])
+    along = pd.read_csv(plan.folder / "validation.csv")
+    assert sorted(set(along["step"])) == [0, 2, 3, 4, 6]  # a quarter of 6 is 1.5
+    assert len(pd.read_csv(plan.folder / "metrics.csv")) == 6
+    completions = [len(pd.read_parquet(path)) for path in (plan.folder / "completions").iterdir()]
+    assert completions == [8] * 6  # of both processes
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_is_an_error_with_its_first_words(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"params": {"seed": "x"}}))
+    said = (
+        r"2 processes \(ddp\) ended with status 1: gcpo\.runs\.params\.ParameterError: Bad .*: seed: .*processes\.log$"
+    )
+    with pytest.raises(ChildProcessError, match=said):
+        launch.launch(planned(), tmp_path)
+
+
+def test_what_this_machine_cannot_do_is_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("zero3", "fsdp"):  # without GPUs accelerate would make copies, and not say so
+        monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 0)
+        with pytest.raises(ValueError, match=f"accelerate: {name} shares a policy out over GPUs, and .* has none"):
+            launch.launch(planned(accelerate=name), tmp_path)
+    monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="processes: 2, and this machine has 1 GPUs"):
+        launch.launch(planned(), tmp_path)
+
+
+@pytest.mark.parametrize("name", names_in(paths.PARAMS / "accelerate"))
+def test_accelerate_reads_every_configuration(name: str) -> None:
+    config = load_config_from_file(str(paths.PARAMS / "accelerate" / f"{name}.yaml"))  # refuses keys it does not know
+    assert config.distributed_type == {"ddp": "MULTI_GPU", "zero3": "DEEPSPEED", "fsdp": "FSDP"}[name]
+    assert config.num_processes == -1  # not said: the parameter `processes` does
+
+
+def test_models_that_judge_are_not_shared_out() -> None:
+    """DeepSpeed's stage 3 gathers what it trains; transformers asks this global whether to share a model out."""
+
+    class Config:
+        def is_zero3(self) -> bool:
+            return True
+
+    config = Config()
+    deepspeed.set_hf_deepspeed_config(config)
+    try:
+        with _unsharded():
+            assert not deepspeed.is_deepspeed_zero3_enabled()
+        assert deepspeed.is_deepspeed_zero3_enabled()
+    finally:
+        deepspeed.unset_hf_deepspeed_config()
+    with _unsharded():
+        assert not deepspeed.is_deepspeed_zero3_enabled()
+    assert not deepspeed.is_deepspeed_zero3_enabled()
