@@ -20,6 +20,8 @@ from gcpo import files, paths
 from gcpo.__main__ import main
 from gcpo.reports import records
 from gcpo.runs import manifest
+from gcpo.runs.contents import contents
+from gcpo.runs.params import validate
 from gcpo.runs.plan import SCHEMA
 
 pytestmark = pytest.mark.usefixtures("places")
@@ -178,6 +180,26 @@ def test_a_manifest_says_what_models_and_data_were(own: dict[str, Any]) -> None:
     assert found["data (test)"] == {
         "test.jsonl": files.sha256(Path(own["policy"]).parent / "data/narrativeqa/test.jsonl")
     }
+
+
+@pytest.mark.parametrize(
+    ("task", "listed"),
+    [
+        ("math", {"train": "math_train/train.jsonl", "test": "math500/test.jsonl"}),
+        ("olympiadbench", {"train": "olympiadbench/train.jsonl", "test": "olympiadbench/train.jsonl"}),
+        ("minerva", {"test": "minerva_math/train.jsonl"}),
+    ],
+)
+def test_data_files_are_kept_whatever_their_folder(task: str, listed: dict[str, str], own: dict[str, Any]) -> None:
+    folder = Path(own["policy"]).parent / "data"
+    for name in set(listed.values()):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    values = {**own, "task": task, "train_split": "train", "eval_split": "test"}
+    found = contents(validate(values).model_dump())
+    kept = {key.removeprefix("data (").rstrip(")"): value for key, value in found.items() if key.startswith("data")}
+    expected = {split: {Path(name).name: files.sha256(folder / name)} for split, name in listed.items()}
+    assert kept == expected
 
 
 CHANGES = {

@@ -143,6 +143,8 @@ def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None
         ({"temperature": 0}, "temperature", "samples the same answer G times"),
         ({"method": "gcpo_shuffled", "prompts_per_step": 1}, "prompts_per_step", "gcpo_shuffled .* at least 2"),
         ({"micro_batch": 3}, "micro_batch", "3 does not divide the 8 completions"),
+        ({"trained_on": "math"}, "trained_on", "set both"),
+        ({"trained_on": "mth", "at_step": 2}, "trained_on", "Unknown task 'mth'. Did you mean 'math'"),
         ({"processes": 3}, "processes", "3 do not divide the 8 completions"),
         (
             {"processes": 4, "micro_batch": 4},

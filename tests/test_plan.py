@@ -16,6 +16,7 @@ from trl import GRPOConfig
 from gcpo import GCPOConfig, paths, world
 from gcpo.methods import METHODS, table
 from gcpo.runs import plan as plans
+from gcpo.runs.grids import expand
 from gcpo.runs.params import Params, load_profile, validate
 from gcpo.runs.plan import KINDS, TRAINER, TRAINING, UNREAD, Plan, label
 
@@ -66,7 +67,7 @@ def id_of(kind: str = "train", **values: Any) -> str:
 
 
 def test_another_value_is_tried_for_every_parameter() -> None:
-    named = {"profile", "skip_malformed", "at_step", "report_to", "accelerate"}
+    named = {"profile", "skip_malformed", "at_step", "report_to", "accelerate", "trained_on"}
     assert set(OTHER) == set(Params.model_fields) - named
     assert id_of(skip_malformed=True) == id_of()  # it can only turn an error into this very run
     assert id_of(report_to="tensorboard") == id_of()
@@ -109,6 +110,17 @@ def test_gradient_statistics_are_other_runs_for_what_they_read_and_not_for_train
     for key, value in OTHER.items():
         same = id_of("gradients", **{key: value}) == id_of("gradients")
         assert same == (key in TRAINING | resolved), key
+
+
+def test_aime24_is_asked_of_the_very_policies_that_the_grid_trains_on_olympiadbench() -> None:
+    plans = expand("paper_table2", "paper")
+    trained = {plan.id for plan in plans if plan.kind == "train" and plan.params.task == "olympiadbench"}
+    asked = [plan for plan in plans if plan.kind == "evaluate" and plan.training]
+    assert asked and {plan.params.task for plan in asked} == {"aime24"}
+    assert {plan.training.id for plan in asked if plan.training} <= trained
+    assert len({plan.id for plan in asked}) == len(asked) == len(trained) - 1  # all but the start
+    other = asked[0].params.model_copy(update={"trained_on": "math"})
+    assert Plan("evaluate", other).id != asked[0].id
 
 
 def test_an_evaluation_is_another_run_for_what_it_reads_alone() -> None:

@@ -68,8 +68,9 @@ def gcpo_means(benchmark: str) -> dict[str, float]:
 
 
 def metrics(grid: str, profile: str) -> dict[str, str]:
-    """The metric that each task of a grid is trained and judged on, in the grid's order of tasks."""
-    return {plan.params.task: get_task(plan.params.task).reward_metric for plan in expand(grid, profile)}
+    """The metric that each task of a grid's training runs is trained and judged on, in the grid's order of tasks."""
+    trained = [plan.params.task for plan in expand(grid, profile) if plan.kind == "train"]
+    return {task: get_task(task).reward_metric for task in trained}
 
 
 def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:

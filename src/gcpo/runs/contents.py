@@ -9,6 +9,7 @@ from typing import Any
 
 from gcpo import files, world
 from gcpo.semantics.models import embedder_path
+from gcpo.tasks import sources
 from gcpo.tasks.base import DATA_DIR
 
 Contents = dict[str, dict[str, str]]
@@ -36,8 +37,9 @@ def contents(params: Mapping[str, Any]) -> Contents:
     }
     if folder := os.environ.get(DATA_DIR):
         for split in (params["train_split"], params["validation_split"], params["eval_split"]):
-            path = Path(folder) / params["task"] / f"{split}.jsonl"
-            found[f"data ({split})"] = files.hashes(path) if path.is_file() else {}
+            source = sources(params["task"]).get(split)
+            path = Path(folder) / source.folder / f"{source.split}.jsonl" if source else None
+            found[f"data ({split})"] = files.hashes(path) if path and path.is_file() else {}
     return {key: value for key, value in found.items() if value}
 
 

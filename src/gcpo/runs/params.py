@@ -45,8 +45,8 @@ Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
 class Params(BaseModel):
     """Every parameter of a run; the defaults are the smoke profile.
 
-    In a file, any value but ``task``, ``method_options`` and ``grpo`` may be a mapping from task to value, with
-    ``default`` for the other tasks.
+    In a file, any value but ``task``, ``trained_on``, ``method_options`` and ``grpo`` may be a mapping from task to
+    value, with ``default`` for the other tasks.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -99,6 +99,7 @@ class Params(BaseModel):
     data_revision: str | None = Field(None, description="commit of the data set on the Hub")
     skip_malformed: bool = Field(False, description="leave out, and count, rows of the data set that are malformed")
     at_step: Count = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
+    trained_on: str | None = Field(None, description="the task of that training, if another than ``task``")
     gradient_parameters: list[str] | None = Field(
         None, description="patterns of names for V(q); all that train if null"
     )
@@ -111,7 +112,7 @@ class Params(BaseModel):
         task = str(values.get("task", cls.model_fields["task"].default))
         chosen = {}
         for key, value in values.items():
-            if key in ("grpo", "method_options", "task") or not isinstance(value, Mapping):
+            if key in ("grpo", "method_options", "task", "trained_on") or not isinstance(value, Mapping):
                 chosen[key] = value
                 continue
             try:
@@ -142,10 +143,11 @@ class Params(BaseModel):
             return str(Path(name).expanduser().resolve())
         return name
 
-    @field_validator("task")
+    @field_validator("task", "trained_on")
     @classmethod
-    def _known_task(cls, name: str) -> str:
-        check_task(name)
+    def _known_task(cls, name: str | None) -> str | None:
+        if name is not None:
+            check_task(name)
         return name
 
     @field_validator("method")
@@ -202,6 +204,8 @@ class Params(BaseModel):
                 f"train_limit: {self.train_limit} questions are fewer than the {self.prompts_per_step} of a step "
                 "(prompts_per_step)"
             )
+        if self.trained_on is not None and not self.at_step:
+            raise ValueError("trained_on: says whose policy is looked at, and at_step after how many steps: set both")
         if self.processes > 1:
             try:
                 sharing(self.accelerate)

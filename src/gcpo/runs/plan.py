@@ -108,7 +108,9 @@ class Plan:
         """The training run whose policy is looked at; None where it is the starting policy, or this is that run."""
         if self.kind == "train" or not self.params.at_step:
             return None
-        return Plan("train", self.params.model_copy(update={"max_steps": self.params.at_step, "at_step": 0}))
+        params = self.params
+        theirs = {"task": params.trained_on or params.task, "max_steps": params.at_step}
+        return Plan("train", params.model_copy(update={**theirs, "at_step": 0, "trained_on": None}))
 
     @cached_property
     def task(self) -> Task:
@@ -161,7 +163,8 @@ class Plan:
         """Every value that decides the result, resolved: what the id is a hash of."""
         # A folder's name, what is resolved below, and what can only turn an error into a run.
         named = {"profile", "alpha", "method_options", "grpo", "skip_malformed", "at_step", "reward", "full_completion"}
-        named |= {"micro_batch", "report_to"}  # which the trainer's settings hold, and which changes nothing
+        # Which the trainer's settings hold, which changes nothing, and which the values of that training hold.
+        named |= {"micro_batch", "report_to", "trained_on"}
         # A policy with adapters is another one; one without keeps the id that it had before they were measured.
         task, training = self.task, self.kind == "train"
         unread = UNREAD[self.kind] | (frozenset() if training or self.params.lora_rank else {"lora_rank"})
