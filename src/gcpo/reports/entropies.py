@@ -168,7 +168,8 @@ def curves(found: Mapping[str, Mapping[str, Quantity]]) -> pd.DataFrame:
     for label, own in found.items():
         for part in ("nll_thinking", "nll_answer"):
             for rate in RATES:
-                rows.append((label, PARTS[part], rate, *own[f"tpr {part} {rate}"].draws().interval()))
+                interval = np.clip(own[f"tpr {part} {rate}"].draws().interval(), 0, 1)  # where a share can be
+                rows.append((label, PARTS[part], rate, *interval))
     return pd.DataFrame(rows, columns=["label", "part", "rate", "tpr", "low", "high"])
 
 

@@ -36,8 +36,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from gcpo import world
 from gcpo.gradients import chosen_parameters
+from gcpo.runs.gradient_statistics import CHUNK
 from gcpo.runs.params import read_yaml, sharing
 from gcpo.runs.plan import Plan
+from gcpo.tasks.evaluation import TOKENS
 
 GB = 1e9
 # The papers' policies as their config.json on the Hub has them, for a machine that has neither.
@@ -186,7 +188,9 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
     gpus = params.processes if training else 1
     way = read_yaml(sharing(params.accelerate))["distributed_type"] if gpus > 1 else ""
     parts = gpus if way in ("DEEPSPEED", "FSDP") else 1
-    generated = params.prompts_per_step * group / gpus if training else 10 * group if gradients else 32
+    n, most = (group, CHUNK) if gradients else (max(1, params.eval_samples), 32)
+    together = max(1, min(most, int(TOKENS // (n * (prompt + length)))))  # questions of a batch
+    generated = params.prompts_per_step * group / gpus if training else n * together
     layers, hidden = config.num_hidden_layers, config.hidden_size
     per_layer, cache_size = kept_by_a_layer(config, number), 2 * layers * number * hidden
     cache_size *= config.num_key_value_heads / config.num_attention_heads
@@ -233,7 +237,7 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
         seconds={
             "generate": sampling(completions / gpus, generated) if completions else 0.0,
             "train": trained_on / (UTILISATION * peak) / gpus,
-            "evaluate": sampling(answers, 32 * (1 + params.eval_samples) / 2),
+            "evaluate": sampling(answers, together * (n if gradients else (1 + n) / 2)),
         },
         gpus=gpus,
     )

@@ -35,9 +35,9 @@ from gcpo.runs.policies import looked_at
 from gcpo.runs.train import train
 from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
-from gcpo.tasks.evaluation import generate, grade, texts, token_statistics
+from gcpo.tasks.evaluation import batches, generate, grade, texts, token_statistics
 
-CHUNK = 10  # queries between two writes: what a kill can lose
+CHUNK = 10  # queries between two writes at most: what a kill can lose
 PAIRS = 20  # of a query, that are kept in pairs.csv
 TABLES = ("queries", "pairs")
 
@@ -81,17 +81,19 @@ def _measure(plan: Plan, trained: Run | None) -> Run:
         entailment = Entailment(world.resolve(params.entailment, "entailment"))
         parts = run.folder / "chunks"
         parts.mkdir(exist_ok=True)
-        for first in range(0, len(questions), CHUNK):
+        asked = {"n": params.group_size, "max_new_tokens": params.max_completion_length}
+        for part in batches(tokens, [row.prompt for row in questions], **asked, batch_size=CHUNK):
+            first = part.start
             queries, pairs = (parts / f"{name}-{first:06d}.csv" for name in TABLES)
             if not queries.exists():
                 transformers.set_seed(chunk_seed(params.seed, first))
-                rows = questions[first : first + CHUNK]
+                rows = questions[part]
                 sampled = _sample(run, plan, model, tokens, rows)
                 found = _statistics(run, plan, model, embedder, entailment, rows, sampled)
                 drawn = np.random.default_rng(chunk_seed(params.seed, first))
                 _write(pairs, pd.concat([_some(table, drawn) for _, table in found]))
                 _write(queries, pd.DataFrame([line for line, _ in found]))  # last: it says that the chunk is done
-                run.progress(min(first + CHUNK, len(questions)), len(questions), "queries")
+                run.progress(part.stop, len(questions), "queries")
         whole = {name: _joined(sorted(parts.glob(f"{name}-*.csv"))) for name in TABLES}
         for name, table in whole.items():
             run.table(f"{name}.csv", table)
