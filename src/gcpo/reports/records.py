@@ -220,6 +220,26 @@ def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = Fal
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
+def elsewhere(table: pd.DataFrame) -> pd.DataFrame:
+    """What policies score on another task than they were trained on (``trained_on``), by their sampled answers.
+
+    Args:
+        table: runs from :func:`find`.
+
+    Returns:
+        task, label (the method, or "no training"), seed, query and the task's metrics, means over the samples.
+    """
+    asked = table[table["kind"] == "evaluate"].reindex(columns=table.columns.union(["trained_on"], sort=False))
+    asked = asked[asked["task"].isin(asked.loc[asked["trained_on"].notna(), "task"])]
+    asked = asked.assign(label=asked["method"].where(asked["at_step"] > 0, "no training"))
+    keys = ["task", "label", "seed"]
+    answers = gather(asked, "answers", keys)
+    if answers.empty:
+        return pd.DataFrame(columns=[*keys, "query"])
+    sampled = answers[answers["decoding"] == "sampled"]
+    return sampled.groupby([*keys, "query"], sort=False).mean(numeric_only=True).reset_index()
+
+
 def _table(run: Run, name: str) -> pd.DataFrame | None:
     """A run's own table of this name, from its folder or from its lines in a reference; None if it has none."""
     if _is_reference(run.folder):
