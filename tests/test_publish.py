@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pandas as pd
 import pytest
 from record_builders import finished, write_grid, write_profile
@@ -62,11 +63,10 @@ def test_a_reference_is_built_beside_and_swapped_in(pages: list[dict[str, Any]])
     run = finished("gradients", tables=TABLES, profile="laptop")
     finished("gradients", tables=TABLES, profile="laptop", seed=3)  # of no report, published all the same
     assert main(["report", "--publish", "--profile", "laptop"]) == 0
-    shown, committed, readme = pages
-    assert readme == {"readme": "laptop"} and "write_to" not in committed
-    for page in (shown, committed):
-        (new,) = page["new"]
-        assert page["old"] == ["the old one"] and len(new.splitlines()) == 2
+    page, readme = pages
+    assert readme == {"readme": "laptop"}
+    (new,) = page["new"]
+    assert page["old"] == ["the old one"] and len(new.splitlines()) == 2
     found = reference_of("laptop")
     assert set(found) == {"runs.jsonl", "queries.parquet", files.SUMS, "table.csv"} and files.broken(old) is None
     assert json.loads(found["runs.jsonl"].splitlines()[0])["sha256"] == run.manifest["sha256"]
@@ -74,6 +74,20 @@ def test_a_reference_is_built_beside_and_swapped_in(pages: list[dict[str, Any]])
     assert "# 20 · new ·" in (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
     assert [path.name for path in paths.REFERENCE.iterdir()] == ["laptop"]
     assert not paths.REFERENCE.with_name(".reference.draft").exists() and "GCPO_REFERENCE" not in os.environ
+
+
+def test_a_committed_page_reads_as_if_executed_with_its_own_parameters(tmp_path: Path) -> None:
+    cells = [nbformat.v4.new_code_cell(f"{n}", execution_count=n) for n in (1, 2, 3)]
+    cells[0].metadata["tags"], cells[1].metadata["tags"] = ["parameters"], ["injected-parameters"]
+    cells[2].outputs = [nbformat.v4.new_output("execute_result", {"text/plain": "3"}, execution_count=3)]
+    cells[2].metadata["papermill"] = {"duration": 1.0}
+    page = nbformat.v4.new_notebook(cells=[cells[0], cells[1], nbformat.v4.new_markdown_cell("text"), cells[2]])
+    nbformat.write(page, tmp_path / "page.ipynb")
+    site.clean(tmp_path / "page.ipynb")
+    left = nbformat.read(tmp_path / "page.ipynb", as_version=4)
+    assert [cell.source for cell in left.cells] == ["1", "text", "3"]
+    assert left.cells[2].execution_count == left.cells[2].outputs[0].execution_count == 2
+    assert "papermill" not in left.cells[2].metadata
 
 
 def test_a_reference_grows(pages: list[dict[str, Any]]) -> None:
@@ -104,8 +118,8 @@ def test_what_fails_on_the_way_leaves_everything_as_it_was(
     finished("gradients", tables=TABLES, profile="laptop", seed=1)
 
     def dies(name: str, output: Path, parameters: dict[str, Any]) -> None:
-        if "write_to" not in parameters:
-            raise KeyboardInterrupt
+        Path(parameters["write_to"], "half.csv").write_text("")
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(site, "execute", dies)
@@ -129,7 +143,7 @@ def test_a_rebuild_keeps_the_records(pages: list[dict[str, Any]]) -> None:
     shutil.rmtree(paths.OUTPUTS)
     site.rebuild("laptop")
     after = reference_of("laptop")
-    assert before.pop("table.csv") == b"page 1\n" and after.pop("table.csv") == b"page 4\n"
+    assert before.pop("table.csv") == b"page 1\n" and after.pop("table.csv") == b"page 3\n"
     assert after == before
 
 

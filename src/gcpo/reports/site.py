@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import io
+import itertools
 import os
 import shutil
 import time
@@ -178,10 +179,8 @@ def _replace(profile: str, write: Callable[[Path], None]) -> None:
     try:
         for report in reports():  # in their order: the ledger reads what those before it found
             parameters = {"profile": _absolute(profile), "reference": True, "write_to": str(root / name)}
-            execute(report, root / "page.ipynb", parameters)
-            if report in committed:
-                execute(report, root / f"{report}.ipynb", {})
-                clean(root / f"{report}.ipynb")
+            execute(report, root / f"{report}.ipynb", parameters)
+            clean(root / f"{report}.ipynb")
     finally:
         os.environ.pop("GCPO_REFERENCE")
         if before:
@@ -227,9 +226,17 @@ def pictures(folder: Path | None = None) -> list[Path]:
 
 
 def clean(path: Path) -> None:
-    """Remove what execution leaves in a notebook's metadata, keeping outputs and counts."""
+    """Make an executed notebook one to commit: without what execution leaves in its metadata, and without the
+    parameters that papermill put in, so that it reads as if executed with its own. Outputs stay."""
     notebook = nbformat.read(path, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if "injected-parameters" not in cell.metadata.get("tags", ())]
+    counts = itertools.count(1)
     for cell in notebook.cells:
+        if cell.get("execution_count") is not None:
+            cell.execution_count = next(counts)
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output.execution_count = cell.execution_count
         for key in ("papermill", "execution", "ExecuteTime", *([] if cell.metadata.get("tags") else ["tags"])):
             cell.metadata.pop(key, None)
     notebook.metadata.pop("papermill", None)
