@@ -21,6 +21,7 @@ PALETTE = sns.color_palette("colorblind", 7)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
+BOX = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}  # behind a number on a mark
 
 
 def set_style() -> None:
@@ -196,6 +197,7 @@ def _interval_line(axis: Axes, place: int, row: pd.Series, reach: float) -> None
             ha="right" if side > 0 else "left",
             va="center",
             fontsize=7,
+            bbox=BOX,  # the interval may reach into the panel, behind the value
         )
 
 
@@ -349,8 +351,7 @@ def verdict_bars(counts: pd.DataFrame, by: str) -> Figure:
         axes.barh(counts[by], counts[word], left=start, color=colour, hatch=hatch, edgecolor="white", label=word)
         for place, (left, count) in enumerate(zip(start, counts[word], strict=True)):
             if count:
-                box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
-                axes.text(left + count / 2, place, str(count), ha="center", va="center", fontsize=8, bbox=box)
+                axes.text(left + count / 2, place, str(count), ha="center", va="center", fontsize=8, bbox=BOX)
         start = start + counts[word]
     axes.invert_yaxis()
     axes.set(xlabel="claims", ylabel="")
