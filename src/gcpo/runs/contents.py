@@ -38,7 +38,7 @@ def contents(params: Mapping[str, Any]) -> Contents:
     if folder := os.environ.get(DATA_DIR):
         for split in (params["train_split"], params["validation_split"], params["eval_split"]):
             source = sources(params["task"]).get(split)
-            path = Path(folder) / source.folder / f"{source.split}.jsonl" if source else None
+            path = source.file(folder) if source else None
             found[f"data ({split})"] = files.hashes(path) if path and path.is_file() else {}
     return {key: value for key, value in found.items() if value}
 

@@ -37,8 +37,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from gcpo import world
 from gcpo.gradients import chosen_parameters
 from gcpo.runs.gradient_statistics import CHUNK
-from gcpo.runs.params import read_yaml, sharing
-from gcpo.runs.plan import Plan
+from gcpo.runs.plan import COPIES, Plan
 from gcpo.tasks.evaluation import TOKENS
 
 GB = 1e9
@@ -186,8 +185,8 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
         covered = sum(one.numel() for one in chosen_parameters(_empty(text), params.gradient_parameters))
     group, micro = params.group_size, settings["per_device_train_batch_size"]
     gpus = params.processes if training else 1
-    way = read_yaml(sharing(params.accelerate))["distributed_type"] if gpus > 1 else ""
-    parts = gpus if way in ("DEEPSPEED", "FSDP") else 1
+    way = plan.sharing.get("distributed_type", COPIES) if training else COPIES
+    parts = 1 if way == COPIES else gpus
     n, most = (group, CHUNK) if gradients else (max(1, params.eval_samples), 32)
     together = max(1, min(most, int(TOKENS // (n * (prompt + length)))))  # questions of a batch
     generated = params.prompts_per_step * group / gpus if training else n * together

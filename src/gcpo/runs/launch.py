@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from gcpo.processes import end_with
-from gcpo.runs.params import read_yaml, sharing
-from gcpo.runs.plan import Plan
+from gcpo.runs.params import sharing
+from gcpo.runs.plan import COPIES, Plan
 
 LOG = "training.json"  # what the processes give back, written last
 OUTPUT = "processes.log"  # what they print
@@ -30,9 +30,8 @@ def launch(plan: Plan, folder: Path) -> None:
     config, gpus = sharing(params.accelerate), torch.cuda.device_count()
     if gpus and gpus < params.processes:
         raise ValueError(f"processes: {params.processes}, and this machine has {gpus} GPUs")
-    if (
-        not gpus and read_yaml(config).get("distributed_type") != "MULTI_GPU"
-    ):  # accelerate would make copies, and not say
+    # accelerate would make copies there, and not say so.
+    if not gpus and plan.sharing.get("distributed_type") != COPIES:
         raise ValueError(f"accelerate: {params.accelerate} shares a policy out over GPUs, and this machine has none")
     command = [sys.executable, "-m", __name__, str(os.getpid()), str(params.processes), str(config), str(folder)]
     # Without GPUs accelerate starts several processes of one machine only if its own option for that is not given.

@@ -14,8 +14,9 @@ from gcpo import paths, world
 from gcpo.methods import BASES, Method, get_method
 from gcpo.runs.params import ParameterError, Params, read_yaml, sharing
 from gcpo.tasks import get_task
-from gcpo.tasks.base import Task
+from gcpo.tasks.base import Split, Task
 
+COPIES = "MULTI_GPU"  # accelerate's name of processes that have a whole policy each
 SCHEMA = 2  # of records; raised when a record no longer means what it did
 KINDS = {"train": "10_train", "gradients": "11_gradient_statistics", "evaluate": "12_evaluate"}  # kind -> its notebook
 
@@ -118,6 +119,18 @@ class Plan:
         params = self.params
         return get_task(params.task, reward=params.reward, full_completion=params.full_completion)
 
+    def load(self, split: str, limit: int, **options: Any) -> Split:
+        """Rows of a split of its task, of the revision and with the care for malformed rows that it asks for."""
+        params = self.params
+        where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
+        return self.task.load(split, limit=limit, **options, **where)
+
+    @cached_property
+    def sharing(self) -> dict[str, Any]:
+        """Accelerate's configuration of several processes that train together; empty for one process."""
+        several = self.kind == "train" and self.params.processes > 1
+        return dict(read_yaml(sharing(self.params.accelerate))) if several else {}
+
     @cached_property
     def method(self) -> Method:
         """The method with its constants, alpha and seed bound."""
@@ -168,15 +181,14 @@ class Plan:
         # A policy with adapters is another one; one without keeps the id that it had before they were measured.
         task, training = self.task, self.kind == "train"
         unread = UNREAD[self.kind] | (frozenset() if training or self.params.lora_rank else {"lora_rank"})
-        several = training and self.params.processes > 1
-        unread |= {"accelerate"} if several else {"accelerate", "processes"}  # its content is below
+        unread |= {"accelerate"} if self.sharing else {"accelerate", "processes"}  # its content is below
         return {
             "schema": SCHEMA,
             "kind": self.kind,
             "params": self.params.model_dump(mode="json", exclude=named | unread),
             "method": self.method.constants() if training else None,
             "trainer": self.trainer if training else None,
-            **({"accelerate": read_yaml(sharing(self.params.accelerate))} if several else {}),
+            **({"accelerate": self.sharing} if self.sharing else {}),
             "task": {
                 "reward_range": list(task.reward_range),
                 "reward_metric": task.reward_metric,

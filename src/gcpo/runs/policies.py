@@ -50,8 +50,7 @@ def looked_at(plan: Plan, run: Run, trained: Run | None) -> tuple[Sequence[Row],
     """
     quiet()
     params = plan.params
-    where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
-    split = plan.task.load(params.eval_split, limit=params.eval_limit, **where)
+    split = plan.load(params.eval_split, params.eval_limit)
     run.manifest["data"] = {"eval": split.source}
     if trained is not None:
         made = trained.folder / "policy"

@@ -79,7 +79,7 @@ def _model(kind: str, name: str) -> str:
 def _data(source: Source) -> str:
     said = f"data {source.dataset} ({source.split})"
     if folder := os.environ.get(DATA_DIR):
-        path = Path(folder) / source.folder / f"{source.split}.jsonl"
+        path = source.file(folder)
         return f"{said}: {path}" if path.is_file() else f"{said}: NOT THERE: {path} does not exist ({DATA_DIR} is set)"
     import datasets
     from huggingface_hub import HfApi

@@ -114,7 +114,7 @@ def _at_hand(plan: Plan) -> dict[str, Any]:
     if not folder or not sources(params.task):
         return {}
     listed = sources(params.task).items()
-    there = [name for name, source in listed if (Path(folder) / source.folder / f"{source.split}.jsonl").is_file()]
+    there = [name for name, source in listed if source.file(folder).is_file()]
     chosen: dict[str, Any] = {}
     for name, other in (("eval_split", "train_split"), ("train_split", "eval_split")):
         taken = chosen.get(other, getattr(params, other))
@@ -132,9 +132,8 @@ def _policy(plans: Sequence[Plan]) -> str | None:
     for plan in {plan.params.task: plan for plan in plans}.values():
         params = plan.params
         split = _at_hand(plan).get("eval_split", params.eval_split)
-        where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
         try:
-            prompts += [row.prompt for row in plan.task.load(split, limit=TEXTS, **where).rows]
+            prompts += [row.prompt for row in plan.load(split, TEXTS).rows]
         except ValueError as error:
             raise ParameterError(f"Task {params.task!r} cannot be rehearsed: {error}") from error
     if not plans:

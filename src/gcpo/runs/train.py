@@ -57,18 +57,17 @@ def _train(plan: Plan) -> Run:
     with record(plan) as run:
         quiet()
         task = plan.task
-        where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
-        train_rows = task.load(params.train_split, limit=params.train_limit, seed=params.seed, **where)
+        train_rows = plan.load(params.train_split, params.train_limit, seed=params.seed)
         if len(train_rows.rows) < params.prompts_per_step:
             raise ValueError(
                 f"{params.task}/{params.train_split} has {len(train_rows.rows)} questions, fewer than the "
                 f"{params.prompts_per_step} of a step (prompts_per_step)"
             )
         # The held-out questions do not depend on the run's seed: methods and seeds are compared on the same ones.
-        eval_rows = task.load(params.eval_split, limit=params.eval_limit, **where)
+        eval_rows = plan.load(params.eval_split, params.eval_limit)
         along = None
         if params.max_steps and params.validation_limit:
-            along = task.load(params.validation_split, limit=params.validation_limit, **where)
+            along = plan.load(params.validation_split, params.validation_limit)
         run.manifest["data"] = {"train": train_rows.source, "eval": eval_rows.source}
         if along:
             run.manifest["data"]["validation"] = along.source
@@ -77,22 +76,22 @@ def _train(plan: Plan) -> Run:
         check_lengths(model, tokens, rows, params.max_completion_length)
         run.manifest["models"] = models(params, model)
         run.write()
-        validation = _Validation(plan, run, tokens, along.rows) if along and params.max_steps else None
-        if params.max_steps and params.processes == 1:
-            trainer = build_trainer(plan, model, tokens, train_rows.rows, run.folder)
-            run.manifest["trl"] = settings(trainer)
-            run.write()
-            fit(trainer, run, validation)
-            model, log = trainer.accelerator.unwrap_model(trainer.model), trainer.state.log_history
-        elif params.max_steps:
-            if validation:
-                validation.look(0, model)
-            del model  # whose memory the processes need
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            log = _fit_in_processes(plan, run, validation)
-            model, tokens = trained_policy(plan, run.folder / "policy")
+        validation = _Validation(plan, run, tokens, along.rows) if along else None
         if params.max_steps:
+            if params.processes == 1:
+                trainer = build_trainer(plan, model, tokens, train_rows.rows, run.folder)
+                run.manifest["trl"] = settings(trainer)
+                run.write()
+                fit(trainer, run, validation)
+                model, log = trainer.accelerator.unwrap_model(trainer.model), trainer.state.log_history
+            else:
+                if validation:
+                    validation.look(0, model)
+                del model  # whose memory the processes need
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                log = _fit_in_processes(plan, run, validation)
+                model, tokens = trained_policy(plan, run.folder / "policy")
             metrics = step_metrics(log)
             run.table("metrics.csv", metrics)
             run.manifest["replaced_weights"] = int(metrics.get("gcpo/replaced_weights", pd.Series(0)).sum())

@@ -43,8 +43,7 @@ def work(folder: Path) -> None:
     PartialState()  # gives this process its GPU, before anything is put on one
     params = validate(load(folder).manifest["params"], str(folder))
     plan, run = Plan("train", params), Run(folder)
-    where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
-    rows = plan.task.load(params.train_split, limit=params.train_limit, seed=params.seed, **where).rows
+    rows = plan.load(params.train_split, params.train_limit, seed=params.seed).rows
     model, tokens = starting_policy(plan)
     trainer = build_trainer(plan, model, tokens, rows, folder)
     steps = quarters(params.max_steps)[1:-1] if params.validation_limit else []

@@ -74,6 +74,10 @@ class Source:
     dataset: str
     config: str | None = None
 
+    def file(self, folder: str) -> Path:
+        """Its file below a folder such as ``$GCPO_DATA_DIR`` names."""
+        return Path(folder) / self.folder / f"{self.split}.jsonl"
+
 
 @dataclass(frozen=True)
 class Split:
