@@ -250,7 +250,7 @@ def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -
     verdict = cost.noticeable(runs, "se", "python -m gcpo grid zoo")
     assert verdict.word == "cannot tell" and verdict.because.startswith("14.9 [")
     assert verdict.because.endswith("measuring takes 8 s of a run more.")
-    assert cost.noticeable(runs, "kle", "python -m gcpo grid zoo").because.endswith("First: python -m gcpo grid zoo.")
+    assert cost.noticeable(runs, "kle", "the grid").because.endswith("First, side by side: the grid.")
     much = runs.assign(cpu_seconds=[100.0, 200.0, 200.0, 400.1, 1.0])
     assert cost.noticeable(much, "se", "").word == "does not hold"
     little = runs.assign(cpu_seconds=[100.0, 200.0, 101.0, 202.1, 1.0])
@@ -285,6 +285,14 @@ def test_scores_are_normalised_before_tasks_are_pooled() -> None:
     assert found["IQM"].to_dict() == pytest.approx({"no training": 0, "grpo": 1, "new": 1.75})
     assert found["improvement"].drop("grpo").to_dict() == {"no training": 0, "new": 1}
     assert math.isnan(found.loc["grpo", "improvement"])
+
+
+def test_a_label_with_few_seeds_is_set_beside_the_base_on_these() -> None:
+    # grpo is 2 on its first two seeds and 4 on the others: "twin" is grpo on the first two, and no worse for it.
+    task = {"no training": [1, 1, 1, 1], "grpo": [2, 2, 4, 4], "twin": [2, 2], "once": [9]}
+    found = compare.overall(runs_of(a=task, b=task)).set_index("label")
+    assert found.loc["twin", ["IQM", "improvement"]].to_list() == pytest.approx([1, 0.5])
+    assert "once" not in found.index
 
 
 def test_a_base_that_does_not_learn_cannot_be_the_unit() -> None:

@@ -165,7 +165,8 @@ def making(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 def made_anew(root: Path) -> world.World:
     """The world of a process that begins."""
-    return world.bootstrap.__wrapped__(SMALL, root)
+    bootstrapping._whole.cache_clear()
+    return world.bootstrap(SMALL, root)
 
 
 def test_a_world_is_made_once_and_found_in_its_folder(making: list[str], tmp_path: Path) -> None:
@@ -229,9 +230,7 @@ def test_where_an_embedded_model_will_be_is_known_before_it_is_made(
 ) -> None:
     monkeypatch.setattr(paths, "WORLDS", tmp_path)
     assert not world.folder("policy").exists()
-    world.bootstrap.cache_clear()
     made = world.bootstrap()
-    world.bootstrap.cache_clear()
     assert (made.policy, made.entailment) == (world.folder("policy"), world.folder("entailment"))
     assert world.folder("policy", world.SCRATCH) == world.scratch_policy.__wrapped__()
 

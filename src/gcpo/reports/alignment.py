@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import KFold
 
 from gcpo import statistics
-from gcpo.reports.claims import UNTESTED, Verdict, deciding, word
+from gcpo.reports.claims import UNTESTED, Verdict, deciding, signed, word
 from gcpo.reports.tables import with_interval
 from gcpo.statistics import Draws
 
@@ -168,13 +168,12 @@ def decide(found: Mapping[str, Draws], effects: Mapping[str, float] | None = Non
     intervals = {name: draws.interval(level) for (name, draws), level in zip(found.items(), levels, strict=True)}
     words = {name: word(low, high, effects.get(name, nan)) for name, (_, low, high) in intervals.items()}
     final, name = deciding(words, {name: interval.low for name, interval in intervals.items()})
-    estimate, low, high = intervals[name]
     mde = statistics.DETECTABLE * float(np.std(found[name].draws))
     effect = effects.get(name, nan)
-    text = f"{name}: {estimate:+.2f} [{low:+.2f}, {high:+.2f}] (95 % over queries"
+    text = f"{name}: {signed(*intervals[name])} (95 % over queries"
     text += f", corrected for {len(found)})" if len(found) > 1 else ")"
     text += f"; the paper's: {effect:+.2f}" if effect == effect else "; the paper prints no number"
-    return Verdict(final, f"{text}; detectable: {mde:.2f}.", estimate, low, high, effect, mde)
+    return Verdict(final, f"{text}; detectable: {mde:.2f}.", *intervals[name], effect, mde)
 
 
 def as_text(draws: Draws, digits: int = 2) -> str:

@@ -116,7 +116,7 @@ def _because(found: Comparison, effect: float) -> str:
     estimate, low, high = found.corrected
     share = f", corrected for {found.family} comparisons" if found.family > 1 else ""
     text = (
-        f"{found.what or f'{found.label} minus {found.against}, points'}: {estimate:+.2f} [{low:+.2f}, {high:+.2f}] "
+        f"{found.what or f'{found.label} minus {found.against}, points'}: {signed(estimate, low, high)} "
         f"(95 %{share}; {found.compared})"
     )
     if effect == effect:
@@ -124,6 +124,12 @@ def _because(found: Comparison, effect: float) -> str:
     if found.mde == found.mde:
         text += f"; detectable: {found.mde:.2f}"
     return f"{text}."
+
+
+def signed(estimate: float, low: float, high: float) -> str:
+    """'+0.06 [+0.01, +0.12]'; with a third digit where an end would otherwise read as 0 and is not."""
+    digits = 3 if any(0 < abs(end) < 0.005 for end in (low, high)) else 2
+    return f"{estimate:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 class Verdicts:

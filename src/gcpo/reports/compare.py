@@ -230,7 +230,9 @@ def differences(
 
 
 def overall(runs: pd.DataFrame, start: str = "no training", base: str = "grpo", seed: int = 0) -> pd.DataFrame:
-    """Labels over several tasks, on scores normalised per task: 0 is the starting policy's mean and 1 the base's.
+    """Labels over several tasks, on scores normalised per task: 0 is the starting policy's mean and 1 that of the base.
+
+    A label is set beside the base's runs of its own seeds, as seeds differ in how far they come.
 
     Args:
         runs: task, label, seed and score, a line per run.
@@ -239,31 +241,32 @@ def overall(runs: pd.DataFrame, start: str = "no training", base: str = "grpo", 
         seed: of the resampling.
 
     Returns:
-        label, IQM (of all normalised scores) with IQM_low and IQM_high, and improvement (the probability that a run
+        label, IQM (of all its normalised scores) with IQM_low and IQM_high, and improvement (the probability that a run
         beats one of the base's, in [0, 1]) with improvement_low and improvement_high: 95 %, resampling runs within
-        tasks. Only labels with at least two runs on every task; empty without such runs of start and base.
+        tasks. Only labels with at least two seeds of the base's on every task, on these; empty without runs of start
+        and base.
 
     Raises:
         ValueError: a task on which the base is not above the start: there is nothing to normalise by.
     """
-    means = runs.groupby(["task", "label"])["score"].mean().unstack("label")
+    wide = runs.pivot(index=["task", "seed"], columns="label", values="score")
+    means = wide.groupby("task").mean()
     if not {start, base} <= set(means) or means[[start, base]].isna().any(axis=None):
         return pd.DataFrame()
     gain = means[base] - means[start]
     if (gain <= 0).any():
         raise ValueError(f"{base} is not above {start} on {gain.idxmin()}: scores cannot be normalised by its gain")
-    scaled = runs.assign(score=(runs["score"] - runs["task"].map(means[start])) / runs["task"].map(gain))
-    each = {
-        label: [group.to_numpy() for _, group in part.groupby("task")["score"]]
-        for label, part in scaled.groupby("label", sort=False)
-    }
     rows = []
-    for label, strata in each.items():
-        if len(strata) == len(gain) and min(map(len, strata)) > 1:
-            iqm = statistics.stratified_bootstrap(strata, seed=seed).iqm
+    for label in dict.fromkeys(runs["label"]):
+        shared = wide[wide[label].notna() & wide[base].notna()]
+        easier = shared[base].groupby("task").mean() - means[base]  # the seeds that the label has
+        scaled = shared.sub(means[start] + easier, axis=0, level="task").div(gain, axis=0, level="task")
+        own, other = ([part.to_numpy() for _, part in scaled[name].groupby("task")] for name in (label, base))
+        if len(own) == len(gain) and min(map(len, own)) > 1:
+            iqm = statistics.stratified_bootstrap(own, seed=seed).iqm
             row = {"label": label, **dict(zip(("IQM", "IQM_low", "IQM_high"), iqm, strict=True))}
-            if label != base and min(map(len, each[base])) > 1:
-                chance = statistics.probability_of_improvement(strata, each[base], seed=seed)
+            if label != base:
+                chance = statistics.probability_of_improvement(own, other, seed=seed)
                 names = ("improvement", "improvement_low", "improvement_high")
                 row |= dict(zip(names, chance, strict=True))
             rows.append(row)

@@ -36,7 +36,8 @@ def noticeable(runs: pd.DataFrame, label: str, command: str, base: str = "grpo")
     """Whether a label's training takes less than :data:`NOTICED` per cent more processor time than the base's."""
     found = overhead(runs, label, base)
     if not found.tested:
-        return claims.Verdict(claims.UNTESTED, f"Runs are missing ({found.compared}). First: {command}.")
+        said = f"Fewer than two seeds have runs of {label} and {base} on the same hardware, two hours apart at most"
+        return claims.Verdict(claims.UNTESTED, f"{said} ({found.compared}). First, side by side: {command}.")
     more, low, high = (100 * (np.exp(end) - 1) for end in found.interval)
     said = f"{more:.1f} [{low:.1f}, {high:.1f}] % more processor time ({found.compared})"
     measuring = runs.groupby("label")["seconds_measure"].mean()

@@ -228,7 +228,7 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
         drawn = drawn.loc[drawn.index.isin(labels)]
         _interval_lines(axis, drawn, labels, reach)
         if drawn["paper"].notna().any():
-            places = [labels.index(label) for label in drawn.index]
+            places = [labels.index(label) + 0.3 for label in drawn.index]  # below ours, whose value may stand there
             look: dict[str, Any] = {"color": PALETTE[3], "markerfacecolor": "white", "label": "the paper's"}
             theirs += axis.plot(drawn["paper"], places, "D", **look)
         axis.set(title=task, xlabel="minus GRPO, points")

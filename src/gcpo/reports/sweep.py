@@ -38,7 +38,7 @@ def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
         if len(rates) < 2:
             raise RecordError(
                 f"The sweep has one learning rate on {task} ({rates[0]:g}): nothing can be chosen among one. Give "
-                "several in the grid's learning_rate, and run it: python -m gcpo grid sweep"
+                "several in the grid's learning_rate, and run it: python -m gcpo grid sweep --profile NAME"
             )
     scores = records.gather(runs, "validation", [*AXES, "seed", "max_steps"], optional=True)
     if scores.empty:

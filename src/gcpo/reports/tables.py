@@ -292,16 +292,18 @@ def write_results(profile: str) -> None:
 
 NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->", "<!-- end of needs -->"
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
+WORDS = """A verdict is one of five words: *holds*, *does not hold*, *effect excluded* (the interval holds zero, and no
+effect as large as the paper's), *cannot tell* (it holds both, or the paper prints no effect), *not tested* (its runs
+are not there, or it needs the papers' models)."""
 # The tables that the README shows, and what it says above them.
 README = {
     "gate": "Does training work here at all? The gate: what plain GRPO gains over the start, in points (95 %):",
-    "ledger_counts": "Of all claims, decided by code ([RESULTS.md](RESULTS.md) has each with what decided it):",
+    "ledger_counts": f"{WORDS}\n\nOf all claims ([RESULTS.md](RESULTS.md) has each with what decided it):",
 }
-PREAMBLE = """# Results
+PREAMBLE = f"""# Results
 
-Written by `python -m gcpo report --publish`; nothing here is typed. A verdict is one of five words: *holds*, *does not
-hold*, *effect excluded* (an effect as large as the paper's is excluded, none is not), *cannot tell*, *not tested*. What
-is about the embedded world says something about the methods there, and nothing about the papers' models.
+Written by `python -m gcpo report --publish`; no number and no verdict here is typed. {WORDS} What is about the embedded
+world says something about the methods there, and nothing about the papers' models.
 """
 EXHIBITS = """## Every table and figure
 Where each of the four papers' is made, and what it lacks: runs that were not made yet, or models and data that this

@@ -30,6 +30,8 @@ from gcpo.runs.clock import Clock
 from gcpo.runs.contents import Seen, changed, contents
 from gcpo.runs.plan import SCHEMA, Plan, digest
 
+# Of TRL's config, where things are (params and contents name the models) and who may write there.
+PLACES = ("output_dir", "run_name", "hub_token", "entailment_model")
 PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl".split()
 CLAIM = ".claim"  # names the process, host and boot that work on a run
 LEASE = 300.0  # seconds without a sign of life after which another machine may take a claim over
@@ -125,6 +127,13 @@ def _fault(path: Path, manifest: dict[str, Any], seen: Seen | None) -> str | Non
             if files.sha256(path / name) != expected:
                 return f"{name} was changed"
     return changed(manifest.get("contents", {}), manifest["params"], seen)
+
+
+def placeless(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A manifest without :data:`PLACES`, some of which older versions kept, under a hash of its own."""
+    trl = {key: value for key, value in (manifest.get("trl") or {}).items() if key not in PLACES}
+    kept = {**manifest, "trl": trl} if "trl" in manifest else manifest
+    return {**kept, "sha256": _own_hash(kept)}
 
 
 def _own_hash(manifest: dict[str, Any]) -> str:

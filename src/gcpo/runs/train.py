@@ -17,7 +17,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 
 from gcpo import files, world
 from gcpo.runs.launch import LOG, launch
-from gcpo.runs.manifest import Run, claim, record
+from gcpo.runs.manifest import PLACES, Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import lora, models, quiet, starting_policy, trained_policy
@@ -27,9 +27,6 @@ from gcpo.trainer import GCPOConfig, GCPOTrainer
 
 # Of TRL's log, what depends on the clock and not on the run.
 _TIMES = ("step_time", "runtime", "per_second", "total_flos", "epoch", "num_tokens")
-
-# Of TRL's config, where things are and who may write there.
-_PLACES = ("output_dir", "run_name", "hub_token")
 
 
 def train(params: Params) -> Run:
@@ -106,7 +103,7 @@ def _train(plan: Plan) -> Run:
 
 def settings(trainer: GCPOTrainer) -> dict[str, Any]:
     """TRL's config of a trainer, as its manifest keeps it."""
-    return {key: value for key, value in trainer.args.to_dict().items() if key not in _PLACES}
+    return {key: value for key, value in trainer.args.to_dict().items() if key not in PLACES}
 
 
 def fit(trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | None) -> None:

@@ -91,7 +91,6 @@ def key(settings: Settings | None = None) -> str:
     return hashlib.sha256(json.dumps([asdict(settings), drawn, pairs]).encode()).hexdigest()[:12]
 
 
-@functools.cache
 def bootstrap(settings: Settings | None = None, root: Path | None = None) -> World:
     """Make both models, or find them made; repeats on one machine agree bit for bit.
 
@@ -100,8 +99,12 @@ def bootstrap(settings: Settings | None = None, root: Path | None = None) -> Wor
     Raises:
         RuntimeError: a model failed to train, or its quality is outside what the project relies on.
     """
-    settings = settings or Settings()
-    made = (root or paths.WORLDS) / key(settings)
+    return _whole(settings or Settings(), root or paths.WORLDS)
+
+
+@functools.cache  # a look at every file once
+def _whole(settings: Settings, root: Path) -> World:
+    made = root / key(settings)
     _keep(made, lambda draft: _make(settings, draft))
     return World(made / "policy", made / "entailment", json.loads((made / "quality.json").read_text()))
 
@@ -122,7 +125,7 @@ def adopt(reference: Path) -> World:
     made.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(made.with_suffix(".lock")), files.replacing(made) as draft:
         shutil.copytree(kept, draft)
-    bootstrap.cache_clear()
+    _whole.cache_clear()
     return bootstrap()
 
 
