@@ -19,7 +19,7 @@ reproduce-all: world  ## every method of the four papers on two seeds, beside al
 	$(BIN)/python -m gcpo grid reproduce_all --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE) --grid reproduce_all
 
-zoo: world  ## every run of every report, ten seeds of Table 1's methods (half a day to a day on two cores)
+zoo: world  ## every run of every report, ten seeds or more of Table 1's methods (half a day to a day on two cores)
 	$(BIN)/python -m gcpo grid sweep table1 figure1 rates zoo ablations entropy sizes --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE)
 

@@ -22,7 +22,7 @@ import pandas as pd
 from gcpo import files, paths, world
 from gcpo.runs.contents import Seen
 from gcpo.runs.grids import expand, grids, likes, varied
-from gcpo.runs.manifest import RecordError, Run, another_version, load, placeless
+from gcpo.runs.manifest import RecordError, Run, another_version, load, to_commit
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label
 
@@ -287,7 +287,7 @@ def write_reference(folder: Path, finished: list[Run]) -> None:
         parts = [table.assign(run=id_) for id_, table in tables if table is not None]
         if parts:
             pd.concat(parts, ignore_index=True).to_parquet(folder / f"{name}.parquet", index=False)
-    lines = "".join(json.dumps(placeless(run.manifest), sort_keys=True) + "\n" for run in finished)
+    lines = "".join(json.dumps(to_commit(run.manifest), sort_keys=True) + "\n" for run in finished)
     (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
     made = world.folder("policy").parent
     weights = {run.manifest.get("contents", {}).get("policy", {}).get("model.safetensors") for run in finished}

@@ -111,18 +111,18 @@ def _unfit(own: str, grid: str, profile: str, reference: bool) -> str | None:
     made = set(records.find(profile, grid, reference, any_code=True)["kind"])
     if not made:
         return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid} --profile {profile}"
+    first = f"python -m gcpo grid {own} --profile {profile}"
     plans = expand(own, profile), expand(grid, profile)
     kinds = {plan.kind for plan in plans[0]}
     if not kinds & made:
         return f"nothing of kind {', '.join(sorted(kinds))} has run of grid {grid} with {profile}"
     tasks, there = ({plan.params.task for plan in listed} for listed in plans)
     if len(tasks) == 1 and not tasks <= there:  # a report about one task
-        return f"grid {grid} has no run on {', '.join(tasks)}: python -m gcpo grid {own} --profile {profile}"
+        return f"grid {grid} has no run on {', '.join(tasks)}: {first}"
     needed, given = ({key for plan in listed if plan.kind == "train" for key in plan.varied} for listed in plans)
     for key in ("learning_rate", "alpha", "method_options", "policy"):  # a sweep: nothing to choose among one
         if key in needed - given:
-            several = f"python -m gcpo grid {own} --profile {profile}"
-            return f"grid {grid} has one {key.replace('_', ' ')}, and several are compared: {several}"
+            return f"grid {grid} has one {key.replace('_', ' ')}, and several are compared: {first}"
     return None
 
 

@@ -129,10 +129,14 @@ def _fault(path: Path, manifest: dict[str, Any], seen: Seen | None) -> str | Non
     return changed(manifest.get("contents", {}), manifest["params"], seen)
 
 
-def placeless(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A manifest without :data:`PLACES`, some of which older versions kept, under a hash of its own."""
-    trl = {key: value for key, value in (manifest.get("trl") or {}).items() if key not in PLACES}
-    kept = {**manifest, "trl": trl} if "trl" in manifest else manifest
+def placeless(config: dict[str, Any]) -> dict[str, Any]:
+    """TRL's config as a manifest keeps it, without :data:`PLACES`."""
+    return {key: value for key, value in config.items() if key not in PLACES}
+
+
+def to_commit(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A manifest without the places that older versions kept, under a hash of its own."""
+    kept = {**manifest, "trl": placeless(manifest["trl"])} if "trl" in manifest else manifest
     return {**kept, "sha256": _own_hash(kept)}
 
 

@@ -17,7 +17,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 
 from gcpo import files, world
 from gcpo.runs.launch import LOG, launch
-from gcpo.runs.manifest import PLACES, Run, claim, record
+from gcpo.runs.manifest import Run, claim, placeless, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import lora, models, quiet, starting_policy, trained_policy
@@ -103,7 +103,7 @@ def _train(plan: Plan) -> Run:
 
 def settings(trainer: GCPOTrainer) -> dict[str, Any]:
     """TRL's config of a trainer, as its manifest keeps it."""
-    return {key: value for key, value in trainer.args.to_dict().items() if key not in PLACES}
+    return placeless(trainer.args.to_dict())
 
 
 def fit(trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | None) -> None:
