@@ -243,7 +243,8 @@ def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -
     # A quarter of each run was evaluation. Training took 1.1 and 1.2 times GRPO's; the run elsewhere has no partner.
     rows = [("grpo", 0, "a", 100.0), ("grpo", 1, "a", 200.0), ("se", 0, "a", 110.0), ("se", 1, "a", 240.0)]
     runs = pd.DataFrame([*rows, ("se", 2, "b", 900.0)], columns=["label", "seed", "hardware", "cpu_seconds"])
-    runs = runs.assign(seconds=400.0, seconds_evaluate=100.0, seconds_measure=[0.0, 0.0, 7.0, 9.0, 8.0])
+    times = {"seconds": runs["cpu_seconds"], "seconds_evaluate": runs["cpu_seconds"] / 4}
+    runs = runs.assign(**times, seconds_measure=[0.0, 0.0, 7.0, 9.0, 8.0])
     runs["started"] = [f"2026-01-01T{clock}:00+00:00" for clock in ("10:00", "12:00", "11:59", "10:01", "12:00")]
     found = cost.overhead(runs, "se")
     assert math.exp(found.interval.estimate) == pytest.approx(math.sqrt(1.1 * 1.2)) and found.seeds == 2
@@ -258,6 +259,8 @@ def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -
     apart = runs.assign(started=runs["started"].where(runs["seed"] == 0, "2026-01-01T14:01:00+00:00"))
     apart.loc[1, "started"] = "2026-01-01T12:00:00+00:00"  # machines differ: two hours between them, and a minute
     assert cost.overhead(apart, "se").seeds < 2
+    disturbed = runs.assign(seconds=[130.0, 200.0, 110.0, 240.0, 900.0])  # GRPO's seed 0 was kept waiting
+    assert cost.overhead(disturbed, "se").seeds < 2
     for some in (runs.iloc[2:], runs.iloc[:0]):  # without a run of the base, and without any
         assert not cost.overhead(some, "se").tested
 

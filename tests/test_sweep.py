@@ -77,6 +77,19 @@ def test_a_setting_for_all_tasks_is_the_best_on_average_where_greedy_falls_on_no
 
 
 @pytest.mark.usefixtures("places")
+def test_seeds_that_tie_are_no_sign_of_a_small_spread() -> None:
+    for seed, wobble in enumerate((-0.01, 0.0, 0.01)):
+        for rate, sampled in ((0.001, 0.5), (0.002, 0.7), (0.003, 0.6)):
+            trained(rate, sampled, 0.6, seed)  # every seed the same
+            trained(rate, sampled + wobble, 0.6, seed, prompts_per_step=4)
+    table = sweep.summary(records.find("p"))
+    assert table.loc[table["prompts_per_step"] == 2, "mde_hour"].isna().all()
+    assert sweep.choice(table)["prompts_per_step"].tolist() == [4]
+    other = table.assign(task="tinymath", mde_hour=table["mde_hour"].fillna(0.1))
+    assert sweep.common(pd.concat([table, other]))["prompts_per_step"].tolist() == [4]
+
+
+@pytest.mark.usefixtures("places")
 def test_one_rate_is_no_sweep() -> None:
     for seed in range(2):
         trained(0.001, 0.5, 0.6, seed)

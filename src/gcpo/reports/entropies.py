@@ -147,7 +147,7 @@ def distributions(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         names: label -> the title of its panels.
     """
     labels = [label for label in names if label in set(table["label"])]
-    size = (3.2 * len(labels), 2.3 * len(PARTS))
+    size = (2.4 * len(labels), 2.3 * len(PARTS))
     figure, axes = plt.subplots(len(PARTS), len(labels), sharex="row", sharey=True, squeeze=False, figsize=size)
     for row, part in zip(axes, PARTS.values(), strict=True):
         for axis, label in zip(row, labels, strict=True):
@@ -181,7 +181,7 @@ def roc_curves(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         names: label -> the title of its panel.
     """
     labels = [label for label in names if label in set(table["label"])]
-    size = (3.2 * len(labels), 3.3)
+    size = (2.4 * len(labels), 3.0)
     figure, axes = plt.subplots(1, len(labels), sharex=True, sharey=True, squeeze=False, figsize=size)
     for axis, label in zip(axes[0], labels, strict=True):
         own = table[table["label"] == label]

@@ -3,7 +3,7 @@ the best sampled score among rates at which greedy does not fall; among batch si
 
 from __future__ import annotations
 
-from math import sqrt
+from math import nan, sqrt
 from typing import Any
 
 import pandas as pd
@@ -27,7 +27,8 @@ def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
         task, prompts_per_step, learning_rate, metric, seeds, sampled and greedy (means over seeds at the last step, per
         cent) with sampled_std and greedy_std (n - 1), start_sampled and start_greedy (at step 0), fell (whether greedy
         ends below its start), hours (per run), and mde_hour (points): the difference of two methods that is detected
-        with 80 % power if each gets an hour of runs, DETECTABLE sqrt(2) sampled_std sqrt(hours).
+        with 80 % power if each gets an hour of runs, DETECTABLE sqrt(2) sampled_std sqrt(hours); NaN where all seeds
+        have one score, which is chance and no spread of 0.
 
     Raises:
         RecordError: a task with one rate, or runs without validation scores.
@@ -54,7 +55,7 @@ def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
             row |= {decoding: means[decoding, last].mean(), f"{decoding}_std": means[decoding, last].std()}
             row[f"start_{decoding}"] = means[decoding, 0].mean()
         hours = own["seconds"].mean() / 3600
-        detectable = DETECTABLE * sqrt(2) * row["sampled_std"] * sqrt(hours)
+        detectable = DETECTABLE * sqrt(2) * (row["sampled_std"] or nan) * sqrt(hours)
         rows.append({**row, "fell": row["greedy"] < row["start_greedy"], "hours": hours, "mde_hour": detectable})
     return pd.DataFrame(rows).sort_values(AXES, ignore_index=True)
 
@@ -63,8 +64,8 @@ def choice(table: pd.DataFrame) -> pd.DataFrame:
     """What the rule picks from a :func:`summary`, a row per task: its batch size and rate, and how it was reached.
 
     Per batch size the rate with the best sampled score among those at which greedy does not fall; among batch sizes
-    the one that detects the smallest difference per hour. ``inside`` says whether a lower and a higher rate were swept.
-    A task on which greedy falls at every rate has no row.
+    the one that detects the smallest known difference per hour. ``inside`` says whether a lower and a higher rate were
+    swept. A task on which greedy falls at every rate has no row.
     """
     standing = table[~table["fell"].astype(bool)]
     best = standing.loc[standing.groupby(["task", "prompts_per_step"])["sampled"].idxmax()]
@@ -88,6 +89,7 @@ def common(table: pd.DataFrame) -> pd.DataFrame:
     pooled = settings.agg(
         tasks=("task", "nunique"),
         fell=("fell", "any"),
-        **{name: (name, "mean") for name in ("sampled", "sampled_std", "hours", "mde_hour")},
+        **{name: (name, "mean") for name in ("sampled", "sampled_std", "hours")},
+        mde_hour=("mde_hour", lambda per_task: per_task.mean(skipna=False)),
     )
     return choice(pooled[pooled["tasks"] == table["task"].nunique()].assign(task="all"))
