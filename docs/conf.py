@@ -6,6 +6,7 @@ Built from the project's root (``make site``), so that links between files are l
 from __future__ import annotations
 
 import html
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "outputs" / "reference" / "laptop"
+CHECKS = r" / (?=\d\d: )"  # between two checks of a claim
 sys.path.insert(0, str(ROOT / "src"))
 
 project, author, html_title = "gcpo", "the gcpo authors", "gcpo"
@@ -83,7 +85,8 @@ class Ledger(SphinxDirective):
         data = " ".join(f'data-{key}="{said[key]}"' for key in ("paper", "scope", "verdict"))
         note = f"<p><em>{said['note']}</em></p>" if said["note"] else ""
         claim = f"<q>{said['quote']}</q><p>{said['paper']}, {said['place']}; {said['scope']}</p>"
-        cells = f"<td>{claim}</td><td>{said['verdict']}</td><td>{said['because']}{note}</td>"
+        because = re.sub(CHECKS, "<br>", said["because"])
+        cells = f"<td>{claim}</td><td>{said['verdict']}</td><td>{because}{note}</td>"
         return f'<tr id="{said["id"]}" {data}>{cells}</tr>'
 
 

@@ -96,10 +96,7 @@ def test_a_table_of_no_runs_names_none_and_without_a_folder_nothing_is_written(t
 
 def test_markdown_shows_cells_as_they_are() -> None:
     shown = tables.markdown(pd.DataFrame({"method": ["grpo"], "score": ["0.50"], "of": [3]})).splitlines()
-    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in (shown[0], shown[2])] == [
-        ["method", "score", "of"],
-        ["grpo", "0.50", "3"],
-    ]
+    assert shown == ["| method | score | of |", "| --- | --- | --- |", "| grpo | 0.50 | 3 |"]
     assert tables.markdown(pd.DataFrame({"claim": ["mean |A|"]})).splitlines()[2] == r"| mean \|A\| |"
 
 
@@ -147,14 +144,23 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
         assert found.startswith(f"before\n{tables.START}\n")
         assert found.endswith(f"{tables.END}\nafter\n")
         assert "old" not in found
-        assert found.count(f"{tables.README['gate']}\n\n| a\\d   | b   |\n") == 1
-        assert "| 0.50  |     |\n" in found
+        assert found.count(f"{tables.README['gate']}\n\n| a\\d | b |\n") == 1
+        assert "| 0.50 |  |\n" in found
         where = "([notebook 01](notebooks/01_why.ipynb))"
-        assert found.count(f"1. **Why?** GCPO, Eq. 1: “so it is” *Cannot tell.* Eq. 1: by 0.5. {where}\n") == 1
+        assert found.count(f"1. **Why?** *Cannot tell.* {where}<br>GCPO, Eq. 1: “so it is”<br>Eq. 1: by 0.5.\n") == 1
         assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(tables.README["gate"])
+    (tmp_path / "reference" / "p" / "ledger.csv").write_text(
+        "id,paper,scope,place,quote,verdict,because,note,records\n"
+        "a,GCPO,toy,Eq. 1,so it is,holds,01: one (Eq. 1): holds. 1 / 2. / 02: two: holds. All.,by us,runs of p\n"
+        "b,EGPO,toy,Eq. 2,and so,not tested,no check yet,,runs of p\n"
+    )
     tables.write_results("p")
     page = (tmp_path / "RESULTS.md").read_text()
-    assert page.startswith("# Results") and "| 0.50  |     |\n" in page and page.count("runs of p") == 1
+    assert page.startswith("# Results") and "| 0.50 |  |\n" in page and page.count("runs of p") == 1
+    because = "01: one (Eq. 1): holds. 1 / 2.<br>02: two: holds. All.<br>*by us*"
+    assert "### GCPO\n\n| claim | verdict | because |\n| --- | --- | --- |\n| “so it is”" in page
+    assert f"| “so it is”<br>Eq. 1; toy; `a` | *holds* | {because} |\n" in page
+    assert "### EGPO" in page and "| “and so”<br>Eq. 2; toy; `b` | *not tested* | no check yet |\n" in page
 
 
 def test_the_page_of_methods_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from gcpo.tasks import get_task
 from gcpo.weights import weight_range
 
 INTERVAL = 95  # per cent, of every interval the project reports
+CHECKS = r" / (?=\d\d: )"  # between two checks of a claim in the ledger
 
 
 def reported(name: str) -> pd.DataFrame:
@@ -170,9 +171,27 @@ def write_table(table: pd.DataFrame, folder: Path | None, name: str, source: str
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table in Markdown, its cells as they are (a bar, which would end a cell, is escaped)."""
+    """A table in Markdown, its cells as they are (a bar, which would end a cell, is escaped).
+
+    Cells are not padded: a longer one would change every line of its table.
+    """
     cells = table.astype(str).replace(r"\|", r"\\|", regex=True)
-    return cells.to_markdown(index=False, disable_numparse=True) + "\n"
+    rows = [[*map(str, cells.columns)], ["---"] * cells.shape[1], *cells.to_numpy().tolist()]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def ledger_markdown(ledger: pd.DataFrame) -> str:
+    """The ledger in Markdown, a table per paper: the claim and where it stands, the verdict, and what decided it."""
+    parts = []
+    for paper, rows in ledger.groupby("paper", sort=False):
+        notes = ("<br>*" + rows["note"] + "*").where(rows["note"] != "", "")
+        shown = {
+            "claim": "“" + rows["quote"] + "”<br>" + rows["place"] + "; " + rows["scope"] + "; `" + rows["id"] + "`",
+            "verdict": "*" + rows["verdict"] + "*",
+            "because": rows["because"].replace(CHECKS, "<br>", regex=True) + notes,
+        }
+        parts.append(f"### {paper}\n\n{markdown(pd.DataFrame(shown))}")
+    return "\n".join(parts)
 
 
 def methods_table(group_size: int = 16) -> pd.DataFrame:
@@ -225,18 +244,19 @@ def results(profile: str, captions: Mapping[str, str], first: str = "") -> str:
         if path.exists():
             table = pd.read_csv(path, dtype=str, keep_default_na=False)
             sources |= set(table.pop("records"))
-            parts.append(f"{caption}\n\n{markdown(table)}")
+            parts.append(f"{caption}\n\n{ledger_markdown(table) if name == 'ledger' else markdown(table)}")
     return "\n".join([f"All of it is made from: {', '.join(sorted(sources))}.\n", *parts])
 
 
 def findings(profile: str) -> str:
-    """The questions of ``headlines.csv`` with what was found, a numbered line each, in Markdown."""
+    """The questions of ``headlines.csv`` in Markdown, numbered: each with its verdict in the first line, then the
+    paper's words, then what was found."""
     path = paths.REFERENCE / profile / "headlines.csv"
     table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
     lines: list[Any] = table.to_dict("records")
     return "".join(
-        f"{number}. **{row['question']}** {row['paper']}, {row['place']}: “{row['quote']}” "
-        f"*{row['verdict'].capitalize()}.* {row['found']}{_link(row['notebook'])}\n"
+        f"{number}. **{row['question']}** *{row['verdict'].capitalize()}.*{_link(row['notebook'])}<br>"
+        f"{row['paper']}, {row['place']}: “{row['quote']}”<br>{row['found']}\n"
         for number, row in enumerate(lines, start=1)
     )
 
