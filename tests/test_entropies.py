@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from gcpo.reports import claims, entropies
 
@@ -29,6 +29,9 @@ def test_statistics_are_scikit_learn_s_and_differences_of_means() -> None:
     for seed, run in table.groupby("seed"):
         for part in entropies.PARTS:
             assert found[f"auc {part}"].each[seed] == pytest.approx(roc_auc_score(~run["right"], run[part]))
+            false, true, _ = roc_curve(~run["right"], run[part], drop_intermediate=False)
+            rates = [found[f"tpr {part} {rate}"].each[seed] for rate in entropies.RATES]
+            assert rates == pytest.approx(np.interp(entropies.RATES, false, true))
             means = run.groupby("right")[part].mean()
             assert found[f"gap {part}"].each[seed] == pytest.approx(means[False] - means[True])
 

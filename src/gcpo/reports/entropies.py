@@ -15,7 +15,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from sklearn.metrics import auc, roc_curve
 
 from gcpo.reports.claims import Verdict, deciding, word
 from gcpo.reports.figures import LINES, PALETTE
@@ -59,27 +58,32 @@ class Quantity:
         return Draws(estimate, self.resampled.mean(axis=1).to_numpy() + of_seeds)
 
 
-def roc(answers: pd.DataFrame, part: str, weight: Array | None = None) -> tuple[Array, Array]:
-    """False and true positive rates, rising, of calling answers wrong whose ``part`` (of :data:`PARTS`) is large."""
-    false, true, _ = roc_curve(~answers["right"], answers[part], sample_weight=weight, drop_intermediate=False)
-    return false, true
+def statistics_of(answers: pd.DataFrame, weights: Array) -> pd.DataFrame:
+    """Of one run, a row for each row of ``weights`` (resamples x answers, how often each holds an answer).
 
-
-def statistics_of(answers: pd.DataFrame, weight: Array) -> dict[str, float]:
-    """Of one run: for each part its AUC ("auc nll"), the true positive rates at :data:`RATES` ("tpr nll 0.1"), and the
-    gap of the means of wrong and right answers ("gap nll", nats per token)."""
-    found = {}
+    Of each part: how well it finds wrong answers by being large, as the area under its ROC curve ("auc nll") and as
+    true positive rates at :data:`RATES` ("tpr nll 0.1"), and the gap of the means of wrong and right answers ("gap
+    nll", nats per token).
+    """
+    found: dict[str, Array] = {}
     wrong = ~answers["right"].to_numpy()
     for part in PARTS:
-        false, true = roc(answers, part, weight)
-        found[f"auc {part}"] = float(auc(false, true))
-        found |= {
-            f"tpr {part} {rate}": float(value) for rate, value in zip(RATES, np.interp(RATES, false, true), strict=True)
-        }
         values = answers[part].to_numpy()
-        means = [np.average(values[kind], weights=weight[kind]) for kind in (wrong, ~wrong)]
-        found[f"gap {part}"] = float(means[0] - means[1])
-    return found
+        order = np.argsort(-values, kind="stable")
+        ends = np.append(np.flatnonzero(np.diff(values[order])), len(order) - 1)  # of answers with one value
+        true, false = (_shares((weights * kind)[:, order], ends) for kind in (wrong, ~wrong))
+        found[f"auc {part}"] = (np.diff(false) * (true[:, 1:] + true[:, :-1])).sum(axis=1) / 2
+        at_rates = np.array([np.interp(RATES, *curve) for curve in zip(false, true, strict=True)])
+        found |= {f"tpr {part} {rate}": at_rates[:, place] for place, rate in enumerate(RATES)}
+        means = [weights[:, kind] @ values[kind] / weights[:, kind].sum(axis=1) for kind in (wrong, ~wrong)]
+        found[f"gap {part}"] = means[0] - means[1]
+    return pd.DataFrame(found)
+
+
+def _shares(weights: Array, ends: Array) -> Array:
+    """Of a kind of answers, the share that each threshold of a ROC curve calls wrong, rising from 0 to 1."""
+    called = weights.cumsum(axis=1)[:, ends]
+    return np.insert(called / called[:, -1:], 0, 0, axis=1)
 
 
 def quantities(answers: pd.DataFrame, n: int = 1000, seed: int = 0) -> dict[str, Quantity]:
@@ -96,8 +100,8 @@ def quantities(answers: pd.DataFrame, n: int = 1000, seed: int = 0) -> dict[str,
         places, questions = pd.factorize(run["query"], sort=True)
         rng = np.random.default_rng(seed)
         counts = rng.multinomial(len(questions), np.full(len(questions), 1 / len(questions)), size=n)
-        each[name] = statistics_of(run, np.ones(len(run)))
-        drawn[name] = pd.DataFrame([statistics_of(run, own[places].astype(float)) for own in counts])
+        each[name] = statistics_of(run, np.ones((1, len(run)))).loc[0]
+        drawn[name] = statistics_of(run, counts[:, places].astype(float))
     table = pd.DataFrame(each)
     return {
         str(statistic): Quantity(table.loc[statistic], pd.DataFrame({name: drawn[name][statistic] for name in drawn}))
