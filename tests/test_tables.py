@@ -134,7 +134,7 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
     (tmp_path / "reference" / "p" / "gate.csv").write_text("a\\d,b,records\n0.50,,runs of p\n")
     (tmp_path / "reference" / "p" / "headlines.csv").write_text(
         "question,paper,place,quote,verdict,found,notebook,records\n"
-        "Why?,GCPO,Eq. 1,so it is,cannot tell,Eq. 1: by 0.5.,01_why,runs of p\n"
+        'Why?,GCPO,Eq. 1,so it is,cannot tell,"By 5 [0, 9] (95 %, corrected for 2; 3 seeds).",01_why,runs of p\n'
     )
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{tables.START}\nold\n{tables.END}\nafter\n")
@@ -147,7 +147,9 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
         assert found.count(f"{tables.README['gate']}\n\n| a\\d | b |\n") == 1
         assert "| 0.50 |  |\n" in found
         where = "([notebook 01](notebooks/01_why.ipynb))"
-        assert found.count(f"1. **Why?** *Cannot tell.* {where}<br>GCPO, Eq. 1: “so it is”<br>Eq. 1: by 0.5.\n") == 1
+        assert (
+            found.count(f"1. **Why?** *Cannot tell.* {where}<br>GCPO, Eq. 1: “so it is”<br>By 5 [0, 9] (95 %).\n") == 1
+        )
         assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(tables.README["gate"])
     (tmp_path / "reference" / "p" / "ledger.csv").write_text(
         "id,paper,scope,place,quote,verdict,because,note,records\n"

@@ -23,6 +23,7 @@ from gcpo.weights import weight_range
 
 INTERVAL = 95  # per cent, of every interval the project reports
 CHECKS = r" / (?=\d\d: )"  # between two checks of a claim in the ledger
+HOW = r"\(95 %[^)]*\)"  # of an interval: its level, family and seeds
 
 
 def reported(name: str) -> pd.DataFrame:
@@ -249,13 +250,13 @@ def results(profile: str, captions: Mapping[str, str], first: str = "") -> str:
 
 def findings(profile: str) -> str:
     """The questions of ``headlines.csv`` in Markdown, numbered: each with its verdict in the first line, then the
-    paper's words, then what was found."""
+    paper's words, then what was found, of whose intervals RESULTS.md has family and seeds."""
     path = paths.REFERENCE / profile / "headlines.csv"
     table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
     lines: list[Any] = table.to_dict("records")
     return "".join(
         f"{number}. **{row['question']}** *{row['verdict'].capitalize()}.*{_link(row['notebook'])}<br>"
-        f"{row['paper']}, {row['place']}: “{row['quote']}”<br>{row['found']}\n"
+        f"{row['paper']}, {row['place']}: “{row['quote']}”<br>{re.sub(HOW, '(95 %)', row['found'])}\n"
         for number, row in enumerate(lines, start=1)
     )
 
