@@ -189,3 +189,11 @@ def test_a_grid_of_which_nothing_is_left_says_so_in_five_seconds(tmp_path: Path)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.stdout == "2 of 2 runs are finished already\n", done.stderr
     assert time.perf_counter() - start < 5
+
+
+def test_cores_are_shared_out_unless_the_environment_says_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [runner.share(jobs) for jobs in (1, 3, 9)] == [8, 2, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert runner.share(1) is None

@@ -108,14 +108,20 @@ def run(plan: Plan, threads: int | None = None, wait: bool = True) -> Run | None
     return load(plan.folder)
 
 
+def share(jobs: int) -> int | None:
+    """Threads of each of ``jobs`` runs at a time: its share of the cores; None where OMP_NUM_THREADS decides."""
+    return None if "OMP_NUM_THREADS" in os.environ else max(1, (os.cpu_count() or 1) // jobs)
+
+
 def run_grid(plans: Sequence[Plan], jobs: int) -> list[Run]:
-    """All runs, ``jobs`` at a time with the cores shared out; a failed run does not stop the others.
+    """All runs, ``jobs`` at a time with the cores shared out, unless OMP_NUM_THREADS says how many threads each has; a
+    failed run does not stop the others.
 
     What another process is making is left to it and looked at again at the end. Returns the runs that did not finish.
     An interrupt, or the end of this process in any way, ends what is running; the next start goes on from there.
     """
     sweep()
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = share(jobs)
     start = time.monotonic()
     failed: list[Run] = []
     elsewhere: list[Plan] = []
