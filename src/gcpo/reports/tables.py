@@ -278,8 +278,8 @@ def write_readme(profile: str) -> None:
 
 
 def needs_table(profile: str) -> pd.DataFrame:
-    """What one training run takes: of a profile's reference as measured (medians of GCPO-BoT's and GRPO's runs), of the
-    profiles for one GPU as estimated.
+    """What one training run takes: of a profile's reference as measured (medians of GCPO-BoT's and GRPO's runs of the
+    policy that most of a task's have), of the profiles for one GPU as estimated.
 
     Columns: profile, task, hardware, time of a run, memory, and how they are known.
     """
@@ -289,6 +289,7 @@ def needs_table(profile: str) -> pd.DataFrame:
     own = found[found["method"].isin(["grpo", "gcpo_bot"]) & (found["kind"] == "train") & (found["max_steps"] > 0)]
     rows = []
     for task, part in own.groupby("task", sort=False):
+        part = part[part["policy"] == part["policy"].mode()[0]]
         hardware = part["hardware"].map(lambda machine: f"{machine['cores']} cores").mode()[0]
         took = f"{part['seconds'].median() / 60:.0f} min", f"{part['peak_memory_gb'].median():.1f} GB"
         rows.append([profile, task, hardware, *took, f"measured ({len(part)} runs)"])
