@@ -15,6 +15,7 @@ from gcpo import paths, statistics
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
 from gcpo.reports import records
+from gcpo.runs import estimates
 from gcpo.runs.grids import expand
 from gcpo.runs.params import Params, load_profile, validate
 from gcpo.runs.plan import Plan
@@ -283,8 +284,6 @@ def needs_table(profile: str) -> pd.DataFrame:
 
     Columns: profile, task, hardware, time of a run, memory, and how they are known.
     """
-    from gcpo.runs import estimates  # here, as transformers comes with it, which takes seconds
-
     found = records.find(profile, reference=True)
     own = found[found["method"].isin(["grpo", "gcpo_bot"]) & (found["kind"] == "train") & (found["max_steps"] > 0)]
     rows = []

@@ -32,12 +32,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from gcpo import world
 from gcpo.gradients import chosen_parameters
-from gcpo.runs.gradient_statistics import CHUNK
-from gcpo.runs.plan import COPIES, Plan
+from gcpo.runs.plan import CHUNK, COPIES, Plan
 from gcpo.tasks.evaluation import TOKENS
 
 GB = 1e9
@@ -147,6 +146,8 @@ def weights(config: str, rank: int) -> tuple[int, int]:
 
 def _empty(config: str) -> Any:
     """A policy of this configuration that takes no memory."""
+    from transformers import AutoModelForCausalLM  # every architecture with it: seconds to import
+
     values = json.loads(config)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))

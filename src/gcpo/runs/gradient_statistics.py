@@ -30,14 +30,13 @@ from gcpo.methods.parts import likelihoods
 from gcpo.rollouts import Rollouts
 from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
-from gcpo.runs.plan import Plan
+from gcpo.runs.plan import CHUNK, Plan
 from gcpo.runs.policies import looked_at
 from gcpo.runs.train import train
 from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
 from gcpo.tasks.evaluation import batches, generate, grade, texts, token_statistics
 
-CHUNK = 10  # queries between two writes at most: what a kill can lose
 PAIRS = 20  # of a query, that are kept in pairs.csv
 TABLES = ("queries", "pairs")
 

@@ -17,6 +17,7 @@ from gcpo.tasks import get_task
 from gcpo.tasks.base import Split, Task
 
 COPIES = "MULTI_GPU"  # accelerate's name of processes that have a whole policy each
+CHUNK = 10  # queries of gradient statistics between two writes at most: what a kill can lose
 SCHEMA = 2  # of records; raised when a record no longer means what it did
 KINDS = {"train": "10_train", "gradients": "11_gradient_statistics", "evaluate": "12_evaluate"}  # kind -> its notebook
 
