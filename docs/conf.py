@@ -16,9 +16,10 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from gcpo.reports.tables import CHECKS
+
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "outputs" / "reference" / "laptop"
-CHECKS = r" / (?=\d\d: )"  # between two checks of a claim
 sys.path.insert(0, str(ROOT / "src"))
 
 project, author, html_title = "gcpo", "the gcpo authors", "gcpo"

@@ -95,9 +95,8 @@ def measured() -> pd.DataFrame:
     """The reference's runs of GRPO and Dr. GRPO on tinymath, estimated beside what they took."""
     runs = records.find("laptop", reference=True)
     asked = (runs["task"] == "tinymath") & runs["method"].isin(["grpo", "dr_grpo"]) & (runs["num_iterations"] == 1)
-    asked &= (runs["policy"] == "tiny") & runs["max_steps"].isin(
-        [0, 64]
-    )  # trainings that only statistics look at are shorter
+    asked &= runs["policy"] == "tiny"
+    asked &= runs["max_steps"].isin([0, 64])  # trainings that only statistics look at are shorter
     chosen = runs[asked & (runs["kind"] == "train") & (runs["learning_rate"] == 2e-4) & (runs["prompts_per_step"] == 4)]
     metrics = records.gather(chosen[chosen["max_steps"] > 0], "metrics", ["id"])
     lengths = metrics.groupby("id")["completions/mean_length"].sum()
