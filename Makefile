@@ -25,7 +25,7 @@ zoo: world  ## every run of every report, ten seeds or more of Table 1's methods
 
 test: export OMP_NUM_THREADS = 1
 test: setup lint models unit  ## all checks: unit and property tests, slow tests, notebooks, the smoke profile end to end
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "slow and not network and not gpu" --durations 25
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "slow and not network and not gpu" --durations 25
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg notebooks
 	$(MAKE) --no-print-directory smoke
 

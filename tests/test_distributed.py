@@ -17,7 +17,7 @@ from helpers import DISTRIBUTED, G, assert_close
 from gcpo.methods import get_method
 from gcpo.tasks.evaluation import load_policy
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("distributed")]  # one worker makes what all compare
+pytestmark = pytest.mark.slow
 
 CLASH = ("EADDRINUSE", "address already in use", "Address already in use")
 MINUTES = 8

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from filelock import FileLock
 from PIL import Image, ImageChops, ImageStat
 
 from gcpo import paths
@@ -20,8 +21,6 @@ from gcpo.reports.site import pictures
 PAGES = ["index", "docs/ledger", "docs/runs", "RESULTS", "notebooks/01_anisotropic_gap", "notebooks/21_table1"]
 PAGES += ["notebooks/90_claims"]
 SEVERE = ("SEVERE", "WARNING")
-
-pytestmark = pytest.mark.xdist_group("site")  # one worker builds it
 
 
 def test_the_pictures_are_those_of_the_notebooks(tmp_path: Path) -> None:
@@ -37,12 +36,16 @@ def test_the_pictures_are_those_of_the_notebooks(tmp_path: Path) -> None:
     assert set(re.findall(r"\(docs/pictures/(.*?)\)", readme)) == made.keys() - {"way_of_a_group.png"}
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", str(folder)]
-    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The site, built once for all workers."""
+    shared = tmp_path_factory.getbasetemp() if worker_id == "master" else tmp_path_factory.getbasetemp().parent
+    folder = shared / "site"
+    with FileLock(shared / "site.lock"):
+        if not folder.exists():
+            command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", str(folder)]
+            done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
     return folder
 
 
