@@ -130,7 +130,7 @@ def serve():
 """
     (tmp_path / "endless_verifier.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    asked = module.judge.Judge("endless_verifier")
+    asked = module.judge.Judge("endless_verifier", extra="tasks")
     assert [asked.ask("answer", said) for said in ("four", "endless", "three")] == [4, None, 5]
     asked.close()
 

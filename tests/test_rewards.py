@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
+import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gcpo import mathematics
+from gcpo.judge import Judge
 from gcpo.rewards import bleu1, boxed_answer, exact_match, final_answer, math_correct, same_answer, token_f1
 
 WORDS = st.lists(st.sampled_from(["cat", "dog", "map", "toy", "red"]), max_size=6)
@@ -314,3 +321,54 @@ def test_same_answer_is_symmetric() -> None:
     for first, second, expected in pairs:
         assert same_answer(first, second) is expected
         assert same_answer(second, first) is expected
+
+
+# --- the process that grades ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def grader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
+    code = """
+import os, time
+from gcpo import judge
+print("an import that talks")
+def serve():
+    judge.serve({"same": lambda said: said, "late": lambda said: time.sleep(0.5) or said, "pid": os.getpid})
+"""
+    (tmp_path / "grader.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = Judge("grader", extra="trl")
+    yield made
+    made.close()
+
+
+def test_an_interrupted_question_leaves_no_answer_for_the_next(grader: Judge) -> None:
+    def interrupt(*_: Any) -> None:
+        raise InterruptedError
+
+    assert grader.ask("same", 1) == 1
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(InterruptedError):
+            grader.ask("late", 2)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [grader.ask("same", said) for said in (3, 4)] == [3, 4]
+
+
+def test_a_grader_that_is_killed_between_questions_shifts_no_answer(grader: Judge) -> None:
+    os.kill(grader.ask("pid"), signal.SIGKILL)
+    time.sleep(0.3)
+    assert [grader.ask("same", said) for said in (1, 2)] == [1, 2]
+
+
+def test_a_grader_that_cannot_start_is_no_grade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "math_verify.py").write_text('raise ModuleNotFoundError("No module named math_verify")')
+    with monkeypatch.context() as without:
+        without.syspath_prepend(str(tmp_path))
+        without.setattr(mathematics, "_ask", Judge("gcpo.mathematics", extra="trl").ask)
+        for grade in (math_correct, same_answer):
+            with pytest.raises(RuntimeError, match=r'No module named math_verify\..*pip install "gcpo\[trl\]"'):
+                grade("0.53125", r"\frac{17}{32}")
+    assert same_answer("0.53125", r"\frac{17}{32}")  # nothing of it was kept

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,55 +26,75 @@ SECONDS = 1.2
 """How much processor time one answer may take."""
 
 MEMORY = 8 * 2**30  # bytes of address space: a power tower asks for all there is before its time is over
+READY = "ready\n"
 
 
 class Judge:
     """A process that answers questions: started when first asked, and again after it was ended.
 
-    ``module`` is the one whose function ``serve`` runs there. Sets have the same order in every such process.
+    ``module`` is the one whose function ``serve`` runs there, and ``extra`` gcpo's extra with what that imports. Sets
+    have the same order in every such process. Questions are numbered and so are answers, as a process that is ended
+    between two questions says so as well.
     """
 
-    def __init__(self, module: str) -> None:
-        self.module = module
+    def __init__(self, module: str, extra: str) -> None:
+        self.module, self.extra = module, extra
+        self.numbers = itertools.count(1)
         self.lock = threading.Lock()
         self.process: subprocess.Popen[str] | None = None
         self.owner = 0
         atexit.register(self.close)
 
     def ask(self, *question: Any) -> Any:
-        """What it answers; None where it took too long."""
+        """What it answers; None where it took too long. Raises ``RuntimeError`` where it cannot start."""
         with self.lock:
-            if self.process is None or self.process.poll() is not None or self.owner != os.getpid():
-                self._start()
-            process = self.process
-            assert process is not None
-            assert process.stdin is not None
-            assert process.stdout is not None
             try:
-                process.stdin.write(json.dumps(question) + "\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-            except BrokenPipeError:
-                line = ""
-            if not line:
-                process.wait()
-                self.process = None
-                return None
-            return json.loads(line)
+                if self.process is None or self.process.poll() is not None or self.owner != os.getpid():
+                    self._start()
+                process, number = self.process, next(self.numbers)
+                assert process is not None
+                assert process.stdin is not None
+                assert process.stdout is not None
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(json.dumps([number, *question]) + "\n")
+                    process.stdin.flush()
+                while line := process.stdout.readline():
+                    answered, answer = json.loads(line)
+                    if answered == number:
+                        return answer
+            except BaseException:  # such as a signal's, which leaves half a question or an answer that nobody reads
+                self.close()
+                raise
+            self.close()
+            return None
 
     def _start(self) -> None:
         command = [sys.executable, "-c", f"from {self.module} import serve; serve()"]
         path = os.pathsep.join(path for path in sys.path if path)
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, text=True, env=environment, **pipes)  # type: ignore[call-overload]
-        self.owner = os.getpid()
+        pipe = subprocess.PIPE
+        with tempfile.TemporaryFile() as said:  # a pipe may fill before anybody reads it
+            self.owner = os.getpid()
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, env=environment, text=True)
+            assert self.process.stdout is not None
+            while (line := self.process.stdout.readline()) != READY:  # what an import prints is lost
+                if not line:
+                    said.seek(0)
+                    reason = (said.read().decode(errors="replace").splitlines() or ["it does not say why"])[-1]
+                    raise RuntimeError(
+                        f"The process in which {self.module} answers cannot start: {reason}. If a package is missing: "
+                        f'pip install "gcpo[{self.extra}]"'
+                    )
 
     def close(self) -> None:
-        """End the process, when this one ends."""
-        if self.process is not None and self.owner == os.getpid():
-            self.process.kill()
-            self.process.communicate()
+        """End the process: when this one ends, or what it would say next is not known."""
+        process, self.process = self.process, None
+        if process is not None and self.owner == os.getpid():
+            process.kill()
+            for pipe in filter(None, (process.stdin, process.stdout)):
+                with contextlib.suppress(OSError):  # half a question that nobody reads any more
+                    pipe.close()
+            process.wait()
 
 
 def serve(answers: Mapping[str, Callable[..., Any]], prepare: Callable[..., None] | None = None) -> None:
@@ -80,13 +103,17 @@ def serve(answers: Mapping[str, Callable[..., Any]], prepare: Callable[..., None
     The first entry of a question says which of ``answers`` takes the others. ``prepare`` gets all of them first, and as
     much time as it takes: for work that no model's answer has a part in. What either prints is lost.
     """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    print(READY, end="", flush=True)
+    asked = mmap.mmap(-1, 8)  # the number of the question that was read last: it outlives the child that read it
     while hasattr(os, "fork") and (child := os.fork()):  # a child answers; where it was ended the next one goes on
         if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
             return
-        print("null", flush=True)
+        print(f"[{int.from_bytes(asked[:])}, null]", flush=True)
     replies, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        kind, *question = json.loads(line)
+        number, kind, *question = json.loads(line)
+        asked[:] = number.to_bytes(8)
         found = "null"
         with contextlib.suppress(Exception):  # of whatever a grader makes of what a model wrote
             if prepare:
@@ -94,7 +121,7 @@ def serve(answers: Mapping[str, Callable[..., Any]], prepare: Callable[..., None
             _limit_time(SECONDS)
             found = json.dumps(answers[kind](*question))
         _limit_time(0)
-        print(found, file=replies, flush=True)
+        print(f"[{number}, {found}]", file=replies, flush=True)
 
 
 def limit_memory() -> None:

@@ -109,7 +109,7 @@ def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, re
     An answer of more than :data:`LONGEST` characters, or that takes longer than :data:`gcpo.judge.SECONDS`, counts as
     wrong.
 
-    Raises ``ValueError`` if the gold answer cannot be parsed.
+    Raises ``ValueError`` if the gold answer cannot be parsed, and ``RuntimeError`` where Math-Verify cannot start.
     """
     expected = _answer_text(gold)
     if not _known(expected):
@@ -121,7 +121,7 @@ def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, re
 
 def same_answer(first: str, second: str) -> bool:
     """Whether two mathematical answers are the same: equal strings, or equal for Math-Verify with either as the gold
-    answer. Symmetric, where Math-Verify's comparison is not."""
+    answer. Symmetric, where Math-Verify's comparison is not. Raises ``RuntimeError`` where that cannot start."""
     first, second = _answer_text(first), _answer_text(second)
     if first == second or max(len(first), len(second)) > LONGEST:
         return first == second
@@ -224,7 +224,7 @@ def _value(answer: str) -> float | None:
     return found
 
 
-_ask = judge.Judge("gcpo.mathematics").ask
+_ask = judge.Judge("gcpo.mathematics", extra="trl").ask
 
 
 def serve() -> None:

@@ -80,7 +80,10 @@ def check(name: str) -> None:
 
 @functools.cache
 def _names() -> list[str]:
-    found: list[str] | None = _ask("names")
+    try:
+        found: list[str] | None = _ask("names")
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
     if found is None:
         raise ValueError("reasoning-gym is installed and cannot be used: python -c 'import reasoning_gym' says why")
     return found
@@ -134,7 +137,7 @@ def _verified(name: str, place: str, answer: str) -> float:
 
 # --- reasoning-gym, in a process of its own ------------------------------------------------------------------------
 
-_ask = judge.Judge("gcpo.tasks.reasoning_gym").ask
+_ask = judge.Judge("gcpo.tasks.reasoning_gym", extra="tasks").ask
 
 
 def serve() -> None:
