@@ -398,14 +398,34 @@ def test_a_wrong_value_is_an_error_that_names_the_valid_ones(
 
 
 def test_options_of_a_product_go_to_the_parts_that_have_them() -> None:
-    row = get_method("se*egpo*clip_cov*care", form="reciprocal", scope="answer", share=0.5, margin=0.1, wrong=[0.5, 1])
+    row = get_method("se*egpo*clip_cov*care", form="reciprocal", epsilon=0.5, share=0.5, margin=0.1, wrong=[0.5, 1])
     se, egpo, clip = factors(row)
-    assert (se.form, egpo.scope, egpo.wrong, clip.share) == ("reciprocal", "answer", (0.5, 1), 0.5)
+    assert (se.form, egpo.epsilon, egpo.wrong, clip.share) == ("reciprocal", 0.5, (0.5, 1), 0.5)
     assert row.reward.margin == 0.1
     both = get_method("kl_cov*clip_cov", share=0.25)
     assert (factors(both)[0].share, both.penalty.share) == (0.25, 0.25)
     assert [factor.form for factor in factors(get_method("gcpo_bot", form="exponential"))] == ["exponential"] * 2
     assert factors(METHODS["se"])[0].form == "linear"  # the table stays as it is
+
+
+@pytest.mark.parametrize("scope", ["thinking", "answer"])
+def test_one_mask_of_the_answer_serves_care_or_a_scope(scope: str) -> None:
+    with pytest.raises(ValueError, match=f"^care\\*egpo: .* scope='{scope}' .* Leave scope at \"joint\""):
+        get_method("care*egpo", scope=scope)
+    assert "answer_mask" in get_method("care*egpo", scope="joint").reads
+    for others in ("dapo*edge_grpo", "empo*egpo", "care_agreement*egpo"):
+        assert "answer_mask" in get_method(others, scope=scope).reads
+
+
+def test_equalize_mean_leaves_out_what_is_not_finite() -> None:
+    embeddings = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    embeddings[1] = 0  # no length, no direction
+    rollouts = Rollouts(torch.zeros(3, 4), embeddings=embeddings, clusters=torch.zeros(3, 4).long())
+    weight = modulate(get_method("cd_only"), rollouts, equalize_mean=True).weight
+    assert weight[1].isnan().all()
+    assert weight[[0, 2]].mean() == pytest.approx(1)
+    with pytest.raises(ValueError, match="the weight of group 1 is not finite"):
+        weights("cd_only", rollouts, equalize_mean=True)
 
 
 def test_alpha_geo_and_alpha_rd_are_alpha_where_they_are_not_given() -> None:

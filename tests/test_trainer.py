@@ -239,8 +239,12 @@ def test_empo_rewards_agreement_and_logs_the_tasks_rewards(make: Make, scripted:
 
 @pytest.mark.parametrize(
     ("method", "options", "own"),
-    [("care", {"margin": 1e-6}, "the answer"), ("egpo", {"scope": "answer"}, "after the thought")],
-    ids=["care", "egpo"],
+    [
+        ("care", {"margin": 1e-6}, "the answer"),
+        ("egpo", {"scope": "answer"}, "after the thought"),
+        ("care_agreement*egpo", {"scope": "answer"}, "after the thought"),  # a rule for rewards that reads no tokens
+    ],
+    ids=case_id,
 )
 def test_the_answers_tokens_are_those_that_the_method_asks_for(
     make: Make, spy: Spy, scripted: Script, method: str, options: dict[str, Any], own: str
@@ -552,6 +556,20 @@ def test_one_embedding_call_per_step_and_none_in_evaluation(make: Make) -> None:
     assert embedder.calls == STEPS
 
 
+def test_processes_send_one_another_a_groups_feature_and_not_the_whole_batchs(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+
+    def sending(rows: list[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+        sent.extend(row.untyped_storage().nbytes() - row.nbytes for _, row in rows if isinstance(row, Tensor))
+        return rows
+
+    monkeypatch.setattr("gcpo.trainer.collect.gather_object", sending)
+    generate(make("gcpo_bot"))
+    assert sent and not any(sent)
+
+
 def test_plain_prompts_and_a_custom_answer_extractor(make: Make) -> None:
     seen: list[str] = []
 
@@ -564,7 +582,8 @@ def test_plain_prompts_and_a_custom_answer_extractor(make: Make) -> None:
     assert all(isinstance(text, str) for text in seen)
 
 
-def test_a_weight_that_is_not_finite_is_replaced_by_one_and_counted(make: Make) -> None:
+@pytest.mark.parametrize("equalize_mean", [False, True])
+def test_a_weight_that_is_not_finite_is_replaced_by_one_and_counted(make: Make, equalize_mean: bool) -> None:
     count = 0
 
     def no_direction_in_the_first_group(texts: list[str]) -> Tensor:
@@ -574,7 +593,7 @@ def test_a_weight_that_is_not_finite_is_replaced_by_one_and_counted(make: Make) 
         count += 1
         return rows
 
-    trainer = make("cd_only", embedder=no_direction_in_the_first_group)
+    trainer = make("cd_only", embedder=no_direction_in_the_first_group, equalize_mean=equalize_mean)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert count == len(steps) == STEPS

@@ -38,7 +38,7 @@ def get_method(
 
     Raises:
         ValueError: unknown name (with the nearest valid one), a product that makes no sense, an option that no part
-            has, or an alpha that is negative or not finite.
+            has, two parts that mean different tokens by the answer's, or an alpha that is negative or not finite.
     """
     names = one_spelling(name).split("*") if isinstance(name, str) else list(name)
     for part in names:
@@ -134,10 +134,16 @@ def _bound(
             own["alpha"] = strength
         return dataclasses.replace(part, **own) if own else part
 
+    factors, reward = tuple(bound(factor) for factor in row.factors), row.reward and bound(row.reward)
+    if reward and "answer_mask" in reward.reads and any("answer_mask" in factor.reads for factor in factors):
+        raise ValueError(
+            f"{title}: the reward reads the tokens of the extracted answer, and scope={options['scope']!r} parts "
+            'tokens at </think>; one mask cannot say both. Leave scope at "joint", or take one of the two methods.'
+        )
     return dataclasses.replace(
         row,
-        factors=tuple(bound(factor) for factor in row.factors),
-        reward=row.reward and bound(row.reward),
+        factors=factors,
+        reward=reward,
         penalty=row.penalty and bound(row.penalty),
         shuffle=shuffle,
     )
@@ -231,6 +237,7 @@ def modulate(
             weight = expand(weight, ndim) * expand(own, ndim)
     if equalize_mean:
         counted = rollouts.scorable if weight.ndim == 2 else rollouts.scorable.unsqueeze(-1) & rollouts.mask.bool()
+        counted = counted & weight.isfinite()  # what is replaced or refused later should not be in every other weight
         weight = weight / weight[counted].mean() if counted.any() else weight
     return Modulation(base, weight, columns)
 

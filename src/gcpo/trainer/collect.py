@@ -125,7 +125,8 @@ class Collector:
 
     def _shared(self, meanings: TextFeatures, mine: list[int], name: str) -> Tensor:
         """A feature of all groups, each from the process that has computed it."""
-        everywhere = dict(gather_object(list(zip(mine, getattr(meanings, name).cpu(), strict=True))))
+        own = [row.clone() for row in getattr(meanings, name).cpu()]  # a view is sent with all that it is a view of
+        everywhere = dict(gather_object(list(zip(mine, own, strict=True))))
         return torch.stack([everywhere[group] for group in sorted(everywhere)]).to(self.accelerator.device)
 
     def _whole(self, tokens: _TokenFeatures, name: str) -> Tensor:
@@ -201,6 +202,7 @@ class _TokenFeatures:
         rows = zip(self.output["completion_ids"], mask.sum(1), strict=True)
         ids = [row[: int(length)].tolist() for row, length in rows]
         # GRPO-CARE asks for the answer itself; an entropy's scope, for all that follows the reasoning.
-        extract = self.collector.extract if self.collector.method.reward else None
+        reward = self.collector.method.reward
+        extract = self.collector.extract if reward and "answer_mask" in reward.reads else None
         answers = answer_mask(ids, self.collector.decode, extract).to(mask.device)
         return torch.nn.functional.pad(answers, (0, mask.shape[1] - answers.shape[1]))
