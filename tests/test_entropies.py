@@ -23,9 +23,13 @@ def answers(seeds: int = 3, questions: int = 40, lift: float = 1.0) -> pd.DataFr
     return pd.DataFrame(lines, columns=["seed", "query", "right", *entropies.PARTS])
 
 
+def found_in(table: pd.DataFrame, n: int) -> dict[str, entropies.Quantity]:
+    return entropies.quantities(table, table["query"], n=n)
+
+
 def test_statistics_are_scikit_learn_s_and_differences_of_means() -> None:
     table = answers()
-    found = entropies.quantities(table, n=20)
+    found = found_in(table, n=20)
     for seed, run in table.groupby("seed"):
         for part in entropies.PARTS:
             assert found[f"auc {part}"].each[seed] == pytest.approx(roc_auc_score(~run["right"], run[part]))
@@ -41,12 +45,12 @@ def test_a_resample_is_the_run_with_its_questions_repeated() -> None:
     counts = np.random.default_rng(0).multinomial(40, np.full(40, 1 / 40), size=20)[7]
     chosen = [part for (_, part), times in zip(run.groupby("query"), counts, strict=True) for _ in range(times)]
     repeated = pd.concat(chosen)
-    found = entropies.quantities(run, n=20)["auc nll_thinking"].resampled[0][7]
+    found = found_in(run, n=20)["auc nll_thinking"].resampled[0][7]
     assert found == pytest.approx(roc_auc_score(~repeated["right"], repeated["nll_thinking"]))
 
 
 def test_verdicts_follow_from_intervals() -> None:
-    found = entropies.quantities(answers(), n=300)
+    found = found_in(answers(), n=300)
     more = found["auc nll_thinking"] - found["auc nll_answer"]
     assert entropies.judge({"more": more}).word == claims.HOLDS
     assert entropies.judge({"less": more.times(-1)}).word == claims.FAILS
@@ -58,5 +62,14 @@ def test_verdicts_follow_from_intervals() -> None:
 
 def test_differences_are_paired_over_the_seeds_of_both() -> None:
     whole, fewer = answers(), answers()[lambda table: table["seed"] < 2]
-    gap = entropies.quantities(whole, n=5)["gap nll"] - entropies.quantities(fewer, n=5)["gap nll"]
+    gap = found_in(whole, n=5)["gap nll"] - found_in(fewer, n=5)["gap nll"]
     assert list(gap.each.index) == [0, 1] and (gap.each == 0).all() and (gap.resampled == 0).all(axis=None)
+
+
+def test_a_question_without_an_answer_leaves_resamples_paired() -> None:
+    whole = answers()
+    fewer = whole[(whole["seed"] > 0) | (whole["query"] != "q0")]
+    gap = found_in(whole, n=5)["gap nll"] - entropies.quantities(fewer, whole["query"], n=5)["gap nll"]
+    drawn = np.random.default_rng(0).multinomial(40, np.full(40, 1 / 40), size=5)
+    assert (gap.resampled[[1, 2]] == 0).all(axis=None)
+    assert ((gap.resampled[0] == 0) == (drawn[:, 0] == 0)).all()  # apart only where the question was drawn

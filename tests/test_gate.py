@@ -137,3 +137,11 @@ def test_what_the_gate_closes_is_not_tested() -> None:
     found = gate("p")
     words = [decide([CLEAR], closed=found.closed(task)).word for task in ("tinyqa", "tinymath")]
     assert words == ["holds", "not tested"]
+
+
+def test_scores_are_of_the_seeds_that_both_have() -> None:
+    made("tinyqa", LEARNS["grpo"])
+    made("tinymath", LEARNS["grpo"], seeds=2)
+    finished(task="tinymath", method="grpo", seed=2, tables=evaluated(0.9, 0.9, "accuracy"))
+    row = gate("p").table.set_index(["task", "decoding"]).loc[("tinymath", "sampled")]
+    assert row["seeds"] == 2 and row["start"] + row["gain"] == pytest.approx(row["grpo"])

@@ -16,7 +16,7 @@ from trl import GRPOConfig
 from gcpo import GCPOConfig, paths, world
 from gcpo.methods import METHODS, table
 from gcpo.runs import plan as plans
-from gcpo.runs.grids import expand
+from gcpo.runs.grids import expand, fitting, grids
 from gcpo.runs.params import Params, load_profile, validate
 from gcpo.runs.plan import KINDS, TRAINER, TRAINING, UNREAD, Plan, label
 
@@ -275,3 +275,14 @@ def test_the_config_that_runs_has_the_settings_that_the_plan_names(method: str) 
 def test_the_method_that_runs_is_the_plan_s_also_where_the_loss_clips_elsewhere(method: str) -> None:
     made = Plan("train", validate({"method": method, "grpo": {"epsilon": 0.1, "num_iterations": 2}}))
     assert GCPOConfig("x", method=method, use_cpu=True, **made.trainer).resolved_method() == made.method
+
+
+@pytest.mark.parametrize("name", grids())
+def test_grids_that_have_both_have_them_on_the_same_seeds(name: str) -> None:
+    made = expand(name, "laptop" if name in fitting("laptop") else "paper")
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for plan in made:
+        seeds.setdefault((plan.params.task, plan.label), set()).add(plan.params.seed)
+    for task in {task for task, _ in seeds}:
+        if {(task, "grpo"), (task, "no training")} <= seeds.keys():
+            assert len(seeds[task, "no training"] & seeds[task, "grpo"]) > 1

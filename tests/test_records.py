@@ -383,6 +383,39 @@ def test_runs_of_different_code_are_compared_only_when_asked_for(monkeypatch: py
     assert len(records.find("p")) == 4
 
 
+def test_runs_on_data_that_changed_are_compared_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1]}])
+    for seed, revision in enumerate(("old", "new")):
+        run = finished(seed=seed)
+        run.manifest["data"] = {
+            "train": {"dataset": "d", "generator_seed": seed},  # the seed's own questions
+            "eval": {"dataset": "d", "revision": revision},
+        }
+        run.write()
+    with pytest.raises(
+        manifest.RecordError, match=r"different data of one name, tinyqa, eval: .*new.* and .*old.*any_"
+    ):
+        records.find("p", "g")
+    assert len(records.find("p", "g", any_code=True)) == 2
+
+
+def test_an_interrupted_run_has_no_time() -> None:
+    failed(seed=0)
+    finished(seed=0), finished(seed=1)
+    assert records.find("p").set_index("seed")["seconds"].isna().to_dict() == {0: True, 1: False}
+
+
+def test_coverage_says_what_runs_differ_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1]}])
+    for seed, gpus in enumerate(([], ["H100"])):
+        hardware = {"gpus": gpus, "threads": 1, "processor": "EPYC"}
+        made = {"code": "c0de", "commit": "c0ffee", "dirty": False, "packages": {"trl": "1"}, "hardware": hardware}
+        monkeypatch.setattr(manifest, "environment", lambda made=made: made)
+        assert "made_with" not in records.coverage("g", "p")
+        finished(seed=seed)
+    assert records.coverage("g", "p")["made_with"].tolist() == ["trl 1, 1 x EPYC; trl 1, H100"]
+
+
 @pytest.mark.parametrize("differs", [None, "code", "models"])
 def test_a_reference_keeps_what_can_be_compared_with_this_machine_s_runs(
     differs: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,24 @@ def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
     assert f"Grid `figure1`: 1 of {wanted} finished.\n\nMissing:\n" in page
 
 
+def test_a_profile_of_benchmarks_has_grids_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {own: site.grid_for("paper", own) for own in site.grids_of(site.reports())}
+    assert (found["table1"], found["figure1"], found["ablations"]) == (
+        "paper_table1",
+        "paper_figure1",
+        "paper_ablations",
+    )
+    assert {own: site.grid_for("laptop", own) for own in found} == {own: own for own in found}
+    assert main(["report", "--profile", "paper"]) == 0
+    printed = capsys.readouterr().out
+    assert "21_table1: nothing has run of grid paper_table1 with paper: python -m gcpo grid paper_table1" in printed
+    assert "23_sweep: no grid sweep is made for paper, whose grids are paper_ablations, paper_figure1" in printed
+    page = (paths.OUTPUTS / "paper" / "reports" / "index.md").read_text()
+    assert "Grid `paper_table1`: 0 of" in page and "Grid `table1`" not in page
+    assert main(["report", "--publish", "--profile", "paper"]) == 2
+    assert "is not made for paper, and a reference holds every report's" in capsys.readouterr().err
+
+
 def test_the_page_of_reports_lists_what_was_made_this_time_also_when_a_report_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -128,3 +128,10 @@ def test_a_report_of_a_sweep_is_left_out_where_a_grid_has_one_rate(
     assert main(["report", "--profile", "p", "--grid", "one"]) == 0
     assert "23_sweep: grid one has one learning rate" in capsys.readouterr().out and made == []
     assert main(["report", "--profile", "p"]) == 0 and made == ["23_sweep"]
+
+
+def test_one_lucky_seed_is_not_picked(swept: pd.DataFrame) -> None:
+    lucky = swept.assign(seeds=swept["seeds"].where(swept["learning_rate"] != 0.002, 1))
+    assert sweep.choice(lucky)["learning_rate"].tolist() == [0.003]
+    more = swept.assign(seeds=swept["seeds"].where(swept["learning_rate"] != 0.002, 10))
+    assert sweep.choice(more)[["learning_rate", "seeds"]].to_numpy().tolist() == [[0.002, 10]]

@@ -8,7 +8,7 @@ same ones for all seeds. The noise of single answers is in both parts, which mak
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
@@ -86,20 +86,22 @@ def _shares(weights: Array, ends: Array) -> Array:
     return np.insert(called / called[:, -1:], 0, 0, axis=1)
 
 
-def quantities(answers: pd.DataFrame, n: int = 1000, seed: int = 0) -> dict[str, Quantity]:
+def quantities(answers: pd.DataFrame, questions: Iterable[str], n: int = 1000, seed: int = 0) -> dict[str, Quantity]:
     """The statistics of one policy.
 
     Args:
-        answers: sampled answers with columns seed, query, right and :data:`PARTS`; every seed with the same questions.
-        n: resamples of the questions. The same seed and number of questions give the same resamples: policies that were
-            asked the same are compared on the same ones.
-        seed: of the resampling.
+        answers: sampled answers with columns seed, query, right and :data:`PARTS`.
+        questions: all that were asked, of every policy that is compared: a resample has the same of them for each, also
+            where a policy has left one without an answer.
+        n: resamples of the questions.
+        seed: of the resampling; the same for policies that are compared.
     """
+    asked = pd.Index(sorted(set(questions)))
+    rng = np.random.default_rng(seed)
+    counts = rng.multinomial(len(asked), np.full(len(asked), 1 / len(asked)), size=n)
     each, drawn = {}, {}
     for name, run in answers.groupby("seed"):
-        places, questions = pd.factorize(run["query"], sort=True)
-        rng = np.random.default_rng(seed)
-        counts = rng.multinomial(len(questions), np.full(len(questions), 1 / len(questions)), size=n)
+        places = asked.get_indexer(pd.Index(run["query"]))
         each[name] = statistics_of(run, np.ones((1, len(run)))).loc[0]
         drawn[name] = statistics_of(run, counts[:, places].astype(float))
     table = pd.DataFrame(each)

@@ -106,9 +106,9 @@ def _gains(scores: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
         part = scores[scores["decoding"] == decoding]
         found = compare.family(part, metric, [(BASE, START)])[BASE, START]
         if found.tested:
-            runs = part.groupby(["label", "seed"])[metric].mean().mul(100)
+            runs = part.groupby(["seed", "label"])[metric].mean().mul(100).unstack()[[START, BASE]].dropna()
             row: dict[str, Any] = {"decoding": decoding, "metric": metric, "seeds": found.seeds}
-            row |= {"start": runs[START].mean(), "grpo": runs[BASE].mean()}
+            row |= {"start": runs[START].mean(), "grpo": runs[BASE].mean()}  # of the seeds that both have, as the gain
             row |= dict(zip(("gain", "low", "high"), found.interval, strict=True))
             rows.append({**row, "std": runs[BASE].std(ddof=1), "passes": found.interval.low > 0})
     return rows

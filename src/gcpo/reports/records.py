@@ -14,6 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,13 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
 
     Columns: id, kind, label (the method, with what varies among these runs), every parameter and every setting of
     TRL's config, as resolved (alpha is the alpha that ran), reward_range, every figure of the manifest's ``results``,
-    hardware (a mapping), started, seconds (all of them, and by phase: seconds_generate and so on), cpu_seconds,
-    peak_memory_gb, code, commit, dirty, schema, folder (a Path) and reference (bool). Empty where nothing has run.
+    hardware (a mapping), started, seconds (all of them, and by phase: seconds_generate and so on) and cpu_seconds (NaN
+    of a run that was interrupted), peak_memory_gb, code, commit, dirty, schema, folder (a Path) and reference (bool).
+    Empty where nothing has run.
 
     Raises:
         RecordError: with a grid and unless ``any_code``, runs of different code of this package, or of different models
-            under one name, which are not to be compared.
+            or data under one name, which are not to be compared.
     """
     labels = {plan.id: plan.label for plan in expand(grid, profile)} if grid is not None else None
     manifests = [(run.folder, run.manifest) for run in runs(profile, reference) if run.finished]
@@ -106,6 +108,7 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
         asked = [manifest for _, manifest in manifests if manifest["id"] in labels]
         _one_code(profile, asked)
         _one_world(profile, asked)
+        _one_data(profile, asked)
     lines = [
         {
             **manifest["params"],
@@ -115,8 +118,8 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
             "label": labels[manifest["id"]],
             **manifest.get("results", {}),
             **{key: manifest.get(key) for key in ("id", "kind", "hardware", "started")},
-            **{key: manifest.get(key) for key in ("seconds", "cpu_seconds", "peak_memory_gb")},
-            **{f"seconds_{phase}": seconds for phase, seconds in manifest.get("phases", {}).items()},
+            "peak_memory_gb": manifest.get("peak_memory_gb"),
+            **_times(manifest),
             **{key: manifest.get(key) for key in ("code", "commit", "dirty", "schema")},
             "folder": folder,
             "reference": reference,
@@ -126,6 +129,14 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
     ]
     nothing = [*Params.model_fields, "id", "kind", "label", "folder", "reference"]
     return pd.DataFrame(lines, columns=None if lines else nothing)
+
+
+def _times(manifest: dict[str, Any]) -> dict[str, float]:
+    """Seconds of a run, of its processor and by phase; unknown of one that was interrupted, which has its last
+    attempt's alone."""
+    times = {key: manifest.get(key, nan) for key in ("seconds", "cpu_seconds")}
+    times |= {f"seconds_{phase}": seconds for phase, seconds in manifest.get("phases", {}).items()}
+    return times if manifest.get("attempts", 1) == 1 else dict.fromkeys(times, nan)
 
 
 def _one_code(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
@@ -154,6 +165,22 @@ def _one_world(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
             )
 
 
+def _one_data(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
+    """Questions under one name that changed between runs: another revision on the Hub, another file."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for m in manifests:
+        for part, about in m.get("data", {}).items():
+            which = {key: value for key, value in about.items() if key != "generator_seed"}  # training's are the seed's
+            found.setdefault((m["params"]["task"], part), set()).add(json.dumps(which, sort_keys=True))
+    for (task, part), versions in found.items():
+        if len(versions) > 1:
+            raise RecordError(
+                f"These runs of profile {profile!r} have different data of one name, {task}, {part}: "
+                f"{' and '.join(sorted(versions))}. Set data_revision and run them again on one, or ask for "
+                "any_code=True to compare them all the same."
+            )
+
+
 def _models(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
     """What the models of a run were, by kind and name: a digest of the hashes of their files."""
     return {
@@ -168,7 +195,8 @@ def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
 
     ``left_out`` counts records that are damaged, edited, incomplete or foreign; where there are any, ``why`` names them
     and those that belong to no run of the grid have a row of their own. ``dirty`` counts runs made with uncommitted
-    changes. ``source`` says "this machine" or "reference".
+    changes. ``source`` says "this machine" or "reference". ``made_with`` is there only where runs of the grid differ in
+    it: versions of what trains, and hardware.
     """
     found = {_name(run): run for run in runs(profile, reference)}
     rows = []
@@ -186,19 +214,30 @@ def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
                 "dirty": bool(status and run.manifest.get("dirty")),
                 "commit": (run.manifest.get("commit") or "none")[:7] if status else "",
                 "why": f"{plan.id}: {run.fault}" if run.fault else "",
+                "made_with": _made_with(run.manifest) if status == "finished" else "",
             }
         )
     for name, run in found.items():
         if run.fault:
             nothing = {"wanted": 0, "finished": False, "failed": False, "left_out": True, "dirty": False, "commit": ""}
-            rows.append({"task": "", "run": "(of no run here)", **nothing, "why": f"{name}: {run.fault}"})
+            why = f"{name}: {run.fault}"
+            rows.append({"task": "", "run": "(of no run here)", **nothing, "why": why, "made_with": ""})
     table = pd.DataFrame(rows).groupby(["task", "run"], sort=False)
     counts = table[["wanted", "finished", "failed", "left_out", "dirty"]].sum()
     counts["commits"] = table["commit"].agg(lambda c: ", ".join(sorted(set(c) - {""})))
     counts["source"] = "reference" if reference else "this machine"
     if counts["left_out"].any():
         counts["why"] = table["why"].agg(lambda w: "; ".join(filter(None, w)))
+    if len({row["made_with"] for row in rows} - {""}) > 1:
+        counts["made_with"] = table["made_with"].agg(lambda w: "; ".join(sorted(set(w) - {""})))
     return counts.reset_index()
+
+
+def _made_with(manifest: dict[str, Any]) -> str:
+    packages, hardware = manifest.get("packages", {}), manifest.get("hardware", {})
+    versions = [f"{name} {packages[name]}" for name in ("torch", "transformers", "trl") if name in packages]
+    where = ", ".join(hardware.get("gpus", [])) or f"{hardware.get('threads')} x {hardware.get('processor')}"
+    return ", ".join([*versions, where])
 
 
 def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = False) -> pd.DataFrame:
@@ -246,7 +285,7 @@ def _table(run: Run, name: str) -> pd.DataFrame | None:
         part = _tables(run.folder, name).get(run.manifest["id"])
         return None if part is None else part.dropna(axis="columns", how="all")  # columns that other runs have
     path = run.folder / f"{name}.csv"
-    return pd.read_csv(path) if path.exists() else None
+    return pd.read_csv(path, dtype={"query": str}) if path.exists() else None  # some benchmarks number theirs
 
 
 def _tables(folder: Path, name: str) -> dict[str, pd.DataFrame]:

@@ -23,7 +23,7 @@ from gcpo.reports import records
 from gcpo.reports.diagram import way_of_a_group
 from gcpo.reports.figures import set_style
 from gcpo.reports.tables import markdown, write_readme, write_results
-from gcpo.runs.grids import expand
+from gcpo.runs.grids import expand, fitting
 from gcpo.runs.manifest import RecordError
 from gcpo.runs.params import is_file_name, profile_name
 from gcpo.runs.rehearsal import PREFIX
@@ -48,11 +48,17 @@ def grids_of(names: list[str]) -> list[str]:
     return [grid for grid in dict.fromkeys(default_of(name, "grid") for name in names) if grid]
 
 
+def grid_for(profile: str, own: str) -> str:
+    """The grid of a report's own table that is made for a profile: table1 of laptop, paper_table1 of benchmarks."""
+    made = fitting(profile)
+    return own if own in made else next((grid for grid in made if grid.endswith(f"_{own}")), own)
+
+
 def report(
     profile: str, grid: str | None = None, *, any_code: bool = False, reference: bool = False
 ) -> tuple[list[Path], list[str]]:
-    """Execute every report notebook on the runs of a profile; each has the grid of its table unless ``grid`` names
-    another.
+    """Execute every report notebook on the runs of a profile; each has the grid of its table (:func:`grid_for`) unless
+    ``grid`` names another.
 
     Args:
         profile: a profile's name, or a parameter file.
@@ -74,7 +80,7 @@ def report(
         for name in reports():
             settings: dict[str, Any] = {"profile": profile, "reference": reference}
             if own := default_of(name, "grid"):  # the ledger has none: it reads what the others found
-                wanted = grid or own
+                wanted = grid or grid_for(profile, own)
                 if why := _unfit(own, wanted, profile, reference):
                     left_out.append(f"{name}: {why}")
                     (folder / f"{name}.ipynb").unlink(missing_ok=True)  # of other runs, for the ledger to mistake
@@ -89,7 +95,9 @@ def report(
         lines = [f"# Reports of profile {profile_name(profile)}", "", f"From {records.source(profile, reference)}.", ""]
         lines += [f"- [{name}]({name})" for name in written if not name.startswith("index")]
         lines += [f"- not made: {why}" for why in left_out]
-        lines += ["", *_missing([grid] if grid else grids_of(reports()), profile, reference)]
+        asked = [grid] if grid else [grid_for(profile, own) for own in grids_of(reports())]
+        shown = [one for one in dict.fromkeys(asked) if grid or one in fitting(profile)]
+        lines += ["", *_missing(shown, profile, reference)]
         (folder / "index.md").write_text("\n".join(lines), encoding="utf-8")
     return made, left_out
 
@@ -108,6 +116,8 @@ def _missing(grids: list[str], profile: str, reference: bool) -> list[str]:
 
 def _unfit(own: str, grid: str, profile: str, reference: bool) -> str | None:
     """Why a report cannot be made of a grid, and what to do; None if it can."""
+    if grid == own and own not in (made_for := fitting(profile)):  # of another kind of profile
+        return f"no grid {own} is made for {profile}, whose grids are {', '.join(made_for)}: --grid shows one of them"
     made = set(records.find(profile, grid, reference, any_code=True)["kind"])
     if not made:
         return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid} --profile {profile}"
@@ -138,6 +148,11 @@ def publish(profile: str, partial: bool = False) -> int:
     """
     if profile_name(profile).startswith(PREFIX):
         raise RecordError(f"{profile_name(profile)} holds rehearsals, which show nothing of a method: never published.")
+    if foreign := [grid for grid in grids_of(reports()) if grid not in fitting(profile)]:
+        raise RecordError(
+            f"Grid {foreign[0]} is not made for {profile}, and a reference holds every report's: report --profile "
+            f"{profile} --grid NAME shows its runs."
+        )
     finished = records.to_publish(profile)
     made = {run.manifest["id"] for run in finished}
     gone = [run for run in records.runs(profile, reference=True) if run.manifest.get("id") not in made]
@@ -157,16 +172,6 @@ def publish(profile: str, partial: bool = False) -> int:
         )
     _replace(profile, lambda folder: records.write_reference(folder, finished))
     return len(finished)
-
-
-def rebuild(profile: str) -> None:
-    """Make the reference's tables, figures and committed report notebooks, and the README's results, again."""
-
-    def same_records(folder: Path) -> None:
-        made = shutil.ignore_patterns("*.csv", "*.md", "*.tex", "*.png")
-        shutil.copytree(paths.REFERENCE / profile_name(profile), folder, ignore=made)
-
-    _replace(profile, same_records)
 
 
 def _replace(profile: str, write: Callable[[Path], None]) -> None:
