@@ -11,12 +11,15 @@ from typing import Any
 import pandas as pd
 import psutil
 import pytest
+import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from test_runs import RECORDS, in_process, kill_when
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.integrations import deepspeed
 
 from gcpo import paths
-from gcpo.runs import launch
+from gcpo.runs import launch, worker
 from gcpo.runs.params import load_profile, names_in, validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.train import train
@@ -104,3 +107,20 @@ def test_models_that_judge_are_not_shared_out() -> None:
     with _unsharded():
         assert not deepspeed.is_deepspeed_zero3_enabled()
     assert not deepspeed.is_deepspeed_zero3_enabled()
+
+
+def test_a_policy_that_is_shared_out_generates_until_all_processes_are_done() -> None:
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=8,
+            hidden_size=4,
+            intermediate_size=4,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+        )
+    )
+    wrapped = torch.nn.ModuleDict({"adapted": model})  # as adapters do
+    assert not is_fsdp_managed_module(model)
+    worker.generate_together(wrapped)
+    assert is_fsdp_managed_module(model)  # what transformers' generate asks

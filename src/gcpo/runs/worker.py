@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from accelerate import PartialState
 
@@ -37,6 +38,15 @@ class _Policies(transformers.TrainerCallback):
             self.trainer.save_model(str(self.folder / f"{state.global_step:06d}"))
 
 
+def generate_together(model: torch.nn.Module) -> None:
+    """Tell a policy that FSDP shares out to generate until all processes are done: each layer's weights are gathered
+    from all of them, and one that ended early would leave the others waiting. transformers sees it of the models that
+    it shards itself alone; accelerate shards this one."""
+    for module in model.modules():
+        if isinstance(module, transformers.GenerationMixin):
+            setattr(module, "_is_fsdp_managed_module", True)  # noqa: B010 (an attribute that its class does not declare)
+
+
 def work(folder: Path) -> None:
     """Train the run whose manifest is in ``folder``."""
     quiet()
@@ -46,6 +56,8 @@ def work(folder: Path) -> None:
     rows = plan.load(params.train_split, params.train_limit, seed=params.seed).rows
     model, tokens = starting_policy(plan)
     trainer = build_trainer(plan, model, tokens, rows, folder)
+    if trainer.is_fsdp_enabled:
+        generate_together(trainer.model)
     steps = quarters(params.max_steps)[1:-1] if params.validation_limit else []
     fit(trainer, run, _Policies(trainer, folder / "validation", steps))
     trainer.accelerator.wait_for_everyone()  # after which all that is left to do is to end
