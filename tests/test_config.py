@@ -166,6 +166,14 @@ def test_alpha_without_a_use_is_pointed_out(tmp_path: Path, method: str) -> None
             ({"method": method, "multi_objective_aggregation": "normalize_then_sum", "beta": 0.1}, "never sums rewards")
             for method in ("dapo", "care", "care_agreement", "empo*clip_cov")
         ),
+        *(
+            ({"method": method, "mask_truncated_completions": True}, "which would cost them nothing")
+            for method in ("dapo", "dapo*edge_grpo")
+        ),
+        *(
+            ({"method": method, "per_device_train_batch_size": 1, "gradient_accumulation_steps": G}, "covariances are")
+            for method in ("clip_cov", "bot_only*kl_cov")
+        ),
     ],
     ids=case_id,
 )
@@ -183,6 +191,9 @@ def test_impossible_settings_are_refused_before_any_work(quiet: Make, changes: d
         {"method": "gcpo_bot", "multi_objective_aggregation": "normalize_then_sum"},
         {"method": "gcpo_shuffled"},
         {"method": "care", "beta": 1e-6},
+        {"method": "dr_grpo", "mask_truncated_completions": True},
+        {"method": "clip_cov", "per_device_train_batch_size": 2, "gradient_accumulation_steps": G},
+        {"method": "cw_grpo", "per_device_train_batch_size": 1, "gradient_accumulation_steps": G},
         {"alpha": 0.0, "entailment_threshold": 1.0},
     ],
     ids=case_id,
@@ -190,3 +201,20 @@ def test_impossible_settings_are_refused_before_any_work(quiet: Make, changes: d
 def test_what_a_method_can_work_with_is_accepted(quiet: Make, changes: dict[str, Any]) -> None:
     made = quiet(**changes)
     assert all(getattr(made, name) == value for name, value in changes.items())
+
+
+def test_a_reference_that_moves_is_refused_where_processes_share_models_out(
+    quiet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint keeps it whole, and there no process has the whole of it."""
+
+    def refused() -> None:
+        with pytest.raises(ValueError, match="sync_ref_model moves a reference model"):
+            quiet(method="care", beta=0.1)
+        assert not quiet(method="gcpo_bot", beta=0.1).sync_ref_model
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gcpo.trainer.config.is_deepspeed_zero3_enabled", lambda: True)
+        refused()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    refused()

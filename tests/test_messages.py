@@ -197,6 +197,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "care without a KL term": {"method": "care"},
     "token weights of sequence ratios": {"method": "cw_grpo", "importance_sampling_level": "sequence"},
     "rewards never summed": {"method": "empo", "multi_objective_aggregation": "normalize_then_sum"},
+    "dapo without what is cut off": {"method": "dapo", "mask_truncated_completions": True},
+    "covariances of one row": {"method": "clip_cov", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
     "r2vpo on-policy": {"method": "r2vpo"},
     "a product with kl_cov on-policy": {"method": "rd_only*kl_cov"},
 }
@@ -233,6 +235,7 @@ CASES: dict[str, Callable[[], object]] = {
     "method: unlike any": lambda: get_method("12345"),
     **{f"method: {product}": partial(get_method, product) for product in PRODUCTS},
     **{f"method: {name}, {key}={value}": partial(get_method, name, **{key: value}) for name, key, value in OPTIONS},
+    "method: one mask of the answer": lambda: get_method("care*egpo", scope="answer"),
     "base_advantages: scale": lambda: base_advantages(Z(2, 2), "token"),
     "weights: one group": lambda: weights(
         "gcpo_shuffled", Rollouts(Z(1, 2), embeddings=ONES(1, 2, 4), clusters=Z(1, 2))

@@ -293,7 +293,7 @@ def test_responses_without_a_reward_train_nothing(make: Make, spy: Spy, method: 
     check_finite(trainer)
 
 
-@pytest.mark.parametrize("method", FAMILIES)
+@pytest.mark.parametrize("method", [method for method in FAMILIES if method != "dapo"])  # which refuses such masks
 def test_completions_that_are_empty_or_cut_off(make: Make, spy: Spy, scripted: Script, method: str) -> None:
     cut = "too long"
     scripted([cut, "", "", "a", cut, cut, cut, cut, "", "", "", ""])

@@ -7,10 +7,14 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
+from accelerate.utils import parse_flag_from_env
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOConfig
 
 from gcpo.measures import REWARD_RANGE
 from gcpo.methods import BASES, Method, get_method, one_spelling
+from gcpo.methods.reward import OverlongPenalty
+from gcpo.methods.token import CovarianceClip, CovariancePenalty
 
 # TRL's own, for settings that are None here until the method has spoken.
 _TRL_DEFAULTS = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}
@@ -112,6 +116,11 @@ class GCPOConfig(GRPOConfig):
         steps = (self.steps_per_generation or 1) * self.num_iterations  # of a generation; TRL has set the first factor
         return self.gradient_accumulation_steps % steps == 0
 
+    @property
+    def shares_out(self) -> bool:
+        """Whether processes have a part of each model, and none the whole."""
+        return bool(self.fsdp) or parse_flag_from_env("ACCELERATE_USE_FSDP") or is_deepspeed_zero3_enabled()
+
     def _check_method(self) -> None:
         row = self.resolved_method()
         if row.permuted and self.generation_batch_size == self.num_generations:
@@ -134,6 +143,23 @@ class GCPOConfig(GRPOConfig):
             raise ValueError(
                 f"{self.method} changes the summed reward, and multi_objective_aggregation="
                 f'{self.multi_objective_aggregation!r} never sums rewards: set "sum_then_normalize".'
+            )
+        if isinstance(row.reward, OverlongPenalty) and self.mask_truncated_completions:
+            raise ValueError(
+                f"{self.method} penalises long responses by their tokens in the loss, and mask_truncated_completions "
+                "takes all tokens of the longest ones out, which would cost them nothing: leave it False."
+            )
+        compares = any(isinstance(part, CovarianceClip | CovariancePenalty) for part in row.parts)
+        if compares and self.per_device_train_batch_size * self.world_size == 1:
+            raise ValueError(
+                f"{self.method} compares the tokens of the rows that one pass of the loss holds, and with one row all "
+                "its covariances are 0: set per_device_train_batch_size above 1."
+            )
+        if self.sync_ref_model and self.shares_out:
+            raise ValueError(
+                f"{self.method}: sync_ref_model moves a reference model that a checkpoint keeps whole, and FSDP and "
+                "DeepSpeed's ZeRO-3 share it out over the processes: a resumed run would go on from another one. Give "
+                "each process a whole copy (accelerate: ddp)."
             )
         if self.on_policy and any(part.needs_steps for part in row.parts):
             warnings.warn(
