@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from helpers import (
+    ACCUMULATED,
     MIXED,
     OFF_POLICY,
     PRODUCT,
@@ -582,20 +583,26 @@ def test_plain_prompts_and_a_custom_answer_extractor(make: Make) -> None:
     assert all(isinstance(text, str) for text in seen)
 
 
+def no_direction_in_the_first_group(texts: list[str]) -> Tensor:
+    rows = torch.ones(len(texts), 4)
+    rows[:G] = 0  # no length, no direction
+    return rows
+
+
 @pytest.mark.parametrize("equalize_mean", [False, True])
 def test_a_weight_that_is_not_finite_is_replaced_by_one_and_counted(make: Make, equalize_mean: bool) -> None:
-    count = 0
-
-    def no_direction_in_the_first_group(texts: list[str]) -> Tensor:
-        nonlocal count
-        rows = torch.ones(len(texts), 4)
-        rows[:G] = 0  # no length, no direction
-        count += 1
-        return rows
-
     trainer = make("cd_only", embedder=no_direction_in_the_first_group, equalize_mean=equalize_mean)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert count == len(steps) == STEPS
+    assert len(steps) == STEPS
     assert [entry["gcpo/replaced_weights"] for entry in steps] == [G] * STEPS
     assert all(entry["gcpo/weight"] == 1 for entry in steps)
+
+
+@pytest.mark.parametrize("changes", [{}, ACCUMULATED, {"logging_steps": 2}, {"logging_steps": 5}], ids=case_id)
+def test_replaced_weights_are_counted_where_trl_would_log_their_mean(make: Make, changes: dict[str, Any]) -> None:
+    """Over the passes of the loss, each of which counts its own, and over the steps between two logs."""
+    trainer = make("cd_only*r2vpo", embedder=no_direction_in_the_first_group, **OFF_POLICY, **changes)
+    trainer.train()
+    counts = [entry.get("gcpo/replaced_weights", 0) for entry in trainer.state.log_history]
+    assert sum(counts) == 2 * G  # in three steps there are two generations

@@ -24,6 +24,7 @@ from gcpo.runs.policies import lora, models, quiet, starting_policy, trained_pol
 from gcpo.tasks.base import Row, Task
 from gcpo.tasks.evaluation import check_lengths, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
+from gcpo.trainer.trainer import REPLACED
 
 # Of TRL's log, what depends on the clock and not on the run.
 _TIMES = ("step_time", "runtime", "per_second", "total_flos", "epoch", "num_tokens")
@@ -89,9 +90,9 @@ def _train(plan: Plan) -> Run:
                     torch.cuda.empty_cache()
                 log = _fit_in_processes(plan, run, validation)
                 model, tokens = trained_policy(plan, run.folder / "policy")
-            metrics = step_metrics(log)
-            run.table("metrics.csv", metrics)
-            run.manifest["replaced_weights"] = int(metrics.get("gcpo/replaced_weights", pd.Series(0)).sum())
+            run.table("metrics.csv", step_metrics(log))
+            # Of the whole log: with a logging_steps above 1, the last steps stand in its summary, which is no step.
+            run.manifest["replaced_weights"] = int(sum(entry.get(REPLACED, 0) for entry in log))
         if validation:
             run.table("validation.csv", validation.table())
         with run.clock.phase("evaluate"):

@@ -26,20 +26,22 @@ from gcpo.trainer.collect import Collector, loss_mask
 from gcpo.trainer.config import GCPOConfig
 
 _PASS_ARGUMENTS = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters.keys()
+REPLACED = "gcpo/replaced_weights"  # in logs: how many since the last one
 REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method that moves it
 
 
 class GCPOTrainer(GRPOTrainer):
     """TRL's GRPOTrainer whose advantages are those of a method: A~ = A * omega (GCPO, section 3.4).
 
-    It overrides four methods, and nothing else of TRL's loss or generation is repeated here:
+    It overrides five methods, and nothing else of TRL's loss or generation is repeated here:
 
     - `_calculate_rewards`, the only place that sees rewards and texts together, to keep them;
     - `_generate_and_score_completions`, to compute advantages while groups are whole (TRL shuffles rows right after);
       groups may lie in several processes;
-    - `_compute_loss`, for methods that act in the loss, to hand TRL a copy of the batch; and
+    - `_compute_loss`, for methods that act in the loss, to hand TRL a copy of the batch;
     - `_get_per_token_logps_and_entropies`, the first thing TRL's loss calls, to change that copy's advantages by the
-      ratios of this very step before TRL reads them.
+      ratios of this very step before TRL reads them; and
+    - `log`, to log a count as a count.
 
     A checkpoint also keeps a reference model that moves (`_save_checkpoint`, `_load_optimizer_and_scheduler`).
     Evaluation batches are not modulated: nothing is learnt from them. The rewards that TRL logs are the task's own,
@@ -167,7 +169,7 @@ class GCPOTrainer(GRPOTrainer):
                 f"{self.args.method}: no weight of this step is finite. Look at what it reads "
                 f"({', '.join(sorted(self.method.reads)) or 'rewards'}) and at alpha."
             )
-        self._metrics["train"]["gcpo/replaced_weights"].append(broken.sum().item())
+        self._metrics["train"][REPLACED].append(broken.sum().item())
         return modulation._replace(weight=torch.where(broken, 1.0, modulation.weight))
 
     def _drop(self, groups: Tensor, output: dict[str, Any], local: slice) -> None:
@@ -195,6 +197,11 @@ class GCPOTrainer(GRPOTrainer):
             self._metrics["train"]["gcpo/weight_max"].append(weight.max().item())
         return flat
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if counts := self._metrics["train"].get(REPLACED):
+            counts[:] = [sum(counts)]  # TRL would log a mean over micro-batches and steps
+        super().log(logs, start_time)
+
     def _policy_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities (and entropies, if the method reads them) under the policy that sampled: it has not moved
         yet. Those that TRL has computed are used."""
@@ -217,7 +224,7 @@ class GCPOTrainer(GRPOTrainer):
             )
         return logps, entropies
 
-    # --- in the loss, on the rows of this optimiser step ---
+    # --- in the loss, on the rows of one micro-batch ---
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         if not (self.method.in_loss and self.model.training):
@@ -238,8 +245,8 @@ class GCPOTrainer(GRPOTrainer):
     def _modulate_loss(self, logps: Tensor, inputs: dict[str, Any]) -> None:
         """Applies what depends on pi / pi_old to the copy of the batch that TRL's loss is about to read.
 
-        The rows of all processes count as one batch, so that what a token is compared with does not depend on how many
-        processes there are.
+        The rows of this micro-batch in all processes count as one batch, so that what a token is compared with does not
+        depend on how many processes there are.
         """
         old = inputs.get("old_per_token_logps", logps.detach())
         mask = loss_mask(inputs)
