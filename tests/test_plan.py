@@ -286,3 +286,11 @@ def test_grids_that_have_both_have_them_on_the_same_seeds(name: str) -> None:
     for task in {task for task, _ in seeds}:
         if {(task, "grpo"), (task, "no training")} <= seeds.keys():
             assert len(seeds[task, "no training"] & seeds[task, "grpo"]) > 1
+
+
+@pytest.mark.parametrize("profile", ["paper", "single_gpu"])
+def test_what_table_2_asks_of_trained_policies_is_trained_in_it(profile: str) -> None:
+    made = expand("paper_table2", profile)
+    trained = {plan.id for plan in made if plan.kind == "train"}
+    needed = {first.id for plan in made if (first := plan.training)}
+    assert needed and needed <= trained

@@ -15,6 +15,9 @@ from gcpo.runs.plan import KINDS, Plan
 from gcpo.tasks import GENERATED
 
 
+END = "max_steps"  # as a grid's at_step: whatever the profile's is
+
+
 def grids() -> list[str]:
     """Names of the grids in ``params/grids/``."""
     return names_in(paths.PARAMS / "grids")
@@ -24,7 +27,8 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
     """Every run of a grid, checked: the profile's values, the grid's, then ``overrides``.
 
     A grid is a list of blocks; a block names a ``kind`` (a key of ``KINDS``) and gives lists of values for any
-    parameters, and every combination is a run. Among methods, "all" is every one, and "-name" leaves one out. A plan's
+    parameters, and every combination is a run. Among methods, "all" is every one, and "-name" leaves one out; an
+    ``at_step`` of "max_steps" is the end of the profile's training, whose runs the grid may have too. A plan's
     ``varied`` are the parameters that its block lists and that differ within the grid, beside task, method and seed.
 
     Raises:
@@ -45,6 +49,8 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
             axes["method"] = _methods(axes["method"])
         for values in itertools.product(*axes.values()):
             chosen = {**base, **dict(zip(axes, values, strict=True)), **(overrides or {})}
+            if chosen.get("at_step") == END:
+                chosen["at_step"] = chosen["max_steps"]
             plan = Plan(kind, validate(chosen, f"run of {path.name} with {profile}.yaml"))
             listed[plan.id] = plan, set(axes)
     differing = varied((plan.kind, plan.params.model_dump()) for plan, _ in listed.values())
