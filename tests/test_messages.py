@@ -198,7 +198,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "token weights of sequence ratios": {"method": "cw_grpo", "importance_sampling_level": "sequence"},
     "rewards never summed": {"method": "empo", "multi_objective_aggregation": "normalize_then_sum"},
     "dapo without what is cut off": {"method": "dapo", "mask_truncated_completions": True},
-    "covariances of one row": {"method": "clip_cov", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+    "covariances of one row": {
+        "method": "clip_cov",
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 4,
+    },
     "r2vpo on-policy": {"method": "r2vpo"},
     "a product with kl_cov on-policy": {"method": "rd_only*kl_cov"},
 }
