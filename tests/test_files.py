@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,12 @@ def test_a_damaged_memory_is_forgotten(content: str, tmp_path: Path, outputs: Pa
     (outputs / "hashes.json").write_text(content)
     (tmp_path / "a").write_text("1")
     assert len(files.sha256(tmp_path / "a")) == 64
+
+
+def test_commands_that_begin_together_find_a_folder_writable(tmp_path: Path) -> None:
+    def look(_: int) -> None:
+        files.check_writable(tmp_path / "outputs")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(look, range(400)))
+    assert list((tmp_path / "outputs").iterdir()) == []

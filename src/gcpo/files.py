@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,8 +58,8 @@ def write(path: Path, text: str) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raise the ``OSError`` that writing into a folder, which is made if need be, would raise."""
-    write(folder / ".writable", "")
-    (folder / ".writable").unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()  # of a name of its own: other commands may look at the same time
 
 
 def sha256(path: Path) -> str:
