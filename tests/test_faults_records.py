@@ -227,6 +227,38 @@ def test_other_weights_or_data_under_the_same_name_are_a_new_run(
     assert finished(**own).manifest["attempts"] == 1
 
 
+OTHERS = {
+    "code": ({"code": "0ther"}, "begun by other code of this package (c0de; this is 0ther)"),
+    "packages": ({"packages": {"trl": "2"}}, "begun with trl 1, and this is 2"),
+    "world": ({}, "policy is not what it was made of: tiny has another model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_other_code_or_models_left_unfinished_is_set_aside_and_begun_anew(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = {"code": "c0de", "packages": {"trl": "1"}}
+    monkeypatch.setattr(manifest, "environment", lambda: here)
+    monkeypatch.setattr("gcpo.world.folder", lambda kind, name: tmp_path / "world" / kind)
+    (tmp_path / "world" / "policy").mkdir(parents=True)
+    weights = tmp_path / "world" / "policy" / "model.safetensors"
+    weights.write_text("world A")
+    run = failed()
+    (run.folder / "checkpoint-2").mkdir()
+    again = failed()  # nothing has changed: it goes on
+    assert again.manifest["attempts"] == 2 and (run.folder / "checkpoint-2").exists()
+    changes, why = OTHERS[other]
+    here |= changes
+    if other == "world":
+        weights.write_text("world B")
+    anew = finished()
+    assert anew.manifest["attempts"] == 1 and anew.finished and (run.folder / "params.yaml").exists()
+    assert not (run.folder / "checkpoint-2").exists() and (run.folder / "set-aside-1" / "checkpoint-2").exists()
+    said = f"{run.folder.name}: {why}; it is kept in set-aside-1 and made again\n"
+    assert capsys.readouterr().out == said
+
+
 def test_what_is_not_on_this_machine_is_not_held_against_a_record(
     own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,9 +20,11 @@ from record_builders import failed, finished, planned, write_grid
 
 from gcpo import paths
 from gcpo.__main__ import main
-from gcpo.runs import manifest, runner
+from gcpo.runs import gpus, manifest, runner
 
 pytestmark = pytest.mark.usefixtures("places")
+
+DDP = str(paths.PARAMS / "accelerate" / "ddp.yaml")  # which the places of a test do not have
 
 
 @pytest.fixture
@@ -37,8 +39,8 @@ def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         finished(**parameters)
 
     @contextlib.contextmanager
-    def workers(jobs: int) -> Iterator[ThreadPoolExecutor]:
-        with ThreadPoolExecutor(jobs) as pool:  # a process of its own would know nothing of these patches
+    def workers(shares: list[list[str]]) -> Iterator[ThreadPoolExecutor]:
+        with ThreadPoolExecutor(len(shares)) as pool:  # a process of its own would know nothing of these patches
             yield pool
 
     monkeypatch.setattr(runner, "execute", execute)
@@ -197,3 +199,60 @@ def test_cores_are_shared_out_unless_the_environment_says_how_many_threads(monke
     assert [runner.share(jobs) for jobs in (1, 3, 9)] == [8, 2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert runner.share(1) is None
+
+
+# --- GPUs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("here", "named", "processes", "at_once", "shares_of_three"),
+    [
+        (0, None, 1, 3, [[], [], []]),
+        (1, None, 1, 1, [["0"], ["0"], ["0"]]),
+        (2, "5,GPU-1f", 1, 2, [["5"], ["GPU-1f"], ["5"]]),
+        (5, None, 2, 2, [["0", "1"], ["2", "3"], ["4", "0"]]),
+        (1, None, 2, 1, [["0"], ["0"], ["0"]]),  # refused when it is started, with both numbers
+    ],
+)
+def test_each_run_of_a_grid_has_gpus_of_its_own(
+    here: int, named: str | None, processes: int, at_once: int, shares_of_three: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: here)
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+    if named:
+        monkeypatch.setenv(gpus.VISIBLE, named)
+    plans = [planned(), planned(seed=1, processes=processes, accelerate=DDP)]
+    assert gpus.at_once(plans) == at_once
+    assert gpus.shares(3, plans) == shares_of_three
+
+
+def test_a_kernel_sees_as_many_of_its_worker_s_gpus_as_its_run_has_processes(
+    executed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_gpus", ["2", "3"])
+    monkeypatch.setenv(gpus.VISIBLE, "0,1,2,3")  # as it was before
+    for changes, seen in (({"processes": 2, "accelerate": DDP}, "2,3"), ({}, "2")):
+        runner.run(planned(**changes))
+        assert os.environ[gpus.VISIBLE] == seen
+
+
+def test_a_worker_process_takes_a_share_of_the_gpus() -> None:
+    with runner._workers([["1"]]) as pool:
+        assert pool.submit(eval, "__import__('gcpo.runs.runner').runs.runner._gpus").result() == ["1"]
+
+
+def test_a_training_of_one_process_sees_one_gpu_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv(gpus.VISIBLE, "2,3")
+    with manifest.record(planned(processes=2, accelerate=DDP)):
+        assert os.environ[gpus.VISIBLE] == "2,3"
+    with monkeypatch.context() as late:
+        late.setattr("torch.cuda.is_initialized", lambda: True)
+        with (
+            pytest.raises(ValueError, match=r"sees 2 GPUs and uses CUDA .* again with CUDA_VISIBLE_DEVICES=2"),
+            manifest.record(planned()),
+        ):
+            pass
+    with manifest.record(planned()):
+        assert os.environ[gpus.VISIBLE] == "2"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -36,19 +35,20 @@ def _parser() -> argparse.ArgumentParser:
     def parameters(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("-p", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="set a parameter")
 
+    jobs = "runs at a time (default: as many as there are GPUs for, or cores and at most 4)"
     one = command("run", "one run: training, or another kind of it with --kind")
     one.add_argument("--kind", choices=tuple(KINDS), default="train")
     parameters(one)
     parameters(command("evaluate", "ask a policy the held-out questions of a task, greedily and by sampling"))
     many = command("grid", "every run of params/grids/NAME.yaml that is not finished")
     many.add_argument("name", nargs="+", help="one or more grids")
-    many.add_argument("--jobs", type=_positive, default=max(1, min(os.cpu_count() or 1, 4)), help="runs at a time")
+    many.add_argument("--jobs", type=_positive, help=jobs)
     many.add_argument("--dry-run", action="store_true", help="say what would run, and run nothing")
     many.add_argument("--only-failed", action="store_true", help="only runs that have failed before")
     parameters(many)
     tried = command("rehearse", "every run of a profile's grids and every report, at toy size")
     tried.add_argument("name", nargs="*", help="grids (default: those that fit the profile)")
-    tried.add_argument("--jobs", type=_positive, default=max(1, min(os.cpu_count() or 1, 4)), help="runs at a time")
+    tried.add_argument("--jobs", type=_positive, help=jobs)
     parameters(tried)
     checked = command("check", "check parameter files and grids, and show what is run and what is not", "laptop")
     checked.add_argument("name", nargs="*", help="grids (default: those that fit the profile)")

@@ -57,13 +57,15 @@ def _model(name: str, kind: str, revision: str | None = None) -> dict[str, str]:
     return {"commit": Path(config).parent.name} if isinstance(config, str) else {}
 
 
-def changed(recorded: Contents, params: Mapping[str, Any], seen: Seen | None = None) -> str | None:
+def changed(
+    recorded: Contents, params: Mapping[str, Any], seen: Seen | None = None, embedded: bool = False
+) -> str | None:
     """What is no longer what a run was made of, as far as this machine can tell, or None.
 
     ``seen`` keeps what was looked at, for many records that share models and data.
 
-    The embedded models are left out: their settings are part of the id, their folder checks itself, and made on another
-    processor they may differ in a last bit.
+    The embedded models are left out unless asked for: their settings are part of the id, their folder checks itself,
+    and made on another processor they may differ in a last bit.
     """
     seen = {} if seen is None else seen
     names = tuple(params[name] for name in _NAMES)
@@ -71,7 +73,7 @@ def changed(recorded: Contents, params: Mapping[str, Any], seen: Seen | None = N
         seen[names] = contents(params)
     for key, now in seen[names].items():
         before = recorded.get(key, {} if key.startswith("data") else now)
-        if before != now and not world.embedded(params.get(key, ""), key):
+        if before != now and (embedded or not world.embedded(params.get(key, ""), key)):
             name = next(name for name in sorted({*before, *now}) if before.get(name) != now.get(name))
             return f"{key} is not what it was made of: {params.get(key, params['task'])} has another {name}"
     return None

@@ -23,9 +23,11 @@ from typing import Any
 
 import pandas as pd
 import torch
+import yaml
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from gcpo import files, paths
+from gcpo.runs import gpus
 from gcpo.runs.clock import Clock
 from gcpo.runs.contents import Seen, changed, contents
 from gcpo.runs.plan import SCHEMA, Plan, digest
@@ -206,11 +208,20 @@ def _set_aside(run: Run) -> Run:
 def record(plan: Plan) -> Iterator[Run]:
     """Open a run: its manifest says running now, and finished or failed (and why) at the end.
 
+    It goes on from what an attempt before left; what other code, packages or models began is set aside instead, since
+    the record names one of each.
+
     Seconds, those by phase (``phases``) and those of the processor (``cpu_seconds``: fewer than ``seconds`` times
     threads where the machine did other work) add up over attempts; one that was killed could not write its own.
     """
-    run = load(plan.folder)
+    if plan.kind == "train" and plan.params.processes == 1:
+        gpus.take_one()
+    run, here = load(plan.folder), environment()
+    if why := _begun_elsewhere(run.manifest, here):
+        run.fault = why
+        run = _set_aside(run)
     run.folder.mkdir(parents=True, exist_ok=True)
+    files.write(run.folder / "params.yaml", yaml.safe_dump(plan.params.model_dump(mode="json"), sort_keys=False))
     before = {key: run.manifest.get(key, 0.0) for key in ("seconds", "cpu_seconds")}
     phases: Counter[str] = Counter(run.manifest.get("phases", {}))
     start, start_cpu = time.monotonic(), _cpu_seconds()
@@ -223,7 +234,7 @@ def record(plan: Plan) -> Iterator[Run]:
         "phases": phases,
         "pid": os.getpid(),
         "exit": None,
-        **environment(),
+        **here,
     }
     run.write()
     try:
@@ -244,6 +255,19 @@ def record(plan: Plan) -> Iterator[Run]:
         run.manifest["peak_memory_gb"] = round(_peak_memory(), 2)
         run.write()
         files.remember()
+
+
+def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | None:
+    """Why what a run left unfinished cannot be gone on with ``here`` (:func:`environment`), or None if it can."""
+    if not manifest:
+        return None
+    if manifest.get("code", here["code"]) != here["code"]:
+        return f"begun by other code of this package ({manifest['code']}; this is {here['code']})"
+    before, now = manifest.get("packages", {}), here.get("packages", {})
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            return f"begun with {name} {before[name]}, and this is {now[name]}"
+    return changed(manifest.get("contents", {}), manifest["params"], embedded=True)
 
 
 def _same_contents(run: Run) -> None:

@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import papermill
-import yaml
 from filelock import FileLock, Timeout
 from jupyter_client.manager import AsyncKernelManager
 from tqdm import tqdm
 
-from gcpo import files, paths
+from gcpo import paths
 from gcpo.processes import end_with
+from gcpo.runs import gpus
 from gcpo.runs.manifest import Run, claim, describe, load
 from gcpo.runs.params import ParameterError
 from gcpo.runs.plan import KINDS, Plan
 
 PREFIX = "gcpo-"  # of temporary folders
+_gpus: list[str] = []  # of this worker process; without any, its kernels see what it sees
 
 
 class IPCKernelManager(AsyncKernelManager):
@@ -86,7 +87,7 @@ def sweep() -> None:
 
 
 def run(plan: Plan, threads: int | None = None, wait: bool = True) -> Run | None:
-    """One run in a kernel of its own; its folder gets params.yaml and notebook.ipynb. A finished run is returned as is.
+    """One run in a kernel of its own; its folder gets notebook.ipynb as well. A finished run is returned as is.
 
     A failure is in the returned run's manifest, not raised. Without ``wait``, None if another process has the run.
     """
@@ -95,7 +96,8 @@ def run(plan: Plan, threads: int | None = None, wait: bool = True) -> Run | None
         with claim(plan, timeout=-1 if wait else 0) as found:
             if found.finished:
                 return found
-            files.write(plan.folder / "params.yaml", yaml.safe_dump(values, sort_keys=False))
+        if _gpus:
+            os.environ[gpus.VISIBLE] = ",".join(_gpus[: gpus.needed(plan)])
         execute(KINDS[plan.kind], plan.folder / "notebook.ipynb", values, threads)
     except Timeout:
         return None
@@ -113,20 +115,21 @@ def share(jobs: int) -> int | None:
     return None if "OMP_NUM_THREADS" in os.environ else max(1, (os.cpu_count() or 1) // jobs)
 
 
-def run_grid(plans: Sequence[Plan], jobs: int) -> list[Run]:
-    """All runs, ``jobs`` at a time with the cores shared out, unless OMP_NUM_THREADS says how many threads each has; a
-    failed run does not stop the others.
+def run_grid(plans: Sequence[Plan], jobs: int | None = None) -> list[Run]:
+    """All runs, ``jobs`` at a time (as many as this machine has room for, :func:`gpus.at_once`), with GPUs and cores
+    shared out, unless OMP_NUM_THREADS says how many threads each has; a failed run does not stop the others.
 
     What another process is making is left to it and looked at again at the end. Returns the runs that did not finish.
     An interrupt, or the end of this process in any way, ends what is running; the next start goes on from there.
     """
     sweep()
+    jobs = jobs or gpus.at_once(plans)
     threads = share(jobs)
     start = time.monotonic()
     failed: list[Run] = []
     elsewhere: list[Plan] = []
     with (
-        _workers(min(jobs, len(plans))) as pool,
+        _workers(gpus.shares(min(jobs, len(plans)), plans)) as pool,
         tqdm(total=len(plans), unit="run", disable=not sys.stderr.isatty()) as bar,
     ):
         started = {pool.submit(run, plan, threads, wait=False): plan for plan in plans}
@@ -165,11 +168,15 @@ def run_grid(plans: Sequence[Plan], jobs: int) -> list[Run]:
 
 
 @contextlib.contextmanager
-def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end when this one is interrupted, and soon after it has died; their kernels end with them."""
+def _workers(shares: list[list[str]]) -> Iterator[ProcessPoolExecutor]:
+    """Processes, one for each share of the GPUs, that end when this one is interrupted, and soon after it has died;
+    their kernels end with them."""
     # Not forked: this process has threads (of torch, of claims), and a lock that one of them holds would stay held.
     fresh = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(max_workers=jobs, mp_context=fresh, initializer=_worker, initargs=(os.getpid(),))
+    left = fresh.SimpleQueue()
+    for one in shares:
+        left.put(one)
+    pool = ProcessPoolExecutor(len(shares), fresh, initializer=_worker, initargs=(os.getpid(), left))
     try:
         yield pool
     except BaseException:
@@ -180,8 +187,11 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _worker(parent: int) -> None:
-    """Let this process end when its parent has; an interrupt of the terminal is the parent's to handle."""
+def _worker(parent: int, shares: Any) -> None:
+    """Take a share of the GPUs, and let this process end when its parent has; an interrupt of the terminal is the
+    parent's to handle."""
+    global _gpus
+    _gpus = shares.get()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(parent)
 
