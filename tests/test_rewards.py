@@ -213,6 +213,12 @@ def test_final_answer(text: str, expected: str | None) -> None:
         # prose, currency and units
         (r"The price is \$18.00.", "18"),
         ("18 dollars", "18"),
+        ("18dollars", "18"),
+        ("30min", "30"),
+        ("5km", "5"),
+        ("2nd", "2"),
+        ("2yx", "2xy"),
+        ("3x y", "3xy"),
         (r"15\%", "15"),
         ("27", r"27 \text{ cm}"),
         # lists, intervals and matrices, entry by entry
@@ -255,6 +261,12 @@ def test_math_correct_accepts(prediction: str, gold: str) -> None:
         ("0.3", "1/3"),
         ("0.66", "0.667"),
         ("2 pi", "2"),
+        # variables are no unit
+        ("2", "2xy"),
+        ("2xy", "2"),
+        ("2ab", "2xy"),
+        ("6", "6abc"),
+        ("3", "3x y"),
     ],
 )
 def test_math_correct_rejects(prediction: str | None, gold: str) -> None:

@@ -36,7 +36,9 @@ _THOUSANDS = re.compile(rf"(?<![\d.])(\d{{1,3}})((?:{_GROUP_OF_DIGITS}+\d{{3}})+
 _MIXED = re.compile(r"([+-]?)(\d+)\s+(\d+)/(\d+)", re.ASCII)
 _TWO_DOLLARS = re.compile(r"(?<!\\)\$\s*\$")  # where mathematics ends and goes on at once, or is displayed
 _CURRENCY = re.compile(r"\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£]")
-_UNIT = re.compile(r"([+-]?[\d.,]*\d)\s*(?!pi\b|sqrt\b|mod\b|and\b|or\b)[A-Za-z]{2,}\.?", re.ASCII)
+# Variables right after a number multiply it. Letters that are rare as variables, such as e, o, s and t, make a word.
+_PRODUCT = r"(?!(?:am|pm|nd|rd|cm|dm|km|mm|kn|kw)\b)[abcdkmnpqruvwxyz]{2,}\b"
+_UNIT = re.compile(rf"([+-]?[\d.,]*\d)(?!{_PRODUCT})\s*(?!pi\b|sqrt\b|mod\b|and\b|or\b)[A-Za-z]{{2,}}\.?", re.ASCII)
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _SEPARATOR = re.compile(r"\\(?:text|mathrm)\{\s*(?:,?\s*and|,?\s*or)\s*\}|,?\s*\b(?:and|or)\b|;")
 _LAYOUT = re.compile(r"\\(left|right|displaystyle|,|;|!| )|(?<!\\)\$|\\[()\[\]](?![A-Za-z])")
@@ -79,7 +81,7 @@ def _beside(between: str) -> bool:
 
 def read(answer: str) -> str:
     r"""An answer as a careful person reads it: no currency signs, ``10 000`` and ``10\,000`` as 10000, ``3e-4`` as a
-    power of ten, ``3 1/2`` as a sum, and a number that is followed by one word without it."""
+    power of ten, ``3 1/2`` as a sum, and a number that is followed by one word without it; ``2xy`` is a product."""
     answer = _CURRENCY.sub("", _TWO_DOLLARS.sub(" ", answer)).strip().removesuffix(".")
     answer = _THOUSANDS.sub(lambda found: found[1] + re.sub(r"\D", "", found[2]), answer)
     answer = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", answer)
