@@ -14,7 +14,6 @@ from gcpo.runs.params import ParameterError, Params, file_of, load_profile, name
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.tasks import GENERATED
 
-
 END = "max_steps"  # as a grid's at_step: whatever the profile's is
 
 
