@@ -66,26 +66,17 @@ def points_with_intervals(
     """
     axes = plt.gca() if ax is None else ax
     looks = cycle(zip(PALETTE, MARKERS, strict=True))
-    for (name, rows, place, _), (colour, marker) in zip(_series(data, x, hue, axes), looks, strict=False):
+    for (name, rows, place), (colour, marker) in zip(_series(data, x, hue, axes), looks, strict=False):
         axes.vlines(place, rows[low], rows[high], color=colour, linewidth=1.8, zorder=2)
         axes.plot(place, rows[y], marker, color=colour, markeredgecolor="white", label=name, zorder=3)
-    return _finish(axes, x, y, hue)
+    axes.set(xlabel=x, ylabel=y)
+    if hue is not None:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)  # above the data, where it hides none
+    return axes
 
 
-def bars_with_intervals(
-    data: pd.DataFrame, x: str, y: str, low: str, high: str, hue: str | None = None, ax: Axes | None = None
-) -> Axes:
-    """Draw estimates as hatched bars from 0 and their intervals as lines; arguments as in `points_with_intervals`."""
-    axes = plt.gca() if ax is None else ax
-    looks = cycle(zip(PALETTE, HATCHES, strict=True))
-    for (name, rows, place, width), (colour, hatch) in zip(_series(data, x, hue, axes), looks, strict=False):
-        axes.bar(place, rows[y], width, color=colour, hatch=hatch, edgecolor="white", label=name, zorder=2)
-        axes.vlines(place, rows[low], rows[high], color="black", linewidth=1.4, zorder=3)
-    return _finish(axes, x, y, hue)
-
-
-def _series(data: pd.DataFrame, x: str, hue: str | None, axes: Axes) -> Iterator[tuple[Any, pd.DataFrame, Any, float]]:
-    """Per series of `hue`: its name, its rows, their places on the x axis, and the width of a bar."""
+def _series(data: pd.DataFrame, x: str, hue: str | None, axes: Axes) -> Iterator[tuple[Any, pd.DataFrame, Any]]:
+    """Per series of `hue`: its name, its rows, and their places on the x axis."""
     groups = [(None, data)] if hue is None else list(data.groupby(hue, sort=False))
     numeric = pd.api.types.is_numeric_dtype(data[x])
     categories = [] if numeric else list(data[x].unique())
@@ -95,14 +86,7 @@ def _series(data: pd.DataFrame, x: str, hue: str | None, axes: Axes) -> Iterator
     width = 0.7 / len(groups)
     for index, (name, rows) in enumerate(groups):
         shift = (index - (len(groups) - 1) / 2) * width
-        yield name, rows, rows[x] if numeric else rows[x].map(categories.index) + shift, width
-
-
-def _finish(axes: Axes, x: str, y: str, hue: str | None) -> Axes:
-    axes.set(xlabel=x, ylabel=y)
-    if hue is not None:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)  # above the data, where it hides none
-    return axes
+        yield name, rows, rows[x] if numeric else rows[x].map(categories.index) + shift
 
 
 def training_curves(metrics: pd.DataFrame, reward_range: tuple[float, float]) -> Figure:
