@@ -157,6 +157,9 @@ def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None
             "Unknown configuration of accelerate 'zero'. Did you mean 'zero3'",
         ),
         ({"micro_batch": 4, "grpo": {"gradient_accumulation_steps": 2}}, "micro_batch", "keep one"),
+        ({"grpo": {"num_iterations": 3}}, "save_steps", "from step 2 would .* a multiple of 3, as 3 "),
+        ({"micro_batch": 4, "save_steps": 3, "grpo": {"steps_per_generation": 4}}, "save_steps", "of 2, as 4 "),
+        ({"micro_batch": 4, "save_steps": 3, "grpo": {"generation_batch_size": 16}}, "save_steps", "of 2, as 4 "),
     ],
 )
 def test_an_impossible_combination_is_an_error(values: dict[str, Any], key: str, reason: str) -> None:
@@ -169,6 +172,8 @@ def test_values_at_the_edge_of_what_is_possible_are_accepted() -> None:
         {"entailment_threshold": 0},
         {"entailment_threshold": 1},
         {"method": "gcpo_shuffled", "prompts_per_step": 2},
+        {"save_steps": 2, "micro_batch": 2, "grpo": {"num_iterations": 2, "steps_per_generation": 2}},
+        {"save_steps": 4, "grpo": {"num_iterations": 3}},  # no checkpoint before the last step
     ):
         accepted = validate(values).model_dump(mode="json")
         assert {key: accepted[key] for key in values} == values

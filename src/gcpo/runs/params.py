@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -220,11 +221,30 @@ class Params(BaseModel):
             raise ValueError(f"micro_batch: {self.micro_batch} does not divide the {share} completions of {whose}")
         if self.micro_batch and "gradient_accumulation_steps" in self.grpo:
             raise ValueError("micro_batch: it sets gradient_accumulation_steps, which grpo sets too; keep one")
+        self._checkpoints_between_generations(share)
         if self.temperature == 0:
             raise ValueError("temperature: 0 samples the same answer G times; use a value above 0")
         if get_method(self.method, **self.method_options).permuted and self.prompts_per_step < 2:
             raise ValueError(f"prompts_per_step: {self.method} permutes weights across groups and needs at least 2")
         return self
+
+    def _checkpoints_between_generations(self, share: int) -> None:
+        """Refuse checkpoints amid the steps that TRL takes on one generation: going on from one, it samples anew.
+
+        TRL counts backward passes, from zero again after each start (``GRPOTrainer._prepare_inputs``).
+        """
+        grpo = {key: value for key, value in self.grpo.items() if isinstance(value, int)}
+        at_once = self.micro_batch or share
+        passes = grpo.get("gradient_accumulation_steps", share // at_once)  # of a step
+        batch = grpo.get("generation_batch_size", 0) // (at_once * self.processes)
+        generation = (grpo.get("steps_per_generation") or batch or passes) * grpo.get("num_iterations", 1)
+        if self.save_steps < max(self.max_steps, self.at_step) and self.save_steps * passes % generation:
+            steps = generation // math.gcd(generation, passes)
+            raise ValueError(
+                f"save_steps: a run that goes on from step {self.save_steps} would sample anew amid a generation; use a "
+                f"multiple of {steps}, as {-(-self.save_steps // steps) * steps} (by num_iterations and "
+                "steps_per_generation of grpo)"
+            )
 
 
 def _is_there(path: Path) -> bool:

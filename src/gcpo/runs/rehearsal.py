@@ -30,7 +30,7 @@ from gcpo.tasks.base import DATA_DIR
 
 PREFIX = "rehearse-"  # of the profile that rehearsals are recorded under
 AT_MOST = {
-    **{"max_steps": 2, "at_step": 2, "prompts_per_step": 2, "save_steps": 1, "train_limit": 20},
+    **{"max_steps": 2, "at_step": 2, "prompts_per_step": 2, "save_steps": 2, "train_limit": 20},
     **{"validation_limit": 2, "eval_limit": 4, "eval_samples": 1, "processes": 1},
 }
 TOKENS = 12  # of a completion by a policy that knows nothing
