@@ -49,9 +49,13 @@ from helpers import (
 )
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import create_model_from_path
 
 from gcpo import GCPOTrainer
 from gcpo.methods import BASES, METHODS, advantages, get_method, weights
+from gcpo.runs.params import validate
+from gcpo.runs.plan import Plan
+from gcpo.runs.train import build_trainer
 from gcpo.tasks.evaluation import load_policy
 from gcpo.weights import weight_range
 
@@ -473,6 +477,23 @@ def test_the_reference_of_care_moves_by_a_moving_average(make: Make, scratch: Pa
     start = load_policy(str(scratch))[0].state_dict()
     for other in (start, policy):
         assert any(not torch.equal(expected[name], other[name]) for name in start)
+
+
+def test_the_reference_is_of_the_commit_that_the_policy_is(
+    scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan("train", validate({"policy": str(scratch), "method": "grpo", "beta": 0.1}))
+    model, tokens = load_policy(str(scratch))
+    model.config._commit_hash = "c0ffee"  # as transformers notes it of a policy on the Hub
+    revisions: list[str | None] = []
+
+    def loaded(name: str, revision: str | None = None, **options: Any) -> Any:
+        revisions.append(revision)
+        return create_model_from_path(name, **options)
+
+    monkeypatch.setattr("trl.trainer.grpo_trainer.create_model_from_path", loaded)
+    build_trainer(plan, model, tokens, plan.task.load("train", limit=8).rows, tmp_path)
+    assert revisions == ["c0ffee"]
 
 
 @pytest.mark.parametrize(
