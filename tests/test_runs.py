@@ -16,7 +16,10 @@ from typing import Any
 import pandas as pd
 import papermill
 import pytest
+import torch
 import transformers
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from transformers.integrations import integration_utils
 
 from gcpo import paths, records
@@ -25,7 +28,7 @@ from gcpo.runs import manifest, runner
 from gcpo.runs.gradient_statistics import gradient_statistics
 from gcpo.runs.params import load_profile, validate
 from gcpo.runs.plan import Plan
-from gcpo.runs.train import train
+from gcpo.runs.train import train, weights_arithmetic
 
 pytestmark = pytest.mark.slow
 
@@ -320,3 +323,17 @@ def test_a_tracker_gets_what_is_logged_and_changes_nothing(outputs: Path, monkey
     steps = [entry for entry in seen if "loss" in entry]
     assert [entry["reward"] for entry in steps] == pd.read_csv(run.folder / "metrics.csv")["reward"].tolist()
     assert {entry["name"] for entry in steps} == {run.folder.name}
+
+
+def test_a_policy_trained_in_bfloat16_is_scored_in_the_type_of_its_weights() -> None:
+    AcceleratorState._reset_state(True)
+    model = torch.nn.Linear(8, 8)
+    x = torch.randn(4, 8)
+    exact = model(x)
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
+    AcceleratorState._reset_state(True)
+    rounded = prepared(x)
+    assert not torch.equal(rounded, exact)
+    with weights_arithmetic(prepared):
+        assert torch.equal(prepared(x), exact)
+    assert torch.equal(prepared(x), rounded)  # training goes on as before

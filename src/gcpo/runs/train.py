@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,18 +138,33 @@ def _fit_in_processes(plan: Plan, run: Run, validation: _Validation | None) -> l
     return list(made["log"])
 
 
+@contextlib.contextmanager
+def weights_arithmetic(model: torch.nn.Module) -> Iterator[None]:
+    """Let a policy compute in the type of its weights, as one that was never trained does, and not in training's
+    bfloat16: scores before and after training, and of ``gcpo evaluate``, would else differ by it."""
+    trains, plain = model.forward, model.__dict__.get("_original_forward")  # accelerate's name
+    if plain is not None:
+        model.forward = plain
+    try:
+        yield
+    finally:
+        if plain is not None:
+            model.forward = trains
+
+
 def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> pd.DataFrame:
     params = plan.params
-    return evaluate(
-        model,
-        tokens,
-        plan.task,
-        rows,
-        n=params.eval_samples,
-        temperature=params.temperature,
-        max_new_tokens=params.max_completion_length,
-        seed=params.seed,
-    )
+    with weights_arithmetic(model):
+        return evaluate(
+            model,
+            tokens,
+            plan.task,
+            rows,
+            n=params.eval_samples,
+            temperature=params.temperature,
+            max_new_tokens=params.max_completion_length,
+            seed=params.seed,
+        )
 
 
 class _Progress(transformers.TrainerCallback):
