@@ -392,6 +392,17 @@ def test_a_token_is_the_answers_where_they_share_a_character(words: list[str], c
     assert found.tolist() == [expected]
 
 
+def test_an_answer_that_ends_the_text_takes_one_search_through_its_prefixes() -> None:
+    asked: list[int] = []
+
+    def counted(ids: Sequence[int]) -> str:
+        asked.append(len(ids))
+        return "".join("so </think> 42".ljust(1000, "4")[i] for i in ids)
+
+    assert answer_mask([range(1000)], counted).int().sum() == 1000 - len("so </think>")
+    assert len(asked) <= 1 + 10  # the text, and a bisection
+
+
 @pytest.mark.parametrize(("before", "answer", "after"), [("so ", "42", ""), ("é ", "né", ""), ("né ", "né", "}")])
 def test_the_bytes_of_one_letter_belong_together(scratch: Path, before: str, answer: str, after: str) -> None:
     _, tokens = load_policy(str(scratch))  # a token is a byte

@@ -167,6 +167,9 @@ def answer_mask(
         # or adds nothing to a prefix that has: a letter's further bytes, or an end-of-sequence token.
         counts = range(len(tokens) + 1)
         first = bisect.bisect_right(counts, start, key=length) - 1 if start else 0
-        reached, passed = bisect.bisect_left(counts, stop, key=length), bisect.bisect_right(counts, stop, key=length)
-        answer_tokens[row, first : max(reached, passed - 1)] = True
+        last = len(tokens)
+        if stop < len(text):
+            reached, passed = (find(counts, stop, key=length) for find in (bisect.bisect_left, bisect.bisect_right))
+            last = max(reached, passed - 1)
+        answer_tokens[row, first:last] = True
     return answer_tokens
