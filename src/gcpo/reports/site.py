@@ -130,7 +130,7 @@ def _unfit(own: str, grid: str, profile: str, reference: bool) -> str | None:
     if len(tasks) == 1 and not tasks <= there:  # a report about one task
         return f"grid {grid} has no run on {', '.join(tasks)}: {first}"
     needed, given = ({key for plan in listed if plan.kind == "train" for key in plan.varied} for listed in plans)
-    for key in ("learning_rate", "alpha", "method_options", "policy"):  # a sweep: nothing to choose among one
+    for key in ("policy", "learning_rate", "alpha", "method_options"):  # a sweep: nothing to choose among one
         if key in needed - given:
             return f"grid {grid} has one {key.replace('_', ' ')}, and several are compared: {first}"
     return None
