@@ -11,9 +11,11 @@ import pytest
 import torch
 from helpers import for_all, seeds
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from gcpo import gradients
 from gcpo.gradients import GradientStats, gradient_variance, score_gradients, variance_decomposition
 
 VOCABULARY = 23
@@ -122,6 +124,22 @@ def test_eq20_is_the_two_pass_variance_of_explicit_gradients(tied: bool, dtype: 
     assert explicit.dtype == dtype
     assert explicit.shape == (6, sum(p.numel() for p in model.parameters()))
     torch.testing.assert_close(explicit.double(), torch.from_numpy(gradients), rtol=1e-4, atol=1e-5)
+
+
+def test_logits_of_the_prompt_are_left_out_where_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    assert gradients._keeps(qwen2(), gpu) and not gradients._keeps(qwen2(), torch.device("cpu"))
+    assert not gradients._keeps(Absolute(), gpu)  # whose forward pass cannot
+    adapted = get_peft_model(qwen2(), LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    assert gradients._keeps(adapted, gpu)
+    monkeypatch.setattr(gradients, "_keeps", lambda model, device: True)
+    model, batch, advantages = qwen2(), rollouts(), advantages_of()
+    batch["completion_mask"][0, PROMPT] = 0  # a tool's token
+    expected = reference_gradients(model, batch)
+    asked: list[int] = []
+    model.lm_head.register_forward_hook(lambda module, given, found: asked.append(given[0].shape[1]))
+    check(gradient_variance(model, **batch, advantages=advantages), expected, advantages)
+    assert asked and max(asked) <= LENGTH - PROMPT + 1
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.6])

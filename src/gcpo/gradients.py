@@ -7,12 +7,13 @@ without dropout: neither the other rows nor the padding can change g_i.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -76,21 +77,21 @@ def gradient_variance(
     with _dropout_off(model):
         for row, members in active.items():
             gradient = _score_gradient(model, row, parameters, temperature)
-            squared_norm = sum(map(_squared_norm, gradient))
+            squared_norm = _squared_norm(map(_norm, gradient))
             shared = scale[members]
             centre = shared.mean()
             squared_norms[members] = shared.square() * squared_norm
             # Chan's update: merge the row's equal gradients, a block of its own mean and spread, into the running ones.
             total = count + len(members)
-            distance = 0.0
+            norms = []
             for running, part in zip(mean, gradient, strict=True):
                 step = part.to(running.dtype) * centre.item() - running
-                distance += _squared_norm(step)
+                norms.append(_norm(step))
                 running.add_(step, alpha=len(members) / total)
             deviation += float((shared - centre).square().sum()) * squared_norm
-            deviation += distance * count * len(members) / total
+            deviation += _squared_norm(norms) * count * len(members) / total
             count = total
-    return GradientStats(deviation / len(scale), squared_norms, sum(map(_squared_norm, mean)))
+    return GradientStats(deviation / len(scale), squared_norms, _squared_norm(map(_norm, mean)))
 
 
 def score_gradients(
@@ -218,11 +219,20 @@ def _score_gradient(
     attended = torch.tensor([row.attended], device=device, dtype=torch.long)
     positions = torch.arange(len(row.ids), device=device).unsqueeze(0)
     scored = torch.tensor(row.completion[1:], device=device)
+    options = {"logits_to_keep": len(row.ids) - row.completion.index(True) + 1} if _keeps(model, device) else {}
     with torch.enable_grad():
-        logits = model(input_ids=ids, attention_mask=attended, position_ids=positions).logits[0, :-1][scored]
+        logits = model(input_ids=ids, attention_mask=attended, position_ids=positions, **options).logits[0, :-1]
+        logits = logits[scored[-len(logits) :]]
         logits = logits.to(_accumulator(logits)) / temperature
         log_likelihood = -nn.functional.cross_entropy(logits, ids[0, 1:][scored], reduction="sum")
         return torch.autograd.grad(log_likelihood, parameters, allow_unused=True, materialize_grads=True)
+
+
+def _keeps(model: Any, device: torch.device) -> bool:
+    """Whether to leave out the prompt's logits, most of the memory. Not on a CPU: with fewer rows in one product the
+    last bit of what is recorded would be another."""
+    forward = model.get_base_model().forward if hasattr(model, "get_base_model") else model.forward  # of adapters
+    return device.type != "cpu" and "logits_to_keep" in inspect.signature(forward).parameters
 
 
 def _distinct_rows(input_ids: Tensor, attention_mask: Tensor, completion_mask: Tensor) -> dict[_Row, list[int]]:
@@ -287,10 +297,16 @@ def _accumulator(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
-def _squared_norm(values: Tensor) -> float:
+def _norm(values: Tensor) -> Float[Tensor, ""]:
     # Apple's GPUs have no float64.
     precise = torch.float32 if values.device.type == "mps" else torch.float64
-    return torch.linalg.vector_norm(values.detach(), dtype=precise).item() ** 2
+    return torch.linalg.vector_norm(values.detach(), dtype=precise)
+
+
+def _squared_norm(norms: Iterable[Tensor]) -> float:
+    """|v|^2 from the norms of v's parts, for which a device waits once."""
+    parts = list(norms)
+    return sum(norm**2 for norm in torch.stack([part.to(parts[0].device) for part in parts]).tolist())
 
 
 @contextmanager
