@@ -146,7 +146,8 @@ def test_check_says_what_does_not_fit(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["check", "paper_figure1", "--profile", "paper"]) == 0
     said = capsys.readouterr().out
-    assert "all of paper_figure1, estimated (not measured on a GPU): at most" in said
+    assert "estimated, not measured, for a GPU of 80 GB as fast as an H100:" in said
+    assert "all of paper_figure1: at most" in said
     assert "policy Qwen/Qwen2.5-1.5B-Instruct: NOT THERE, and HF_HUB_OFFLINE is set" in said
     assert "data allenai/qasper (test): NOT THERE, and HF_HUB_OFFLINE is set: set GCPO_DATA_DIR to a folder" in said
     assert main(["check", "paper_figure1", "--profile", "paper", "--gpu-memory", "8"]) == 1
@@ -157,6 +158,14 @@ def test_check_says_what_does_not_fit(capsys: pytest.CaptureFixture[str], monkey
     assert main(["check", "paper_figure1", "--profile", "paper", "--gpu-memory", "0"]) == 2
     assert "a GPU has more than 0 GB" in capsys.readouterr().err
     assert main(["check", "--profile", "papr"]) == 2
+
+
+def test_check_knows_the_gpu_of_a_profile_and_what_adapters_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "paper_table1", "--profile", "single_gpu"]) == 1
+    said = capsys.readouterr().out
+    assert "for a GPU of 24 GB as fast as an RTX 4090:" in said and "DOES NOT FIT" not in said
+    (why,) = (line for line in said.splitlines() if line.startswith("TRL refuses"))
+    assert why.startswith("TRL refuses narrativeqa-care-0-") and why.endswith("there is none: set lora_rank: 0")
 
 
 def test_what_trl_refuses_is_said_before_anything_runs() -> None:

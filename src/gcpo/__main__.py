@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parameters(tried)
     checked = command("check", "check parameter files and grids, and show what is run and what is not", "laptop")
     checked.add_argument("name", nargs="*", help="grids (default: those that fit the profile)")
-    checked.add_argument("--gpu-memory", type=float, default=80.0, metavar="GB", help="of the GPU (default: 80)")
+    checked.add_argument("--gpu-memory", type=float, metavar="GB", help="of the GPU (default: the profile's)")
     checked.add_argument("--gate", metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
     checked.add_argument("--reference", action="store_true", help="with --gate: read the committed reference")
     reported = command("report", "execute the report notebooks")
@@ -230,7 +230,7 @@ def _check(options: argparse.Namespace) -> int:
     for name in profiles():
         validate(load_profile(name), f"params/{name}.yaml")
     print(f"profiles: {', '.join(profiles())}: good")
-    if options.gpu_memory <= 0:
+    if options.gpu_memory is not None and options.gpu_memory <= 0:
         raise ParameterError(f"--gpu-memory {options.gpu_memory:g}: a GPU has more than 0 GB.")
     too_large, asked = [], []
     for name in options.name or fitting(options.profile):
@@ -249,17 +249,20 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if refused or too_large else 0
 
 
-def _estimated(grid: str, plans: list[Plan], gpu: float) -> list[str]:
+def _estimated(grid: str, plans: list[Plan], gpu: float | None) -> list[str]:
     """Say what a grid's runs take of a GPU, by task; returns what does not fit. Embedded policies need none."""
     from gcpo.runs import estimates  # seconds to import
 
     large = [plan for plan in plans if "policy" not in plan.embedded]
+    if not large:
+        return []
+    gpu = gpu or estimates.OF_PROFILE.get(large[0].params.profile, 80.0)
+    print(f"  estimated, not measured, for a GPU of {gpu:g} GB as fast as an {estimates.nearest(gpu)[0]}:")
     every = [estimates.estimate(plan, gpu) for plan in large]
     for task in dict.fromkeys(plan.params.task for plan in large):
         found = [one for plan, one in zip(large, every, strict=True) if plan.params.task == task]
-        print(f"  {task}, {len(found)} runs, estimated: {estimates.total(found)}")
-    if large:
-        print(f"  all of {grid}, estimated (not measured on a GPU): {estimates.total(every)}")
+        print(f"  {task}, {len(found)} runs: {estimates.total(found)}")
+    print(f"  all of {grid}: {estimates.total(every)}")
     reasons: dict[str, list[str]] = {}
     for plan in large:
         if why := estimates.misfit(plan, gpu):

@@ -58,6 +58,7 @@ FRAGMENTS = 1.1  # chosen: what an allocator asks for beyond what is used
 BYTES_PER_TOKEN = 4.0  # chosen: of English, by a tokenizer of 150,000 tokens
 # Peak operations a second in bfloat16 without sparsity, and bytes a second (NVIDIA's data sheets): H100 SXM, RTX 4090.
 GPUS = {80.0: ("H100", 989e12, 3.35e12), 24.0: ("RTX 4090", 165e12, 1.008e12)}
+OF_PROFILE = {"single_gpu": 24.0}  # GB of the GPU that a profile is for; 80 for the others
 UTILISATION = 0.35  # chosen: share of the peak that training of such models reaches
 DECODING = 0.03  # chosen: seconds of a step of generation without vLLM, which Python and not the GPU decides
 
@@ -165,6 +166,11 @@ def kept_by_a_layer(config: PretrainedConfig, size: int) -> float:
     return size * (5 * hidden + 2 * pairs + 4 * wide) + 4 * 4 * hidden
 
 
+def nearest(gpu: float) -> tuple[str, float, float]:
+    """Of :data:`GPUS`, the one that is nearest in GB."""
+    return GPUS[min(GPUS, key=lambda known: abs(known - gpu))]
+
+
 def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
     """What a run takes of a GPU with so many GB: the nearest of :data:`GPUS`. That of a training run which it looks at
     (``at_step``) is not part of it.
@@ -212,7 +218,7 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
         memory["backward"] = held * saved + 2 * 4 * TILE[0] * TILE[1] + 4 * config.vocab_size * hidden + casts
     elif gradients:  # without checkpointing, and of whole logits
         memory["backward"] = held * (per_layer * layers + 2 * 4 * config.vocab_size)
-    _, peak, bandwidth = GPUS[min(GPUS, key=lambda known: abs(known - gpu))]
+    _, peak, bandwidth = nearest(gpu)
     forward = (2 * total + 2 * layers * hidden * (prompt + length)) * (prompt + length)  # of one completion
 
     def sampling(completions: float, at_once: float) -> float:

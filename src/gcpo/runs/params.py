@@ -241,8 +241,8 @@ class Params(BaseModel):
         if self.save_steps < max(self.max_steps, self.at_step) and self.save_steps * passes % generation:
             steps = generation // math.gcd(generation, passes)
             raise ValueError(
-                f"save_steps: a run that goes on from step {self.save_steps} would sample anew amid a generation; use a "
-                f"multiple of {steps}, as {-(-self.save_steps // steps) * steps} (by num_iterations and "
+                f"save_steps: a run that goes on from step {self.save_steps} would sample anew amid a generation; use "
+                f"a multiple of {steps}, as {-(-self.save_steps // steps) * steps} (by num_iterations and "
                 "steps_per_generation of grpo)"
             )
 

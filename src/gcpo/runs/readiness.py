@@ -16,10 +16,12 @@ from gcpo.tasks import sources
 from gcpo.tasks.base import DATA_DIR, Source
 
 SECONDS = 10.0  # to wait for an answer of the Hub
+# Which its trainer says only when it has the policy.
+MOVING = "{}'s reference model follows the policy, and with adapters (lora_rank) there is none: set lora_rank: 0"
 
 
 def refused(plans: Iterable[Plan]) -> list[str]:
-    """What TRL's config says against training runs, a line for each kind of complaint with the first such run."""
+    """What TRL says against the settings of training runs, a line for each kind of complaint with the first such run."""
     quiet()
     found: dict[str, str] = {}
     for plan in plans:
@@ -27,6 +29,8 @@ def refused(plans: Iterable[Plan]) -> list[str]:
             at_once = plan.trainer["per_device_train_batch_size"] * plan.params.processes
             as_one = plan.params.model_copy(update={"processes": 1, "micro_batch": at_once})
             try:
+                if plan.params.lora_rank and plan.trainer.get("sync_ref_model"):
+                    raise ValueError(MOVING.format(plan.params.method))
                 configure(Plan("train", as_one), plan.folder, plan.params.entailment)
             except (ValueError, TypeError, ImportError) as error:
                 found.setdefault(" ".join(str(error).split()), plan.id)
