@@ -91,6 +91,15 @@ def test_checkpointing_takes_less_memory_and_more_time() -> None:
     assert less.seconds["train"] > more.seconds["train"]
 
 
+def test_vllm_keeps_its_share_of_the_gpu_in_place_of_a_cache() -> None:
+    fields = {"bf16": True, "gradient_checkpointing": True, "use_vllm": True}
+    own, beside = (estimates.estimate(plan(grpo={**fields, "vllm_mode": mode})) for mode in ("server", "colocate"))
+    assert own.memory["generation"] == own.vllm == 0 and beside.peak == own.peak + 0.3 * 80e9
+    most = plan(grpo={**fields, "vllm_gpu_memory_utilization": 0.9})
+    why = estimates.misfit(most, 80)
+    assert why and "vllm 72.0): try a lower vllm_gpu_memory_utilization" in why
+
+
 def measured() -> pd.DataFrame:
     """The reference's runs of GRPO and Dr. GRPO on tinymath, estimated beside what they took."""
     runs = records.find("laptop", reference=True)

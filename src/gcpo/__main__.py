@@ -18,7 +18,7 @@ from gcpo.reports import records
 from gcpo.runs.contents import Seen
 from gcpo.runs.grids import expand, fitting
 from gcpo.runs.manifest import RecordError, Run, load
-from gcpo.runs.params import ParameterError, load_profile, parse_yaml, profiles, validate
+from gcpo.runs.params import ParameterError, Params, load_profile, over, parse_yaml, profiles, validate
 from gcpo.runs.plan import KINDS, Plan
 
 
@@ -115,11 +115,14 @@ def _given(pairs: list[list[str]]) -> dict[str, Any]:
     return {key: parse_yaml(value, f"-p {key}") for key, value in pairs}
 
 
+def _params(options: argparse.Namespace) -> Params:
+    return validate(over(load_profile(options.profile), _given(options.p)), f"{options.profile} with -p")
+
+
 def _run(options: argparse.Namespace) -> int:
     from gcpo.runs.runner import run
 
-    params = validate({**load_profile(options.profile), **_given(options.p)}, f"{options.profile} with -p")
-    plan = Plan(options.kind, params)
+    plan = Plan(options.kind, _params(options))
     files.check_writable(paths.OUTPUTS)
     _make_world([plan])
     done = run(plan)
@@ -132,9 +135,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from gcpo.reports.tables import scores_table
     from gcpo.runs.runner import run_grid
 
-    plan = Plan(
-        "evaluate", validate({**load_profile(options.profile), **_given(options.p)}, f"{options.profile} with -p")
-    )
+    plan = Plan("evaluate", _params(options))
     files.check_writable(paths.OUTPUTS)
     _make_world([plan])
     if failed := run_grid([plan], jobs=1):  # with its progress

@@ -8,6 +8,7 @@ weight that is trained, in its type; a copy of the policy for the KL term, unles
 the models that judge answers; and the larger of what generation and what a backward pass hold:
 
 - generation keeps keys and values of every completion of a step: 2 x layers x key-value heads x head size for a token;
+  vLLM instead keeps its share of the GPU (``vllm_gpu_memory_utilization``) all the time;
 - a backward pass keeps, for each of ``micro_batch`` completions and each token of prompt and completion, what the
   layers save (:func:`kept_by_a_layer`); with gradient checkpointing the input of each layer, and one layer as a whole.
   Logits are not among it: TRL projects tiles of :data:`TILE` (its ``chunked_logprob``), never prompt x vocabulary.
@@ -95,7 +96,7 @@ BENCHMARKS = {
 class Estimate:
     """What a run takes: ``tokens`` that it generates at most, ``read`` tokens of prompts beside them, ``memory`` by
     what holds it on each GPU, ``disk`` for good and that of ``checkpoints`` until it is finished, in bytes,
-    ``seconds`` by phase, and ``gpus``, their number."""
+    ``seconds`` by phase, ``gpus``, their number, and bytes that ``vllm`` keeps of each, also while others use it."""
 
     tokens: int
     read: int
@@ -104,13 +105,14 @@ class Estimate:
     checkpoints: float
     seconds: dict[str, float]
     gpus: int = 1
+    vllm: float = 0.0
 
     @property
     def peak(self) -> float:
         """Bytes of a GPU at the highest point: generation and backward passes do not coincide."""
         apart = {"generation", "backward"}
         used = sum(size for name, size in self.memory.items() if name not in apart)
-        return CONTEXT + FRAGMENTS * (used + max(self.memory[name] for name in apart))
+        return CONTEXT + self.vllm + FRAGMENTS * (used + max(self.memory[name] for name in apart))
 
     @property
     def hours(self) -> float:
@@ -214,6 +216,11 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
         "generation": generated * (prompt + length) * cache_size + (way == "DEEPSPEED") * size * total,
         "backward": 0.0,
     }
+    vllm = 0.0
+    if training and settings.get("use_vllm"):  # generates in memory of its own, on a GPU of its own as a server
+        memory["generation"] = 0.0
+        if settings.get("vllm_mode", "colocate") == "colocate":
+            vllm = settings.get("vllm_gpu_memory_utilization", 0.3) * gpu * GB
     if training:
         memory["backward"] = held * saved + 2 * 4 * TILE[0] * TILE[1] + 4 * config.vocab_size * hidden + casts
     elif gradients:  # without checkpointing, and of whole logits
@@ -246,6 +253,7 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
             "evaluate": sampling(answers, together * (n if gradients else (1 + n) / 2)),
         },
         gpus=gpus,
+        vllm=vllm,
     )
 
 
@@ -287,7 +295,10 @@ def misfit(plan: Plan, gpu: float) -> str | None:
         fewer.append("gradient_parameters of fewer layers")
     types = [] if params.dtype == "bfloat16" or not params.lora_rank else ["dtype: bfloat16"]
     way = ways.get(largest) or [*fewer, *types] or ["a smaller policy"]
-    held = ", ".join(f"{name} {size / GB:.1f}" for name, size in found.memory.items() if size)
+    if found.vllm > found.memory[largest]:
+        way = ["a lower vllm_gpu_memory_utilization"]
+    listed = {**found.memory, "vllm": found.vllm}
+    held = ", ".join(f"{name} {size / GB:.1f}" for name, size in listed.items() if size)
     return f"{found.peak / GB:.0f} GB of {gpu:g} ({held}): try {', or '.join(way)}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gcpo import paths, world
 from gcpo.methods import METHODS
-from gcpo.runs.params import ParameterError, Params, file_of, load_profile, names_in, read_yaml, validate
+from gcpo.runs.params import ParameterError, Params, file_of, load_profile, names_in, over, read_yaml, validate
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.tasks import GENERATED
 
@@ -23,7 +23,7 @@ def grids() -> list[str]:
 
 
 def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> list[Plan]:
-    """Every run of a grid, checked: the profile's values, the grid's, then ``overrides``.
+    """Every run of a grid, checked: the profile's values, the grid's, then ``overrides``, by ``params.over``.
 
     A grid is a list of blocks; a block names a ``kind`` (a key of ``KINDS``) and gives lists of values for any
     parameters, and every combination is a run. Among methods, "all" is every one, and "-name" leaves one out; an
@@ -47,7 +47,7 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
         if "method" in axes:
             axes["method"] = _methods(axes["method"])
         for values in itertools.product(*axes.values()):
-            chosen = {**base, **dict(zip(axes, values, strict=True)), **(overrides or {})}
+            chosen = over(base, dict(zip(axes, values, strict=True)), overrides or {})
             if chosen.get("at_step") == END:
                 chosen["at_step"] = chosen["max_steps"]
             plan = Plan(kind, validate(chosen, f"run of {path.name} with {profile}.yaml"))

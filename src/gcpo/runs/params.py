@@ -365,6 +365,18 @@ def load_profile(name: str) -> dict[str, Any]:
     return values
 
 
+def over(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
+    """Values laid over those of a profile, the last on top; of ``grpo`` each field by itself, and not the mapping."""
+    found = dict(base)
+    for values in more:
+        for key, value in values.items():
+            below = found.get(key)
+            if key == "grpo" and isinstance(below, Mapping) and isinstance(value, Mapping):
+                value = {**below, **value}
+            found[key] = value
+    return found
+
+
 def read_yaml(path: Path) -> Any:
     """The one document of a YAML file, plain values only.
 

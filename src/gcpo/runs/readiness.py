@@ -21,7 +21,7 @@ MOVING = "{}'s reference model follows the policy, and with adapters (lora_rank)
 
 
 def refused(plans: Iterable[Plan]) -> list[str]:
-    """What TRL says against the settings of training runs, a line for each kind of complaint with the first such run."""
+    """What TRL says against settings of training runs, a line for each kind of complaint with the first such run."""
     quiet()
     found: dict[str, str] = {}
     for plan in plans:
