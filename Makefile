@@ -9,7 +9,7 @@ APART := ^(reasoning-gym|pycosat)==
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce reproduce-all test test-chaos unit world models setup smoke zoo lint bench reference site notebooks clean
+.PHONY: reproduce reproduce-all test test-chaos unit world models setup smoke zoo lint bench reference site notebooks clean clean-runs
 
 reproduce: world  ## the headline tables and figures on three seeds, with PROFILE=laptop unless told otherwise
 	$(BIN)/python -m gcpo grid reproduce --profile $(PROFILE) --jobs $(JOBS)
@@ -76,5 +76,8 @@ site: setup  ## the notebooks, the ledger with filters and every page, in build/
 notebooks: setup  ## the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
 
-clean:
-	rm -rf .venv build outputs/smoke outputs/laptop outputs/world
+clean:  ## remove the virtual environment and what was built; runs stay
+	rm -rf .venv build
+
+clean-runs:  ## remove this machine's runs, which took up to a day, and the world that they started from
+	rm -rf outputs/smoke outputs/laptop outputs/world
