@@ -310,6 +310,12 @@ def test_rao_of_equal_likelihoods_is_counts_and_a_common_factor_cancels(seed: in
     torch.testing.assert_close(MEASURES["rao"](shifted), MEASURES["rao"](x))
 
 
+@pytest.mark.parametrize("logp", [-88.0, -90.0, -100.0, -103.0, -110.0])
+def test_rao_of_a_share_that_float32_barely_holds_is_within_its_range(logp: float) -> None:
+    value = m.semantic_entropy(torch.tensor([0, 1]), torch.tensor([0.0, logp]), estimator="rao")
+    assert 0 <= value < 1e-30
+
+
 def test_rao_of_an_impossible_response_is_finite() -> None:
     logps = torch.tensor([-1.0, -1.0, -torch.inf])
     value = m.semantic_entropy(torch.tensor([0, 1, 2]), logps, estimator="rao")

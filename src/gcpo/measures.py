@@ -149,8 +149,9 @@ def semantic_entropy(
             first_of_cluster = kept & ~same.tril(-1).any(-1)
             return -torch.where(first_of_cluster, log_mass, 0).sum(-1) / first_of_cluster.sum(-1).clamp(min=1)
         weight = logps.softmax(-1).masked_fill(~kept, 0)
-    total = weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
-    cluster_share = (same * weight.unsqueeze(-2)).sum(-1) / total
+    tiny = torch.finfo(weight.dtype).tiny  # below it 1 / p_k is infinite
+    total = weight.sum(-1, keepdim=True).clamp(min=tiny)
+    cluster_share = ((same * weight.unsqueeze(-2)).sum(-1) / total).clamp(min=tiny)
     return torch.xlogy(weight / total, 1 / cluster_share).sum(-1).clamp(min=0)
 
 
