@@ -112,6 +112,14 @@ def test_gsm8k_reads_the_box_or_the_number_after_the_hashes(text: str, expected:
         ("Answer: Because", None),
         ("A's", None),
         ("", None),
+        # an English "A", and letters of choices that are not chosen
+        ("A function f is continuous, so the answer is B.", None),
+        ("Answer: A and B are wrong, so C", None),
+        (r"\boxed{A, B}", None),
+        ("Answer: B because it is larger\nthan A", "B"),
+        ("Answer: **C**. A proof follows", "C"),
+        ("(A) as f is even", "A"),
+        ("D\nA proof follows", "D"),
     ],
 )
 def test_mmlu_reads_one_letter(text: str, expected: str | None) -> None:

@@ -15,15 +15,23 @@ PROMPT = """Answer the question with the letter of one choice. Write it in the f
 {question}
 
 {choices}"""
-_LETTER = re.compile(r"\W*(?:\\text\{)?\W*([A-D])(?![A-Za-z'])")
+_LETTER = re.compile(r"\W*(?:\\text\{)?\W*([A-D])(?![A-Za-z'])(.*)")
+_ENDED = re.compile(r"[^\w\s]*[.):]|\W*$")  # what follows a letter that is no word of a sentence
+_STANDING = re.compile(r"(?<![A-Za-z'])[A-D](?![A-Za-z'])")
 
 
 def extract(completion: str) -> str | None:
-    """The letter after the last "Answer:", or in the last box, or that the completion begins with; None without one."""
+    """The letter after the last "Answer:", or in the last box, or that the completion begins with; None without one.
+
+    It counts where a full stop, a bracket, a colon or the end of the line follows; after "Answer:" and in a box also
+    where no other choice's letter stands on its line. Neither "A function" nor "Answer: A and B are wrong" is one.
+    """
     marked = re.split("answer:", completion, flags=re.IGNORECASE)
     for text in (marked[-1] if len(marked) > 1 else None, boxed_answer(completion), completion):
         if text and (found := _LETTER.match(text)):
-            return found[1]
+            letter, rest = found.groups()
+            if _ENDED.match(rest) or (text is not completion and not {*_STANDING.findall(rest)} - {letter}):
+                return letter
     return None
 
 
