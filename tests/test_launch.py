@@ -46,7 +46,7 @@ def test_several_processes_leave_a_record_like_one_and_go_on_after_a_kill(output
     assert resumed.finished and resumed.manifest["attempts"] == 2
     kept = {name: (plan.folder / name).read_bytes() for name in RECORDS}
     names = {path.name for path in plan.folder.iterdir()}
-    assert names == {*RECORDS, "manifest.json", "policy", "completions", launch.OUTPUT}
+    assert names == {*RECORDS, "manifest.json", "params.yaml", "policy", "completions", launch.OUTPUT}
     shutil.rmtree(plan.folder)
     whole = train(plan.params)
     assert whole.manifest["attempts"] == 1

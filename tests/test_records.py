@@ -72,6 +72,17 @@ def test_a_failure_is_recorded_with_its_reason_and_goes_on_to_the_caller(error: 
     assert not manifest.load(run.folder).finished
 
 
+def test_the_peak_of_a_gpu_is_kept_where_one_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "peak_gpu_memory_gb" not in finished(seed=1).manifest
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 2e9)
+    forgotten: list[int] = []
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: forgotten.append(1))
+    assert failed().manifest["peak_gpu_memory_gb"] == 2.0 and forgotten  # what another run in this process took
+    (planned().folder / "training.json").write_text('{"peak_gpu_memory_gb": 3.254}')
+    assert finished().manifest["peak_gpu_memory_gb"] == 3.25  # of the processes that trained
+
+
 def test_seconds_add_up_over_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 107.25, 500.0, 502.5])
     monkeypatch.setattr(manifest, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))

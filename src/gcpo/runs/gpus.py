@@ -52,3 +52,14 @@ def take_one() -> None:
                 f"to train: start it again with {VISIBLE}={found[0]}"
             )
         os.environ[VISIBLE] = found[0]
+
+
+def peak_memory() -> float:
+    """GB (10^9 bytes) that tensors of this process have held of its GPU at most, since the last ``forget_peak``."""
+    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else 0.0
+
+
+def forget_peak() -> None:
+    """Let :func:`peak_memory` begin anew: one process may make several runs."""
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()

@@ -30,6 +30,7 @@ from gcpo import files, paths
 from gcpo.runs import gpus
 from gcpo.runs.clock import Clock
 from gcpo.runs.contents import Seen, changed, contents
+from gcpo.runs.launch import LOG
 from gcpo.runs.plan import SCHEMA, Plan, digest
 
 # Of TRL's config, where things are (params and contents name the models) and who may write there.
@@ -222,6 +223,8 @@ def record(plan: Plan) -> Iterator[Run]:
         run = _set_aside(run)
     run.folder.mkdir(parents=True, exist_ok=True)
     files.write(run.folder / "params.yaml", yaml.safe_dump(plan.params.model_dump(mode="json"), sort_keys=False))
+    gpus.forget_peak()
+    gpu_before = run.manifest.get("peak_gpu_memory_gb", 0.0)
     before = {key: run.manifest.get(key, 0.0) for key in ("seconds", "cpu_seconds")}
     phases: Counter[str] = Counter(run.manifest.get("phases", {}))
     start, start_cpu = time.monotonic(), _cpu_seconds()
@@ -253,6 +256,8 @@ def record(plan: Plan) -> Iterator[Run]:
         phases.update(run.clock.seconds)  # which adds
         run.manifest["phases"] = {phase: round(seconds, 2) for phase, seconds in phases.items()}
         run.manifest["peak_memory_gb"] = round(_peak_memory(), 2)
+        if peak := max(gpu_before, gpus.peak_memory(), _peak_of_processes(run)):
+            run.manifest["peak_gpu_memory_gb"] = round(peak, 2)
         run.write()
         files.remember()
 
@@ -297,6 +302,15 @@ def _cpu_seconds() -> float:
 def _peak_memory() -> float:
     unit = 1024**3 if sys.platform == "darwin" else 1024**2  # bytes there, kilobytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def _peak_of_processes(run: Run) -> float:
+    """The same of a GPU, of the processes that trained it; 0 if none was used or they have not ended well."""
+    try:
+        made = json.loads((run.folder / LOG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return 0.0
+    return float(made.get("peak_gpu_memory_gb", 0.0))
 
 
 def environment() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from accelerate import PartialState
 
 from gcpo import files
 from gcpo.processes import end_with
+from gcpo.runs import gpus
 from gcpo.runs.launch import LOG
 from gcpo.runs.manifest import Run, load
 from gcpo.runs.params import validate
@@ -61,8 +62,10 @@ def work(folder: Path) -> None:
     steps = quarters(params.max_steps)[1:-1] if params.validation_limit else []
     fit(trainer, run, _Policies(trainer, folder / "validation", steps))
     trainer.accelerator.wait_for_everyone()  # after which all that is left to do is to end
+    peaks = trainer.accelerator.gather(torch.tensor([gpus.peak_memory()], device=trainer.accelerator.device))
     if trainer.is_world_process_zero():
         made = {"trl": settings(trainer), "log": trainer.state.log_history, "phases": run.clock.seconds}
+        made["peak_gpu_memory_gb"] = peaks.max().item()
         files.write(folder / LOG, json.dumps(made, default=str))
     trainer.accelerator.end_training()
 
