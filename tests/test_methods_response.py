@@ -191,3 +191,9 @@ def test_r2vpo_of_ratios_half_above_and_half_below() -> None:
     assert found("r2vpo", group) == pytest.approx([1 / 1.25, 1, 1 / 1.5, 1])
     assert found("r2vpo", group, lambda_=3) == pytest.approx([1 / 1.75, 1, 1 / 2.5, 1])
     assert found("r2vpo", group)[3] == 1
+
+
+@pytest.mark.parametrize("value", [-0.5, INF, NAN])
+def test_a_lambda_that_would_break_the_bounds_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="lambda_ must be at least 0"):
+        get_method("r2vpo", lambda_=value)

@@ -165,7 +165,7 @@ def test_kl_cov_of_the_same_tokens() -> None:
     assert paid(group, share=0.45) == [[0, 3], [2, 1], [3, 0], [3, 1]]
     assert paid(group, share=0.2, coefficient=0.1) == [[0, 3], [3, 1]]
     every = group.mask[0].nonzero().tolist()
-    assert paid(group, share=1.0) == paid(group, share=2.0) == every  # also those below 0, and never what is no token
+    assert paid(group, share=1.0) == every  # also those below 0, and never what is no token
 
 
 def test_kl_cov_default_share_is_2e_3_of_the_tokens() -> None:
@@ -180,3 +180,19 @@ def test_kl_cov_never_makes_padding_pay() -> None:
     logps = torch.tensor([[[-3.0, 0.0], [-1.0, 0.0]]])
     ((_, token),) = paid(Rollouts(torch.tensor([[2.0, 0.0]]), logps=logps, ratios=one, mask=mask))
     assert token == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value", "message"),
+    [
+        ("clip_cov", "share", -0.1, "share is -0.1, expected a share of the batch's tokens"),
+        ("clip_cov", "share", 1.1, "share is 1.1"),
+        ("clip_cov", "band", (5.0, 1.0), r"band is \(5.0, 1.0\), expected \(low, high\) with low < high"),
+        ("clip_cov", "clip", (0.2, -0.2), "clip must be at least 0"),
+        ("kl_cov", "share", 0.0, "share is 0.0"),
+        ("kl_cov", "coefficient", -1.0, "coefficient must be at least 0"),
+    ],
+)
+def test_a_constant_that_would_break_the_bounds_is_refused(method: str, option: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        get_method(method, **{option: value})

@@ -24,6 +24,12 @@ ROUNDING = 1e-6  # what is this little below a mean is at the mean
 CLUSTERS = ("greedy", "bidirectional", "exact", "math", "task")
 
 
+def check_share(share: float, of: str) -> None:
+    """Refuse what is no share, or none of anything."""
+    if not 0 < share <= 1:
+        raise ValueError(f"share is {share}, expected a share of {of}, above 0 and at most 1.")
+
+
 def right(rollouts: Rollouts) -> Bool[Tensor, "B G"]:
     """Where a response is right: its correctness is above 1/2, strictly (for F1, the papers' accuracy)."""
     return rollouts.scorable & (rollouts.correctness > 0.5)

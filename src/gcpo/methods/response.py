@@ -133,6 +133,10 @@ class RatioVariance(Factor):
     measure: str = "ratio_variance"
     lambda_: float = 1.0
 
+    def __post_init__(self) -> None:
+        check_alpha(self.lambda_, "lambda_")
+        super().__post_init__()
+
     reads = frozenset({"ratios", "mask"})
     direction = "damps responses whose ratios vary"
 

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gcpo.masked import deviations, mean
-from gcpo.methods.parts import ROUNDING, RewardStage, judged, right
+from gcpo.methods.forms import check_alpha
+from gcpo.methods.parts import ROUNDING, RewardStage, check_share, judged, right
 from gcpo.rollouts import Rollouts
 
 
@@ -52,6 +53,13 @@ class ReferenceBonus(RewardStage):
     margin: float = 0.01
     cap: float = 0.95
 
+    def __post_init__(self) -> None:
+        check_alpha(self.coefficient, "coefficient")
+        check_alpha(self.margin, "margin")
+        if not 0 < self.cap <= 1:
+            raise ValueError(f"cap is {self.cap}, expected a probability above 0.")
+        super().__post_init__()
+
     reads = frozenset({"ref_logps", "answer_mask", "mask"})
     direction = "rewards right answers that the reference finds likely"
     judges = True
@@ -76,6 +84,10 @@ class AgreementBonus(RewardStage):
 
     OPTIONS = ("coefficient",)
     coefficient: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_alpha(self.coefficient, "coefficient")
+        super().__post_init__()
 
     reads = frozenset({"embeddings"})
     direction = "rewards right answers that agree with the group"
@@ -102,8 +114,7 @@ class OverlongPenalty(RewardStage):
     share: float = 0.2  # 4096 of 20480 tokens
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share is {self.share}, expected a share of the allowed length, above 0 and at most 1.")
+        check_share(self.share, "the allowed length")
         super().__post_init__()
 
     reads = frozenset({"mask"})

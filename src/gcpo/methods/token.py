@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gcpo.masked import deviations, mean
-from gcpo.methods.parts import Factor, Part
+from gcpo.methods.forms import check_alpha
+from gcpo.methods.parts import Factor, Part, check_share
 from gcpo.rollouts import Rollouts
 
 
@@ -78,6 +79,15 @@ class CovarianceClip(Factor):
     clip: tuple[float, float] = (0.2, 0.2)
     seed: int = 0  # of the draw
 
+    def __post_init__(self) -> None:
+        check_share(self.share, "the batch's tokens")
+        low, high = self.band
+        if not low < high:
+            raise ValueError(f"band is {(low, high)}, expected (low, high) with low < high.")
+        for side in self.clip:
+            check_alpha(side, "clip")
+        super().__post_init__()
+
     reads = frozenset({"logps", "ratios", "mask"})
     direction = "drops some tokens of high covariance"
 
@@ -110,6 +120,11 @@ class CovariancePenalty(Part):
     needs_steps = True
     share: float = 2e-3
     coefficient: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_share(self.share, "the batch's tokens")
+        check_alpha(self.coefficient, "coefficient")
+        super().__post_init__()
 
     reads = frozenset({"logps", "ratios", "mask"})
     direction = "holds tokens of high covariance"
