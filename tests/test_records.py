@@ -113,7 +113,7 @@ def test_a_write_that_is_cut_short_leaves_the_old_manifest(monkeypatch: pytest.M
     assert on_disk(run) == before
     run.write()
     assert on_disk(run)["status"] == "running"
-    assert [path.name for path in run.folder.iterdir()] == ["manifest.json"]
+    assert {path.name for path in run.folder.iterdir()} == {"manifest.json", "params.yaml"}
 
 
 def test_a_table_that_is_cut_short_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
