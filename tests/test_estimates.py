@@ -91,6 +91,16 @@ def test_checkpointing_takes_less_memory_and_more_time() -> None:
     assert less.seconds["train"] > more.seconds["train"]
 
 
+def test_training_alone_computes_in_another_type_than_the_weights() -> None:
+    def seconds(bf16: bool, **values: Any) -> dict[str, float]:
+        return estimates.estimate(plan(grpo={"bf16": bf16, "gradient_checkpointing": False}, **values)).seconds
+
+    rounded, exact = seconds(True), seconds(False)
+    assert rounded["train"] == pytest.approx(exact["train"] * 67 / 989)
+    assert rounded["evaluate"] == exact["evaluate"]
+    assert seconds(True, kind="gradients") == seconds(False, kind="gradients")
+
+
 def test_vllm_keeps_its_share_of_the_gpu_in_place_of_a_cache() -> None:
     fields = {"bf16": True, "gradient_checkpointing": True, "use_vllm": True}
     own, beside = (estimates.estimate(plan(grpo={**fields, "vllm_mode": mode})) for mode in ("server", "colocate"))

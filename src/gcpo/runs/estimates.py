@@ -16,7 +16,8 @@ the models that judge answers; and the larger of what generation and what a back
 *Time* of training: a pass over a token takes 2 operations for each weight and 4 x hidden for each token before it and
 each layer, half of which is masked (Kaplan et al. 2020, section 2.1); a backward pass twice that, of which adapters
 spare the weights' half; checkpointing repeats the forward pass, a KL term adds one. Generation takes a step for each
-token, in which all weights are read.
+token, in which all weights are read. Training computes in bfloat16 where it says ``bf16``, evaluations and gradient
+statistics in the type of the weights.
 
 *Several processes* each train on their share of a step. ``accelerate: zero3`` and ``fsdp`` share weights, gradients and
 optimiser out over them, ``ddp`` gives each a copy; memory is that of one GPU, and GPU-hours count all of them while the
@@ -57,8 +58,9 @@ TILE = (4096, 8192)  # tokens x vocabulary of TRL's chunked_logprob, in float32:
 CONTEXT = 1.5 * GB  # chosen: CUDA, its libraries and kernels
 FRAGMENTS = 1.1  # chosen: what an allocator asks for beyond what is used
 BYTES_PER_TOKEN = 4.0  # chosen: of English, by a tokenizer of 150,000 tokens
-# Peak operations a second in bfloat16 without sparsity, and bytes a second (NVIDIA's data sheets): H100 SXM, RTX 4090.
-GPUS = {80.0: ("H100", 989e12, 3.35e12), 24.0: ("RTX 4090", 165e12, 1.008e12)}
+# Peak operations a second in bfloat16 without sparsity and in float32, and bytes a second (NVIDIA's data sheets): H100
+# SXM, RTX 4090.
+GPUS = {80.0: ("H100", 989e12, 67e12, 3.35e12), 24.0: ("RTX 4090", 165e12, 82.6e12, 1.008e12)}
 OF_PROFILE = {"single_gpu": 24.0}  # GB of the GPU that a profile is for; 80 for the others
 UTILISATION = 0.35  # chosen: share of the peak that training of such models reaches
 DECODING = 0.03  # chosen: seconds of a step of generation without vLLM, which Python and not the GPU decides
@@ -168,7 +170,7 @@ def kept_by_a_layer(config: PretrainedConfig, size: int) -> float:
     return size * (5 * hidden + 2 * pairs + 4 * wide) + 4 * 4 * hidden
 
 
-def nearest(gpu: float) -> tuple[str, float, float]:
+def nearest(gpu: float) -> tuple[str, float, float, float]:
     """Of :data:`GPUS`, the one that is nearest in GB."""
     return GPUS[min(GPUS, key=lambda known: abs(known - gpu))]
 
@@ -185,10 +187,11 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
     text = config.to_json_string(use_diff=False)
     total, adapters = weights(text, params.lora_rank)
     size = 2 if params.dtype == "bfloat16" else 4  # of a weight
-    number = 2 if settings["bf16"] or size == 2 else 4  # of an activation
+    training, gradients = plan.kind == "train" and params.max_steps > 0, plan.kind == "gradients"
+    # Of an activation: autocast is training's, and evaluations and statistics compute in the type of the weights.
+    number = 2 if size == 2 or (training and settings["bf16"]) else 4
     prompt, length = _prompt(plan), params.max_completion_length
     trained, of_one = (adapters, 4) if params.lora_rank else (total, size)
-    training, gradients = plan.kind == "train" and params.max_steps > 0, plan.kind == "gradients"
     covered = trained  # by gradient statistics
     if gradients and params.gradient_parameters and not params.lora_rank:
         covered = sum(one.numel() for one in chosen_parameters(_empty(text), params.gradient_parameters))
@@ -223,12 +226,13 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
             vllm = settings.get("vllm_gpu_memory_utilization", 0.3) * gpu * GB
     if training:
         memory["backward"] = held * saved + 2 * 4 * TILE[0] * TILE[1] + 4 * config.vocab_size * hidden + casts
-    elif gradients:  # without checkpointing, and of whole logits
-        memory["backward"] = held * (per_layer * layers + 2 * 4 * config.vocab_size)
-    _, peak, bandwidth = nearest(gpu)
+    elif gradients:  # without checkpointing, and of the answer's logits
+        memory["backward"] = held * per_layer * layers + length * 2 * 4 * config.vocab_size
+    _, half, single, bandwidth = nearest(gpu)
+    peak, own = (half if arithmetic == 2 else single for arithmetic in (number, size))
     forward = (2 * total + 2 * layers * hidden * (prompt + length)) * (prompt + length)  # of one completion
 
-    def sampling(completions: float, at_once: float) -> float:
+    def sampling(completions: float, at_once: float, peak: float) -> float:
         """Seconds to generate: a step for each token of each batch, and the reading of prompts."""
         step = max(DECODING, size * total / bandwidth)
         return math.ceil(completions / at_once) * length * step + completions * forward / (UTILISATION * peak)
@@ -248,9 +252,9 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
         disk=of_one * trained if training else 0.0,
         checkpoints=2 * 3 * of_one * trained if training else 0.0,  # two, with Adam's states
         seconds={
-            "generate": sampling(completions / gpus, generated) if completions else 0.0,
+            "generate": sampling(completions / gpus, generated, peak) if completions else 0.0,
             "train": trained_on / (UTILISATION * peak) / gpus,
-            "evaluate": sampling(answers, together * (n if gradients else (1 + n) / 2)),
+            "evaluate": sampling(answers, together * (n if gradients else (1 + n) / 2), own),
         },
         gpus=gpus,
         vllm=vllm,
