@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 import huggingface_hub
+import pyarrow as pa
 import pytest
 
 from gcpo.tasks import TASKS, get_task, narrativeqa
@@ -219,9 +220,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked["info"] = (name, revision)
         return type("Info", (), {"sha": "c0ffee"})
 
-    def load_dataset(name: str, config: str | None, *, split: str, revision: str | None) -> list[dict[str, Any]]:
+    def load_dataset(name: str, config: str | None, *, split: str, revision: str | None) -> datasets.Dataset:
         asked["load"] = (name, config, split, revision)
-        return asked["records"]
+        return datasets.Dataset.from_list(asked["records"])
 
     monkeypatch.setattr(huggingface_hub, "dataset_info", dataset_info)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -265,6 +266,17 @@ def test_the_same_rows_come_from_the_hub_and_from_a_folder(hub: dict[str, Any], 
     from_folder = NARRATIVEQA.load("test", limit=None, seed=3).rows
     os.environ.pop("GCPO_DATA_DIR")  # monkeypatch restores it
     assert NARRATIVEQA.load("test", limit=None, seed=3).rows == from_folder
+
+
+def test_the_stories_are_not_even_decoded(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    stories = pa.array([b"\xff"], pa.binary()).view(pa.string())  # an error where it is read
+    summaries = pa.array([{"text": "Ada has a cat."}])
+    documents = pa.StructArray.from_arrays([pa.array(["d1"]), summaries, stories], ["id", "summary", "text"])
+    columns = {name: pa.array([record(1)[name]]) for name in ("question", "answers")}
+    table = datasets.Dataset(pa.table({"document": documents, **columns}))
+    expected = NARRATIVEQA.load("test", limit=1).rows[0].references
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table)
+    assert NARRATIVEQA.load("test", limit=1).rows[0].references == expected
 
 
 # --- the real rows --------------------------------------------------------------------------------------------------

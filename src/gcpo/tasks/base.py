@@ -67,12 +67,14 @@ class Row:
 @dataclass(frozen=True)
 class Source:
     """Where a split is: the folder below ``$GCPO_DATA_DIR`` and the file's name there, which is the Hub's name of the
-    split, and the Hub's data set and configuration."""
+    split, and the Hub's data set and configuration. ``unread`` are fields there that no row is made of, large enough to
+    be left out: reading them takes time and memory."""
 
     folder: str
     split: str
     dataset: str
     config: str | None = None
+    unread: tuple[str, ...] = ()
 
     def file(self, folder: str) -> Path:
         """Its file below a folder such as ``$GCPO_DATA_DIR`` names."""
@@ -189,6 +191,7 @@ def reader(
             source.split,
             lambda record: (row for row in convert(record) if keep(split, row)),
             hub=(source.dataset, source.config),
+            unread=source.unread,
             limit=limit,
             seed=seed,
             revision=revision,
@@ -236,13 +239,14 @@ def read_rows(
     convert: Callable[[Record], Iterable[Row]],
     *,
     hub: tuple[str, str | None],
+    unread: Sequence[str] = (),
     limit: int | None = None,
     seed: int = 0,
     revision: str | None = None,
     skip_malformed: bool = False,
 ) -> Split:
     """Rows of a public benchmark, from ``$GCPO_DATA_DIR/<benchmark>/<split>.jsonl`` if the variable is set, else
-    from the Hub (``hub``: data set and configuration, at ``revision``).
+    from the Hub (``hub``: data set and configuration, at ``revision``; ``unread``: paths of fields to leave out).
 
     ``convert`` makes the rows of one record, reading it with ``field``. Rows come in the order of a hash of the seed
     and their id, so the first ``limit`` rows (at most; ``None``: all) are the same in either source and lie within
@@ -259,7 +263,7 @@ def read_rows(
     if folder := os.environ.get(DATA_DIR):
         records, source = _from_folder(Path(folder), benchmark, split)
     else:
-        records, source = _from_hub(*hub, benchmark, split, revision)
+        records, source = _from_hub(*hub, benchmark, split, revision, unread)
     rows: dict[str, Row] = {}
     skipped = 0
     for where, record in records:
@@ -323,7 +327,7 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _from_hub(
-    dataset: str, config: str | None, benchmark: str, split: str, revision: str | None
+    dataset: str, config: str | None, benchmark: str, split: str, revision: str | None, unread: Sequence[str]
 ) -> tuple[Iterator[tuple[str, Record]], dict[str, Any]]:
     import datasets  # slow to import, and not needed by the generated tasks
     import huggingface_hub
@@ -340,5 +344,23 @@ def _from_hub(
             f"{dataset} ({split}) could not be read from the Hub: {error}. Without the Hub, set {DATA_DIR} to a folder "
             f"that has {benchmark}/{split}.jsonl in the same fields."
         ) from error
-    records = ((f"{dataset} ({split}), row {number}", record) for number, record in enumerate(table, 1))
+    if unread:
+        table = table.flatten()
+        table = table.select_columns([name for name in table.column_names if name not in unread])
+    records = (
+        (f"{dataset} ({split}), row {number}", _nested(record) if unread else record)
+        for number, record in enumerate(table, 1)
+    )
     return records, {"dataset": dataset, "config": config, "split": split, "requested": revision, "revision": commit}
+
+
+def _nested(flat: Record) -> Record:
+    """A record whose fields are named by dotted paths, as it was before it was flattened."""
+    record: dict[str, Any] = {}
+    for path, value in flat.items():
+        *above, last = path.split(".")
+        inside = record
+        for part in above:
+            inside = inside.setdefault(part, {})
+        inside[last] = value
+    return record

@@ -41,8 +41,8 @@ def convert(record: Record) -> list[Row]:
     return [Row(field(record, "id", str), prompt, (field(record, "answer", str).strip(),), cut or shortened)]
 
 
-HUB = {"dataset": "hotpotqa/hotpot_qa", "config": "distractor"}
-SPLITS = {"train": Source("hotpotqa", "train", **HUB), "test": Source("hotpotqa", "validation", **HUB)}
+HUB = ("hotpotqa/hotpot_qa", "distractor")
+SPLITS = {"train": Source("hotpotqa", "train", *HUB), "test": Source("hotpotqa", "validation", *HUB)}
 TASK = replace(
     narrativeqa.TASK,
     name="hotpotqa",
