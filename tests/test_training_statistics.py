@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest
+from scipy.stats import binomtest, nct
 from scipy.stats import t as student
 from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
 
 from gcpo import statistics as s
 
@@ -138,6 +139,17 @@ def test_more_power_and_fewer_seeds_need_a_larger_difference() -> None:
     a, b = pair(0, seeds=12)
     assert s.minimal_detectable(a, b, power=0.9) > s.minimal_detectable(a, b) > 0
     assert s.minimal_detectable(a[:3], b[:3]) > s.minimal_detectable(a, b)
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_the_detectable_size_is_found_with_the_power_that_was_asked_for(seeds: int) -> None:
+    a, b = pair(0, seeds=seeds)
+    level = student(seeds - 1).ppf(0.975)
+    error = s.minimal_detectable(a, b) / TTestPower().solve_power(nobs=seeds, alpha=0.05, power=0.8)
+    for power in (0.06, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999):
+        shift = s.minimal_detectable(a, b, power) / error * math.sqrt(seeds)
+        found = nct(seeds - 1, shift)
+        assert found.sf(level) + np.nan_to_num(found.cdf(-level)) == pytest.approx(power, abs=1e-4)
 
 
 def test_holm_by_hand() -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm, pearsonr, trim_mean
+from scipy.optimize import brentq
+from scipy.stats import nct, norm, pearsonr, trim_mean
 from scipy.stats import t as student
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import mean_absolute_error
@@ -270,7 +271,11 @@ def minimal_detectable(a: Values, b: Values, power: float = 0.8) -> float:
         raise ValueError(f"power is {power}, expected a probability above 0.05 and below 1")
     paired = _paired(a, b)
     seeds = len(paired)
-    size = TTestPower().solve_power(nobs=seeds, alpha=0.05, power=power, alternative="two-sided")
+    test = TTestPower()
+    size = test.solve_power(nobs=seeds, alpha=0.05, power=power, alternative="two-sided")
+    if not abs(test.power(size, seeds, 0.05) - power) < 1e-4:  # it misses some of 2 seeds, whose power may be nan there
+        level = student.ppf(0.975, seeds - 1)  # so large a size is never found on the other side of 0
+        size = brentq(lambda size: nct.sf(level, seeds - 1, size * np.sqrt(seeds)) - power, 0, 100)
     over_seeds, over_questions, _ = _standard_errors(paired)
     return float(size * np.sqrt(seeds) * np.hypot(over_seeds, over_questions))
 
