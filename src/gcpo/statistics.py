@@ -45,7 +45,8 @@ class Interval(NamedTuple):
 class Draws(NamedTuple):
     """What :func:`training_difference` reads: the difference, and `draws` of it around the truth.
 
-    One drawing answers for the interval at any level and for p, so that these never disagree.
+    One drawing answers for the interval at any level and for p, so that these agree unless p is within 2 / n of 1 -
+    `level`: ends of the interval are interpolated between two draws, and p counts draws.
     """
 
     estimate: float
@@ -295,8 +296,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
-    """The confidence, in (0, 1), at which each member's interval misses 0 just where :func:`holm` rejects its null.
+    """The confidence, in (0, 1), at which each member's interval misses 0 where :func:`holm` rejects its null.
 
+    A p value at the boundary itself may fall on either side, as :class:`Draws` says.
     The k-th smallest of m p values is judged at alpha / (m - k + 1) as long as all before it were rejected; those from
     the first that was not share its level. Raises ValueError as `holm`.
     """
