@@ -14,7 +14,7 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from test_runs import RECORDS, in_process, kill_when
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.integrations import deepspeed
 
@@ -109,17 +109,8 @@ def test_models_that_judge_are_not_shared_out() -> None:
     assert not deepspeed.is_deepspeed_zero3_enabled()
 
 
-def test_a_policy_that_is_shared_out_generates_until_all_processes_are_done() -> None:
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=8,
-            hidden_size=4,
-            intermediate_size=4,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-        )
-    )
+def test_a_policy_that_is_shared_out_generates_until_all_processes_are_done(scratch: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(scratch)
     wrapped = torch.nn.ModuleDict({"adapted": model})  # as adapters do
     assert not is_fsdp_managed_module(model)
     worker.generate_together(wrapped)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gcpo import paths
-from gcpo.reports import tables
+from gcpo.reports import records, tables
 from gcpo.runs.grids import expand
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (paths.ROOT / "README.md").read_text(), flags=re.S)
@@ -41,6 +41,17 @@ def test_what_a_run_needs_is_measured_or_estimated_by_the_package() -> None:
     known = tables.needs_table("laptop").groupby("profile")["known by"].agg(set)
     assert known["paper"] == known["single_gpu"] == {"estimated"}
     assert all(said.startswith("measured (") for said in known["laptop"])
+
+
+def test_a_measured_run_on_a_gpu_is_listed_with_its_name_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = records.find("laptop", reference=True)
+    one = found[(found["method"] == "grpo") & (found["max_steps"] > 0)].head(1)
+    on_a_gpu = one.assign(
+        hardware=[{"cores": 16, "gpus": ["NVIDIA H200"]}], peak_memory_gb=40.0, peak_gpu_memory_gb=3.3
+    )
+    monkeypatch.setattr(records, "find", lambda *_, **__: on_a_gpu)
+    first = tables.needs_table("laptop").iloc[0]
+    assert (first["hardware"], first["memory"]) == ("NVIDIA H200", "3.3 GB")
 
 
 def test_the_numbers_of_runs_are_those_of_the_grids() -> None:

@@ -15,7 +15,7 @@ from gcpo.__main__ import main
 from gcpo.methods import METHODS
 from gcpo.reports import records, site
 from gcpo.runs import manifest
-from gcpo.runs.grids import expand, grids
+from gcpo.runs.grids import expand, fitting, grids
 from gcpo.runs.plan import Plan
 from gcpo.runs.runner import execute
 
@@ -60,13 +60,13 @@ def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
 
 
 def test_a_profile_of_benchmarks_has_grids_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {own: site.grid_for("paper", own) for own in site.grids_of(site.reports())}
+    found = {own: site.grid_for(fitting("paper"), own) for own in site.grids_of(site.reports())}
     assert (found["table1"], found["figure1"], found["ablations"]) == (
         "paper_table1",
         "paper_figure1",
         "paper_ablations",
     )
-    assert {own: site.grid_for("laptop", own) for own in found} == {own: own for own in found}
+    assert {own: site.grid_for(fitting("laptop"), own) for own in found} == {own: own for own in found}
     assert main(["report", "--profile", "paper"]) == 0
     printed = capsys.readouterr().out
     assert "21_table1: nothing has run of grid paper_table1 with paper: python -m gcpo grid paper_table1" in printed

@@ -48,9 +48,9 @@ def grids_of(names: list[str]) -> list[str]:
     return [grid for grid in dict.fromkeys(default_of(name, "grid") for name in names) if grid]
 
 
-def grid_for(profile: str, own: str) -> str:
-    """The grid of a report's own table that is made for a profile: table1 of laptop, paper_table1 of benchmarks."""
-    made = fitting(profile)
+def grid_for(made: list[str], own: str) -> str:
+    """Of the grids that are made for a profile (:func:`gcpo.runs.grids.fitting`) that of a report's own table: table1
+    of laptop, paper_table1 of benchmarks; the own one where there is none."""
     return own if own in made else next((grid for grid in made if grid.endswith(f"_{own}")), own)
 
 
@@ -74,14 +74,15 @@ def report(
     folder, start = paths.OUTPUTS / profile_name(profile) / "reports", time.time()
     folder.mkdir(parents=True, exist_ok=True)
     profile, grid = _absolute(profile), grid and _absolute(grid)
+    fit = fitting(profile)
     made: list[Path] = []
     left_out: list[str] = []
     try:
         for name in reports():
             settings: dict[str, Any] = {"profile": profile, "reference": reference}
             if own := default_of(name, "grid"):  # the ledger has none: it reads what the others found
-                wanted = grid or grid_for(profile, own)
-                if why := _unfit(own, wanted, profile, reference):
+                wanted = grid or grid_for(fit, own)
+                if why := _unfit(own, wanted, fit, profile, reference):
                     left_out.append(f"{name}: {why}")
                     (folder / f"{name}.ipynb").unlink(missing_ok=True)  # of other runs, for the ledger to mistake
                     continue
@@ -95,8 +96,8 @@ def report(
         lines = [f"# Reports of profile {profile_name(profile)}", "", f"From {records.source(profile, reference)}.", ""]
         lines += [f"- [{name}]({name})" for name in written if not name.startswith("index")]
         lines += [f"- not made: {why}" for why in left_out]
-        asked = [grid] if grid else [grid_for(profile, own) for own in grids_of(reports())]
-        shown = [one for one in dict.fromkeys(asked) if grid or one in fitting(profile)]
+        own_grids = dict.fromkeys(grid_for(fit, own) for own in grids_of(reports()))
+        shown = [grid] if grid else [one for one in own_grids if one in fit]
         lines += ["", *_missing(shown, profile, reference)]
         (folder / "index.md").write_text("\n".join(lines), encoding="utf-8")
     return made, left_out
@@ -114,10 +115,10 @@ def _missing(grids: list[str], profile: str, reference: bool) -> list[str]:
     return lines
 
 
-def _unfit(own: str, grid: str, profile: str, reference: bool) -> str | None:
-    """Why a report cannot be made of a grid, and what to do; None if it can."""
-    if grid == own and own not in (made_for := fitting(profile)):  # of another kind of profile
-        return f"no grid {own} is made for {profile}, whose grids are {', '.join(made_for)}: --grid shows one of them"
+def _unfit(own: str, grid: str, fit: list[str], profile: str, reference: bool) -> str | None:
+    """Why a report cannot be made of a grid, and what to do; None if it can. ``fit`` are the profile's own grids."""
+    if grid == own and own not in fit:  # of another kind of profile
+        return f"no grid {own} is made for {profile}, whose grids are {', '.join(fit)}: --grid shows one of them"
     made = set(records.find(profile, grid, reference, any_code=True)["kind"])
     if not made:
         return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid} --profile {profile}"
@@ -148,7 +149,8 @@ def publish(profile: str, partial: bool = False) -> int:
     """
     if profile_name(profile).startswith(PREFIX):
         raise RecordError(f"{profile_name(profile)} holds rehearsals, which show nothing of a method: never published.")
-    if foreign := [grid for grid in grids_of(reports()) if grid not in fitting(profile)]:
+    fit, shown = fitting(profile), grids_of(reports())
+    if foreign := [grid for grid in shown if grid not in fit]:
         raise RecordError(
             f"Grid {foreign[0]} is not made for {profile}, and a reference holds every report's: report --profile "
             f"{profile} --grid NAME shows its runs."
@@ -156,7 +158,7 @@ def publish(profile: str, partial: bool = False) -> int:
     finished = records.to_publish(profile)
     made = {run.manifest["id"] for run in finished}
     gone = [run for run in records.runs(profile, reference=True) if run.manifest.get("id") not in made]
-    for grid in grids_of(reports()):
+    for grid in shown:
         wanted = {plan.id for plan in expand(grid, profile)}
         if len(wanted & made) < (1 if partial else len(wanted)):
             needed, otherwise = "every report's whole grid", " (or publish what there is: --partial)"

@@ -289,8 +289,9 @@ def needs_table(profile: str) -> pd.DataFrame:
     rows = []
     for task, part in own.groupby("task", sort=False):
         part = part[part["policy"] == part["policy"].mode()[0]]
-        hardware = part["hardware"].map(lambda machine: f"{machine['cores']} cores").mode()[0]
-        took = f"{part['seconds'].median() / 60:.0f} min", f"{part['peak_memory_gb'].median():.1f} GB"
+        hardware = part["hardware"].map(_hardware).mode()[0]
+        memory = part["peak_gpu_memory_gb"].fillna(part["peak_memory_gb"])  # of the GPU where there was one
+        took = f"{part['seconds'].median() / 60:.0f} min", f"{memory.median():.1f} GB"
         rows.append([profile, task, hardware, *took, f"measured ({len(part)} runs)"])
     for name, gpu in (("single_gpu", 24.0), ("paper", 80.0)):
         for task in ("narrativeqa", "qasper", "hotpotqa", "math", "olympiadbench"):
@@ -299,6 +300,10 @@ def needs_table(profile: str) -> pd.DataFrame:
             hardware = f"{estimates.GPUS[gpu][0]}, {gpu:.0f} GB"
             rows.append([name, task, hardware, f"{one.hours:.1f} h", f"{one.peak / estimates.GB:.0f} GB", "estimated"])
     return pd.DataFrame(rows, columns=["profile", "task", "hardware", "time of a run", "memory", "known by"])
+
+
+def _hardware(machine: dict[str, Any]) -> str:
+    return ", ".join(sorted(set(machine["gpus"]))) or f"{machine['cores']} cores"
 
 
 def readme_needs(profile: str) -> str:

@@ -175,6 +175,74 @@ def nearest(gpu: float) -> tuple[str, float, float, float]:
     return GPUS[min(GPUS, key=lambda known: abs(known - gpu))]
 
 
+@dataclass(frozen=True)
+class _Counts:
+    """What is counted of a run: weights (those that are trained, or whose gradients statistics take), bytes of a
+    weight that is trained, of any and of an activation, tokens of a prompt and of an answer, GPUs and how the policy
+    is shared out over them, questions and answers of a batch of evaluation, answers generated at once, and in all."""
+
+    config: PretrainedConfig
+    total: int
+    trained: int
+    size_trained: int
+    size: int
+    size_kept: int
+    prompt: float
+    length: int
+    gpus: int
+    way: str
+    together: int
+    answers_each: int
+    at_once: float
+    completions: int
+    answers: int
+
+    @property
+    def forward(self) -> float:
+        """Operations of a forward pass over one completion and its prompt."""
+        tokens = self.prompt + self.length
+        return (2 * self.total + 2 * self.config.num_hidden_layers * self.config.hidden_size * tokens) * tokens
+
+
+def _counts(plan: Plan) -> _Counts:
+    params, training = plan.params, _trains(plan)
+    config = shape(params.policy, params.policy_revision)
+    text = config.to_json_string(use_diff=False)
+    total, adapters = weights(text, params.lora_rank)
+    trained = adapters if params.lora_rank else total
+    if plan.kind == "gradients" and params.gradient_parameters and not params.lora_rank:
+        trained = sum(one.numel() for one in chosen_parameters(_empty(text), params.gradient_parameters))
+    size = 2 if params.dtype == "bfloat16" else 4
+    prompt, length, group = _prompt(plan), params.max_completion_length, params.group_size
+    gpus = params.processes if training else 1
+    gradients = plan.kind == "gradients"
+    each, most = (group, CHUNK) if gradients else (max(1, params.eval_samples), 32)
+    together = max(1, min(most, int(TOKENS // (each * (prompt + length)))))
+    steps = params.max_steps if plan.kind == "train" else 0
+    return _Counts(
+        config=config,
+        total=total,
+        trained=trained,
+        size_trained=4 if params.lora_rank else size,
+        size=size,
+        # autocast is training's, and evaluations and statistics compute in the type of the weights
+        size_kept=2 if size == 2 or (training and plan.trainer["bf16"]) else 4,
+        prompt=prompt,
+        length=length,
+        gpus=gpus,
+        way=plan.sharing.get("distributed_type", COPIES) if training else COPIES,
+        together=together,
+        answers_each=each,
+        at_once=params.prompts_per_step * group / gpus if training else each * together,
+        completions=steps * params.prompts_per_step * group,
+        answers=_questions(plan) * (group if gradients else 1 + params.eval_samples),
+    )
+
+
+def _trains(plan: Plan) -> bool:
+    return plan.kind == "train" and plan.params.max_steps > 0
+
+
 def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
     """What a run takes of a GPU with so many GB: the nearest of :data:`GPUS`. That of a training run which it looks at
     (``at_step``) is not part of it.
@@ -182,83 +250,79 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
     Raises:
         OSError: as :func:`shape`.
     """
-    params, settings = plan.params, plan.trainer
-    config = shape(params.policy, params.policy_revision)
-    text = config.to_json_string(use_diff=False)
-    total, adapters = weights(text, params.lora_rank)
-    size = 2 if params.dtype == "bfloat16" else 4  # of a weight
-    training, gradients = plan.kind == "train" and params.max_steps > 0, plan.kind == "gradients"
-    # Of an activation: autocast is training's, and evaluations and statistics compute in the type of the weights.
-    number = 2 if size == 2 or (training and settings["bf16"]) else 4
-    prompt, length = _prompt(plan), params.max_completion_length
-    trained, of_one = (adapters, 4) if params.lora_rank else (total, size)
-    covered = trained  # by gradient statistics
-    if gradients and params.gradient_parameters and not params.lora_rank:
-        covered = sum(one.numel() for one in chosen_parameters(_empty(text), params.gradient_parameters))
-    group, micro = params.group_size, settings["per_device_train_batch_size"]
-    gpus = params.processes if training else 1
-    way = plan.sharing.get("distributed_type", COPIES) if training else COPIES
-    parts = 1 if way == COPIES else gpus
-    n, most = (group, CHUNK) if gradients else (max(1, params.eval_samples), 32)
-    together = max(1, min(most, int(TOKENS // (n * (prompt + length)))))  # questions of a batch
-    generated = params.prompts_per_step * group / gpus if training else n * together
-    layers, hidden = config.num_hidden_layers, config.hidden_size
-    per_layer, cache_size = kept_by_a_layer(config, number), 2 * layers * number * hidden
-    cache_size *= config.num_key_value_heads / config.num_attention_heads
-    held = (micro if training else 1) * (prompt + length)
-    saved = (number * hidden * layers + per_layer) if settings["gradient_checkpointing"] else per_layer * layers
-    casts = 2 * total if settings["bf16"] and size == 4 else 0  # autocast keeps weights in bfloat16 for a pass
-    memory = {
-        "weights": (size * total + of_one * (trained if params.lora_rank else 0)) / parts,
-        # Statistics hold in float32 a gradient of each answer, a row of zeros, and the one that is being made.
-        "gradients": of_one * trained / parts if training else 4 * (group + 2) * covered if gradients else 0.0,
-        "optimizer": 2 * of_one * trained / parts if training else 0.0,
-        "reference": size * total / parts if training and settings["beta"] and not params.lora_rank else 0.0,
-        "judges": JUDGES if gradients or (training and plan.method.entails(plan.task.full_completion)) else 0.0,
-        # TRL puts a policy that DeepSpeed has shared out together to generate.
-        "generation": generated * (prompt + length) * cache_size + (way == "DEEPSPEED") * size * total,
-        "backward": 0.0,
-    }
-    vllm = 0.0
+    counts, settings, training = _counts(plan), plan.trainer, _trains(plan)
+    memory, vllm = _memory(plan, counts), 0.0
     if training and settings.get("use_vllm"):  # generates in memory of its own, on a GPU of its own as a server
         memory["generation"] = 0.0
         if settings.get("vllm_mode", "colocate") == "colocate":
             vllm = settings.get("vllm_gpu_memory_utilization", 0.3) * gpu * GB
-    if training:
-        memory["backward"] = held * saved + 2 * 4 * TILE[0] * TILE[1] + 4 * config.vocab_size * hidden + casts
-    elif gradients:  # without checkpointing, and of the answer's logits
-        memory["backward"] = held * per_layer * layers + length * 2 * 4 * config.vocab_size
-    _, half, single, bandwidth = nearest(gpu)
-    peak, own = (half if arithmetic == 2 else single for arithmetic in (number, size))
-    forward = (2 * total + 2 * layers * hidden * (prompt + length)) * (prompt + length)  # of one completion
-
-    def sampling(completions: float, at_once: float, peak: float) -> float:
-        """Seconds to generate: a step for each token of each batch, and the reading of prompts."""
-        step = max(DECODING, size * total / bandwidth)
-        return math.ceil(completions / at_once) * length * step + completions * forward / (UTILISATION * peak)
-
-    steps = params.max_steps if plan.kind == "train" else 0
-    completions = steps * params.prompts_per_step * group
-    asked = _questions(plan)
-    answers = asked * (group if gradients else 1 + params.eval_samples)
-    passes = 3 + settings["gradient_checkpointing"] - bool(params.lora_rank) + bool(settings["beta"])
-    trained_on = completions * settings["num_iterations"] * passes * forward
-    if gradients:  # a backward pass for each answer, at two temperatures
-        trained_on = 2 * answers * 3 * forward
     return Estimate(
-        tokens=(completions + answers) * length,
-        read=round((completions + answers) * prompt),
+        tokens=(counts.completions + counts.answers) * counts.length,
+        read=round((counts.completions + counts.answers) * counts.prompt),
         memory=memory,
-        disk=of_one * trained if training else 0.0,
-        checkpoints=2 * 3 * of_one * trained if training else 0.0,  # two, with Adam's states
-        seconds={
-            "generate": sampling(completions / gpus, generated, peak) if completions else 0.0,
-            "train": trained_on / (UTILISATION * peak) / gpus,
-            "evaluate": sampling(answers, together * (n if gradients else (1 + n) / 2), own),
-        },
-        gpus=gpus,
+        disk=counts.size_trained * counts.trained if training else 0.0,
+        checkpoints=2 * 3 * counts.size_trained * counts.trained if training else 0.0,  # two, with Adam's states
+        seconds=_seconds(plan, counts, gpu),
+        gpus=counts.gpus,
         vllm=vllm,
     )
+
+
+def _memory(plan: Plan, counts: _Counts) -> dict[str, float]:
+    """Bytes of each GPU, by what holds them."""
+    params, settings, config = plan.params, plan.trainer, counts.config
+    training, gradients = _trains(plan), plan.kind == "gradients"
+    parts = 1 if counts.way == COPIES else counts.gpus
+    whole, trained = counts.size * counts.total, counts.size_trained * counts.trained
+    tokens, per_layer = counts.prompt + counts.length, kept_by_a_layer(config, counts.size_kept)
+    layer_inputs = counts.size_kept * config.hidden_size * config.num_hidden_layers
+    cache = 2 * layer_inputs * config.num_key_value_heads / config.num_attention_heads  # of a token
+    memory = {
+        "weights": (whole + (trained if params.lora_rank else 0)) / parts,
+        "gradients": trained / parts if training else 0.0,
+        "optimizer": 2 * trained / parts if training else 0.0,
+        "reference": whole / parts if training and settings["beta"] and not params.lora_rank else 0.0,
+        "judges": JUDGES if gradients or (training and plan.method.entails(plan.task.full_completion)) else 0.0,
+        # TRL puts a policy that DeepSpeed has shared out together to generate.
+        "generation": counts.at_once * tokens * cache + (counts.way == "DEEPSPEED") * whole,
+        "backward": 0.0,
+    }
+    if training:
+        checkpointing = settings["gradient_checkpointing"]
+        saved = layer_inputs + per_layer if checkpointing else per_layer * config.num_hidden_layers
+        casts = 2 * counts.total if settings["bf16"] and counts.size == 4 else 0  # a pass's weights in bfloat16
+        logits = 2 * 4 * TILE[0] * TILE[1] + 4 * config.vocab_size * config.hidden_size
+        memory["backward"] = settings["per_device_train_batch_size"] * tokens * saved + logits + casts
+    elif gradients:
+        # In float32 a gradient of each answer, a row of zeros, and the one that is being made.
+        memory["gradients"] = 4 * (params.group_size + 2) * counts.trained
+        # Without checkpointing, and of the answer's logits.
+        kept = tokens * per_layer * config.num_hidden_layers
+        memory["backward"] = kept + counts.length * 2 * 4 * config.vocab_size
+    return memory
+
+
+def _seconds(plan: Plan, counts: _Counts, gpu: float) -> dict[str, float]:
+    """Seconds of each phase on the nearest of :data:`GPUS`."""
+    params, settings = plan.params, plan.trainer
+    _, half, single, bandwidth = nearest(gpu)
+    kept, own = (UTILISATION * (half if size == 2 else single) for size in (counts.size_kept, counts.size))
+
+    def sampling(completions: float, at_once: float, speed: float) -> float:
+        """A step for each token of each batch, and the reading of prompts."""
+        step = max(DECODING, counts.size * counts.total / bandwidth)
+        return math.ceil(completions / at_once) * counts.length * step + completions * counts.forward / speed
+
+    passes = 3 + settings["gradient_checkpointing"] - bool(params.lora_rank) + bool(settings["beta"])
+    trained_on = counts.completions * settings["num_iterations"] * passes * counts.forward
+    batch = counts.together * (1 + counts.answers_each) / 2  # greedy, and sampled
+    if plan.kind == "gradients":  # a backward pass for each answer, at two temperatures
+        trained_on, batch = 2 * counts.answers * 3 * counts.forward, counts.at_once
+    return {
+        "generate": sampling(counts.completions / counts.gpus, counts.at_once, kept) if counts.completions else 0.0,
+        "train": trained_on / kept / counts.gpus,
+        "evaluate": sampling(counts.answers, batch, own),
+    }
 
 
 def _prompt(plan: Plan) -> float:
@@ -274,7 +338,7 @@ def _questions(plan: Plan) -> int:
     sizes = {} if there is None else vars(there)
     asked = min(params.eval_limit, sizes.get(params.eval_split, params.eval_limit))
     along = min(params.validation_limit, sizes.get(params.validation_split, params.validation_limit))
-    return asked + 5 * along if plan.kind == "train" and params.max_steps else asked
+    return asked + 5 * along if _trains(plan) else asked
 
 
 def misfit(plan: Plan, gpu: float) -> str | None:

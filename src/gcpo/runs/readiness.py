@@ -26,11 +26,12 @@ def refused(plans: Iterable[Plan]) -> list[str]:
     found: dict[str, str] = {}
     for plan in plans:
         if plan.kind == "train" and plan.params.max_steps:
+            if plan.params.lora_rank and plan.trainer.get("sync_ref_model"):
+                found.setdefault(MOVING.format(plan.params.method), plan.id)
+                continue
             at_once = plan.trainer["per_device_train_batch_size"] * plan.params.processes
             as_one = plan.params.model_copy(update={"processes": 1, "micro_batch": at_once})
             try:
-                if plan.params.lora_rank and plan.trainer.get("sync_ref_model"):
-                    raise ValueError(MOVING.format(plan.params.method))
                 configure(Plan("train", as_one), plan.folder, plan.params.entailment)
             except (ValueError, TypeError, ImportError) as error:
                 found.setdefault(" ".join(str(error).split()), plan.id)
