@@ -244,13 +244,18 @@ def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -
     rows = [("grpo", 0, "a", 100.0), ("grpo", 1, "a", 200.0), ("se", 0, "a", 110.0), ("se", 1, "a", 240.0)]
     runs = pd.DataFrame([*rows, ("se", 2, "b", 900.0)], columns=["label", "seed", "hardware", "cpu_seconds"])
     times = {"seconds": runs["cpu_seconds"], "seconds_evaluate": runs["cpu_seconds"] / 4}
-    runs = runs.assign(**times, seconds_measure=[0.0, 0.0, 7.0, 9.0, 8.0])
+    runs = runs.assign(**times, seconds_measure=[0.0, 0.0, 7.0, 9.0, 80.0])
     runs["started"] = [f"2026-01-01T{clock}:00+00:00" for clock in ("10:00", "12:00", "11:59", "10:01", "12:00")]
     found = cost.overhead(runs, "se")
     assert math.exp(found.interval.estimate) == pytest.approx(math.sqrt(1.1 * 1.2)) and found.seeds == 2
     verdict = cost.noticeable(runs, "se", "python -m gcpo grid zoo")
     assert verdict.word == "cannot tell" and verdict.because.startswith("14.9 [")
     assert verdict.because.endswith("measuring takes 8 s of a run more.")
+    (phase,) = cost.by_phase(runs, "se").to_dict(
+        "records"
+    )  # 7 and 9 more: the run without a partner counts for nothing
+    assert (phase["phase"], phase["seconds"], phase["more"]) == ("measure", 0, 8)
+    assert phase["low"] == pytest.approx(8 - 12.7062, abs=1e-4)  # t(1) at 97.5 %, and a standard error of 1
     assert cost.noticeable(runs, "kle", "the grid").because.endswith("First, side by side: the grid.")
     much = runs.assign(cpu_seconds=[100.0, 200.0, 200.0, 400.1, 1.0])
     assert cost.noticeable(much, "se", "").word == "does not hold"

@@ -15,24 +15,56 @@ DISTURBED = 1.3  # times its processor time that a run of one thread has taken i
 def overhead(runs: pd.DataFrame, label: str, base: str = "grpo") -> compare.Comparison:
     """Processor time of a label's training beside that of the base's run of the same seed on the same hardware.
 
-    The logarithm of their ratio, evaluation left out; over all such pairs of runs, uncorrected. Machines that go by one
-    name differ by a third, so only runs that were started within :data:`TOGETHER` are a pair; and processor time grows
-    too when work beside a run takes its caches, so a run that took :data:`DISTURBED` times its own is in no pair.
+    The logarithm of their ratio, evaluation left out; over all such pairs of runs (:func:`side_by_side`), uncorrected.
 
     Args:
         runs: training runs of one task, as ``records.find`` gives them.
         label: whose training.
         base: beside whose.
     """
-    runs = runs[runs["seconds"] < DISTURBED * runs["cpu_seconds"]]
+    runs = side_by_side(runs, base)
     training = runs["cpu_seconds"] * (1 - runs["seconds_evaluate"] / runs["seconds"])
-    said = [f"{hardware} seed {seed}" for hardware, seed in zip(runs["hardware"], runs["seed"], strict=True)]
-    alike = pd.Series(said, runs.index, dtype=object)
-    figures = pd.DataFrame({"label": runs["label"], "value": np.log(training), "alike": alike})
-    started = pd.to_datetime(runs["started"], utc=True).dt.as_unit("s").astype("int64")
-    of_base = started[runs["label"] == base].groupby(alike).first()
-    figures = figures[(started - alike.map(of_base)).abs() <= TOGETHER]
+    figures = runs[["label", "alike"]].assign(value=np.log(training))
     return compare.by_seed(figures, [(label, base)], "ln of processor time", "alike")[label, base]
+
+
+def side_by_side(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
+    """The runs whose time can be compared with a run of the base: ``alike`` says of each which.
+
+    Machines that go by one name differ by a third, so only runs that were started within :data:`TOGETHER` are a pair;
+    and processor time grows too when work beside a run takes its caches, so a run that took :data:`DISTURBED` times its
+    own is in no pair.
+    """
+    runs = runs[runs["seconds"] < DISTURBED * runs["cpu_seconds"]]
+    said = [f"{hardware} seed {seed}" for hardware, seed in zip(runs["hardware"], runs["seed"], strict=True)]
+    runs = runs.assign(alike=pd.Series(said, runs.index, dtype=object))
+    started = pd.to_datetime(runs["started"], utc=True).dt.as_unit("s").astype("int64")
+    of_base = started[runs["label"] == base].groupby(runs["alike"]).first()
+    return runs[(started - runs["alike"].map(of_base)).abs() <= TOGETHER]
+
+
+def by_phase(runs: pd.DataFrame, label: str, base: str = "grpo") -> pd.DataFrame:
+    """Seconds of each phase of the base's training, and how many more a label's has, of the pairs of :func:`overhead`.
+
+    Args:
+        runs: as there.
+        label: whose seconds.
+        base: beside whose.
+
+    Returns:
+        phase, seconds (the base's mean), more with low and high (95 %, Student's over pairs), a row for each phase; no
+        rows without two pairs.
+    """
+    runs = side_by_side(runs, base)
+    runs = runs[runs["label"].isin([label, base])]
+    runs = runs[runs.groupby("alike")["label"].transform("nunique") == 2]
+    of_base, rows = runs[runs["label"] == base], []
+    for column in runs.filter(like="seconds_").columns.drop("seconds_evaluate", errors="ignore"):
+        figures = runs[["label", "alike"]].assign(value=runs[column])
+        more = compare.by_seed(figures, [(label, base)], "seconds", "alike")[label, base]
+        if more.tested:
+            rows.append((column.removeprefix("seconds_"), of_base[column].mean(), *more.interval))
+    return pd.DataFrame(rows, columns=["phase", "seconds", "more", "low", "high"])
 
 
 def noticeable(runs: pd.DataFrame, label: str, command: str, base: str = "grpo") -> claims.Verdict:
@@ -43,6 +75,7 @@ def noticeable(runs: pd.DataFrame, label: str, command: str, base: str = "grpo")
         return claims.Verdict(claims.UNTESTED, f"{said} at most ({found.compared}). First, side by side: {command}.")
     more, low, high = (100 * (np.exp(end) - 1) for end in found.interval)
     said = f"{more:.1f} [{low:.1f}, {high:.1f}] % more processor time ({found.compared})"
-    measuring = runs.groupby("label")["seconds_measure"].mean()
-    said += f"; measuring takes {measuring[label] - measuring[base]:.0f} s of a run more."
-    return claims.Verdict(claims.word(NOTICED - high, NOTICED - low), said)
+    phases = by_phase(runs, label, base).set_index("phase")["more"]
+    if "measure" in phases:
+        said += f"; measuring takes {phases['measure']:.0f} s of a run more"
+    return claims.Verdict(claims.word(NOTICED - high, NOTICED - low), f"{said}.")
