@@ -251,9 +251,7 @@ def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -
     verdict = cost.noticeable(runs, "se", "python -m gcpo grid zoo")
     assert verdict.word == "cannot tell" and verdict.because.startswith("14.9 [")
     assert verdict.because.endswith("measuring takes 8 s of a run more.")
-    (phase,) = cost.by_phase(runs, "se").to_dict(
-        "records"
-    )  # 7 and 9 more: the run without a partner counts for nothing
+    (phase,) = cost.by_phase(runs, "se").to_dict("records")  # 7 and 9 more; what has no partner counts for nothing
     assert (phase["phase"], phase["seconds"], phase["more"]) == ("measure", 0, 8)
     assert phase["low"] == pytest.approx(8 - 12.7062, abs=1e-4)  # t(1) at 97.5 %, and a standard error of 1
     assert cost.noticeable(runs, "kle", "the grid").because.endswith("First, side by side: the grid.")
