@@ -243,6 +243,12 @@ def _trains(plan: Plan) -> bool:
     return plan.kind == "train" and plan.params.max_steps > 0
 
 
+def _vllm(plan: Plan) -> str | None:
+    """Where vLLM generates for a training run: on its GPU ("colocate") or on its own; None where it does not."""
+    settings = plan.trainer
+    return settings.get("vllm_mode", "colocate") if _trains(plan) and settings.get("use_vllm") else None
+
+
 def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
     """What a run takes of a GPU with so many GB: the nearest of :data:`GPUS`. That of a training run which it looks at
     (``at_step``) is not part of it.
@@ -251,20 +257,16 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
         OSError: as :func:`shape`.
     """
     counts, settings, training = _counts(plan), plan.trainer, _trains(plan)
-    memory, vllm = _memory(plan, counts), 0.0
-    if training and settings.get("use_vllm"):  # generates in memory of its own, on a GPU of its own as a server
-        memory["generation"] = 0.0
-        if settings.get("vllm_mode", "colocate") == "colocate":
-            vllm = settings.get("vllm_gpu_memory_utilization", 0.3) * gpu * GB
+    share = settings.get("vllm_gpu_memory_utilization", 0.3) if _vllm(plan) == "colocate" else 0.0
     return Estimate(
         tokens=(counts.completions + counts.answers) * counts.length,
         read=round((counts.completions + counts.answers) * counts.prompt),
-        memory=memory,
+        memory=_memory(plan, counts),
         disk=counts.size_trained * counts.trained if training else 0.0,
         checkpoints=2 * 3 * counts.size_trained * counts.trained if training else 0.0,  # two, with Adam's states
         seconds=_seconds(plan, counts, gpu),
         gpus=counts.gpus,
-        vllm=vllm,
+        vllm=share * gpu * GB,
     )
 
 
@@ -277,14 +279,15 @@ def _memory(plan: Plan, counts: _Counts) -> dict[str, float]:
     tokens, per_layer = counts.prompt + counts.length, kept_by_a_layer(config, counts.size_kept)
     layer_inputs = counts.size_kept * config.hidden_size * config.num_hidden_layers
     cache = 2 * layer_inputs * config.num_key_value_heads / config.num_attention_heads  # of a token
+    # TRL puts a policy that DeepSpeed has shared out together to generate; vLLM generates in memory of its own.
+    generation = counts.at_once * tokens * cache + (counts.way == "DEEPSPEED") * whole
     memory = {
         "weights": (whole + (trained if params.lora_rank else 0)) / parts,
         "gradients": trained / parts if training else 0.0,
         "optimizer": 2 * trained / parts if training else 0.0,
         "reference": whole / parts if training and settings["beta"] and not params.lora_rank else 0.0,
         "judges": JUDGES if gradients or (training and plan.method.entails(plan.task.full_completion)) else 0.0,
-        # TRL puts a policy that DeepSpeed has shared out together to generate.
-        "generation": counts.at_once * tokens * cache + (counts.way == "DEEPSPEED") * whole,
+        "generation": 0.0 if _vllm(plan) else generation,
         "backward": 0.0,
     }
     if training:
