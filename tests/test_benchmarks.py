@@ -94,6 +94,9 @@ def test_a_split_that_is_not_there_is_refused_with_those_that_are() -> None:
         (r"\boxed{42} #### 7", "42"),
         ("12 - 2 = 10\n#### 1,234.", "1234"),
         ("#### 3\n#### -4", "-4"),
+        ("#### **$1,234.50**", "1234.50"),
+        (r"#### \\(18\\)", "18"),
+        ("####", None),
         ("it is 5", None),
     ],
 )
@@ -113,7 +116,11 @@ def test_gsm8k_reads_the_box_or_the_number_after_the_hashes(text: str, expected:
         ("A's", None),
         ("", None),
         # an English "A", and letters of choices that are not chosen
-        ("A function f is continuous, so the answer is B.", None),
+        ("A function f is continuous.", None),
+        ("A function f is continuous, so the answer is B.", "B"),
+        ("A. is wrong, and the correct Answer is **(C)**", "C"),
+        ("Answer: B. The answer is clear", "B"),
+        ("the answer is not A", None),
         ("Answer: A and B are wrong, so C", None),
         (r"\boxed{A, B}", None),
         ("Answer: B because it is larger\nthan A", "B"),

@@ -204,12 +204,24 @@ def test_final_answer(text: str, expected: str | None) -> None:
         (r"so \boxed{1} and \boxed{2}", r"\{1, 2\}"),
         (r"$\boxed{2}$ or $\boxed{1}$.", "1, 2"),
         (r"\boxed{7}, \boxed{7}", "7"),
+        (r"so \[\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}\]", "(2, 2), (6, 2)"),
+        (r"\(x_1 = \boxed{1}\) and \(x_2 = \boxed{2}\)", "1, 2"),
         # as numbers are written elsewhere
         ("10 000", "10000"),
         (r"1\,234\,567", "1234567"),
         ("3,14", "3.14"),
         ("8.49e-4", "0.000849"),
         ("3 1/2", "3.5"),
+        (r"0.1\overline{6}", "1/6"),
+        (r"-0.\bar{3}", "-1/3"),
+        # percent signs
+        (r"15\%", "15"),
+        ("5.5", r"5.5\%"),
+        (r"12.5\%", r"\frac{1}{8}"),
+        # delimiters
+        (r"\(5.4 \text{ cents}\)", "5.4"),
+        (r"\( 15\mbox{ cm}^2 \)", "15"),
+        ("The answer is $$9$$", "9"),
         # prose, currency and units
         (r"The price is \$18.00.", "18"),
         ("18 dollars", "18"),
@@ -219,13 +231,19 @@ def test_final_answer(text: str, expected: str | None) -> None:
         ("2nd", "2"),
         ("2yx", "2xy"),
         ("3x y", "3xy"),
-        (r"15\%", "15"),
         ("27", r"27 \text{ cm}"),
         # lists, intervals and matrices, entry by entry
         ("x = 1 or x = -1", r"\{-1, 1\}"),
         (r"x = 1 \text{ or } x = -1", "1, -1"),
         ("(1/3, 2/3]", "(0.333, 0.667]"),
         (r"\begin{pmatrix} 1/3 & 1 \\\\ 0 & 2 \end{pmatrix}", r"\begin{pmatrix} 0.33 & 1 \\\\ 0 & 2.00 \end{pmatrix}"),
+        # small numbers, to six digits
+        (r"2.7778 \times 10^{-6}", "2.7778e-6"),
+        (r"\frac{2016}{2017^2}", r"\frac{4032}{2 \cdot 2017^2}"),
+        # expressions that Math-Verify reads in one form, or with some letters, only
+        (r"\frac{e^{2it}}{2+2i}", r"\frac{e^{2 i t}}{(2+2 i)}"),
+        (r"\frac{2 E_2 + E_1}{3}", r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}"),
+        (r"\varnothing", r"\emptyset"),
         # a decimal gold answer of two or more places is a rounded one
         (r"\frac{2}{3}", "0.667"),
     ],
@@ -261,6 +279,16 @@ def test_math_correct_accepts(prediction: str, gold: str) -> None:
         ("0.3", "1/3"),
         ("0.66", "0.667"),
         ("2 pi", "2"),
+        ("55", r"5.5\%"),
+        ("28", "0.28"),
+        ("0", r"0.\overline{3}"),
+        # to six decimals, all of these are equal
+        ("5.3e-10", "5.3e-9"),
+        (r"1.325 \times 10^{-20}", "1.325e-27"),
+        ("0.0000001", "0.0000002"),
+        # of what it cannot read, Math-Verify takes the last number
+        (r"\frac{4}{3} E_{1}+\frac{2}{3} E_{2}", r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}"),
+        ("I_1 R", "I_0 R"),
         # variables are no unit
         ("2", "2xy"),
         ("2xy", "2"),

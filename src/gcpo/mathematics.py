@@ -21,8 +21,10 @@ LONGEST = 2000
 
 _BOXED = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # a brace, or what a backslash escapes
+_SPACE = r"(?:[\s$,;.~&]|\\[(),;:! \[\]\\]|\\q?quad(?![A-Za-z]))*"
 _BETWEEN_BOXES = re.compile(
-    r"[\s$,;.]*(\\[(),;:! ]|\\(text|mathrm)\{\s*(and|or)\s*\}|\b(and|or)\b)?[\s$,;.]*(\\[()])?\s*"
+    rf"{_SPACE}(?:\\(?:text|mathrm|mbox)\{{\s*(?:and|or)\s*\}}|\b(?:and|or)\b)?{_SPACE}"
+    rf"(?:[A-Za-z](?:_\{{?\w+\}}?)?\s*=)?{_SPACE}"  # whose value the next box has: x_2 =
 )
 _DELIMITED = re.compile(r"(?<!\\)\$|\\\(|\\\[")
 _COMMAND = re.compile(r"\\[A-Za-z]+(\{[^{}]*\})?")
@@ -31,10 +33,13 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,15}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|\d{4,})", re.ASCII)
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])", re.ASCII)
-_GROUP_OF_DIGITS = r"(?:[ \u00a0\u202f~]|\\[,;:! ]|\{,\}|\\thinspace\s?)"
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}", re.ASCII)
+_GROUP_OF_DIGITS = r"(?:[ \u00a0\u202f~]|\\[,;:! ]|\{\s?,\s?\}|\\thinspace\s?)"
 _THOUSANDS = re.compile(rf"(?<![\d.])(\d{{1,3}})((?:{_GROUP_OF_DIGITS}+\d{{3}})+)(?![\d])", re.ASCII)
 _MIXED = re.compile(r"([+-]?)(\d+)\s+(\d+)/(\d+)", re.ASCII)
-_TWO_DOLLARS = re.compile(r"(?<!\\)\$\s*\$")  # where mathematics ends and goes on at once, or is displayed
+_DISPLAYED = re.compile(r"(?<!\\)\$\$(.+?)\$\$|(?<!\\)\\\((.+?)\\\)", re.DOTALL)
+_TWO_DOLLARS = re.compile(r"(?<!\\)\$\s*\$")  # where mathematics ends and goes on at once
+_PERCENT = re.compile(r"\\?%")
 _CURRENCY = re.compile(r"\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£]")
 # Variables right after a number multiply it. Letters that are rare as variables, such as e, o, s and t, make a word.
 _PRODUCT = r"(?!(?:am|pm|nd|rd|cm|dm|km|mm|kn|kw)\b)[abcdkmnpqruvwxyz]{2,}\b"
@@ -42,6 +47,9 @@ _UNIT = re.compile(rf"([+-]?[\d.,]*\d)(?!{_PRODUCT})\s*(?!pi\b|sqrt\b|mod\b|and\
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _SEPARATOR = re.compile(r"\\(?:text|mathrm)\{\s*(?:,?\s*and|,?\s*or)\s*\}|,?\s*\b(?:and|or)\b|;")
 _LAYOUT = re.compile(r"\\(left|right|displaystyle|,|;|!| )|(?<!\\)\$|\\[()\[\]](?![A-Za-z])")
+# e and I with an index are no numbers: an energy, a current. Its parser knows them by other letters only.
+_CONSTANT = re.compile(r"(?<![A-Za-z\\])[eEI](?=_)")
+_OTHER_LETTER = {"e": r"\Xi", "i": r"\Theta"}
 _WHOSE = re.compile(r"^[A-Za-z](\([a-z]\))?\s*(=|\\in)\s*")  # x =, f(x) =, x \in
 _OPENING, _CLOSING = "([{", ")]}"
 
@@ -49,9 +57,9 @@ _OPENING, _CLOSING = "([{", ")]}"
 def boxed_answer(text: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` with balanced braces, stripped; ``None`` without one or if it is empty.
 
-    Boxes with nothing between them but commas, "and" or "or" are one answer, their contents joined by commas (those
-    that repeat one before it left out). Escaped braces (``\{``) do not count. A box that the end of the text cuts off
-    is passed over.
+    Boxes with nothing between them but space, commas, "and", "or" or whose value comes next (``x_2 =``) are one
+    answer, their contents joined by commas (those that repeat one before it left out). Escaped braces (``\{``) do not
+    count. A box that the end of the text cuts off is passed over.
     """
     starts = {box.end(): box.start() for box in _BOXED.finditer(text)}
     boxes, opened = [], []  # closed boxes: where they begin, and their content
@@ -76,13 +84,15 @@ def boxed_answer(text: str) -> str | None:
 
 def _beside(between: str) -> bool:
     """Whether two boxes with this between them are one answer."""
-    return len(between) <= 40 and bool(_BETWEEN_BOXES.fullmatch(between))
+    return len(between) <= 60 and bool(_BETWEEN_BOXES.fullmatch(between))
 
 
 def read(answer: str) -> str:
     r"""An answer as a careful person reads it: no currency signs, ``10 000`` and ``10\,000`` as 10000, ``3e-4`` as a
-    power of ten, ``3 1/2`` as a sum, and a number that is followed by one word without it; ``2xy`` is a product."""
-    answer = _CURRENCY.sub("", _TWO_DOLLARS.sub(" ", answer)).strip().removesuffix(".")
+    power of ten, ``3 1/2`` as a sum, ``0.\overline{3}`` as a fraction, and a number that is followed by one word
+    without it; ``2xy`` is a product."""
+    answer = _TWO_DOLLARS.sub(" ", _DISPLAYED.sub(lambda found: f"${(found[1] or found[2]).strip()}$", answer))
+    answer = _REPEATING.sub(_fraction, _CURRENCY.sub("", answer)).strip().removesuffix(".")
     answer = _THOUSANDS.sub(lambda found: found[1] + re.sub(r"\D", "", found[2]), answer)
     answer = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", answer)
     if mixed := _MIXED.fullmatch(answer):
@@ -92,6 +102,13 @@ def read(answer: str) -> str:
     return unit[1] if unit else answer
 
 
+def _fraction(repeating: re.Match[str]) -> str:
+    """The digits of a repeating decimal as a fraction: 0.1 with 6 repeated is (16 - 1) / 90."""
+    whole, once, again = repeating.groups()
+    above = int(whole + once + again) - int(whole + once or 0)
+    return rf"\frac{{{above}}}{{{'9' * len(again) + '0' * len(once)}}}"
+
+
 def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, relative: float = 0.0) -> float:
     r"""1.0 if the prediction equals the gold answer, else 0.0 (``None``: 0.0).
 
@@ -99,11 +116,13 @@ def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, re
     last counts, or the last few that stand side by side. In prose without a box Math-Verify's own extraction decides,
     which ends at the last number; a task that wants boxed answers only passes ``boxed_answer(completion)``.
 
-    - Math-Verify compares numbers after rounding to 6 decimals, and accepts both ``10`` and ``0.1`` for ``10\%``.
-      Expressions it cannot read are compared as strings.
+    - Math-Verify compares numbers after rounding to 6 decimals (a gold number below 0.001: to 6 digits), and
+      accepts ``0.1`` for ``10\%``. Expressions it cannot read are compared as strings. A percent sign may be left out:
+      ``10`` is right too.
     - Lists without brackets or in braces are sets: any order, as many entries. Tuples, intervals and matrices are
       compared entry by entry, with their brackets. An answer that says two things is not one of them.
-    - Where the gold answer is a decimal number of two or more places, a number that rounds to it there is right.
+    - Where the gold answer is a decimal number of two or more places, a number that rounds to it there is right; not
+      the other way round: ``0.33`` is not ``1/3``.
     - ``3,14`` is a decimal number where the gold answer is one number.
     - A number is right within ``absolute`` of the gold number, or within ``relative`` times it (both 0 or above), for
       benchmarks that state a tolerance.
@@ -143,6 +162,8 @@ def _right(gold: str, answer: str, absolute: float, relative: float) -> bool:
         answer = f"{comma[1]}.{comma[2]}"
     if _equal(gold, answer):
         return True
+    if "%" in gold + answer:
+        return _right(_PERCENT.sub("", gold), _PERCENT.sub("", answer), absolute, relative)
     parts, own = _parts(gold), _parts(answer)
     if parts and own and parts[0] == own[0] and len(parts[1]) == len(own[1]) > 1:
 
@@ -232,16 +253,30 @@ _ask = judge.Judge("gcpo.mathematics", extra="trl").ask
 def serve() -> None:
     """Answer the questions of :func:`_ask`, in a process of its own."""
     import math_verify  # slow to import
-    from sympy import N
+    from sympy import N, Symbol
 
     judge.limit_memory()
 
+    latex = [math_verify.LatexExtractionConfig()]
+
     @functools.lru_cache(maxsize=20_000)
     def parse(answer: str) -> list[Any]:
+        answer = _CONSTANT.sub(lambda found: _OTHER_LETTER[found[0].lower()], answer)
+        answer = answer.replace(r"\varnothing", r"\emptyset")
         prose = _PROSE.search(_COMMAND.sub("", answer))
-        # A bare answer such as \frac{1}{2} or 2x+1 is only read as mathematics inside a box.
-        plain = prose or _DELIMITED.search(answer)
-        return list(math_verify.parse(answer if plain else f"\\boxed{{{answer.rstrip('. ')}}}", parsing_timeout=None))
+        if not (prose or _DELIMITED.search(answer)):  # \frac{1}{2} or 2x+1 is only read as mathematics inside a box
+            answer = f"\\boxed{{{answer.rstrip('. ')}}}"
+        found = list(map(real, math_verify.parse(answer, parsing_timeout=None)))
+        if "\\" in answer and not prose and all(isinstance(part, str) for part in math_verify.parse(answer, latex)):
+            # mathematics that it cannot read, of which it would take the last number
+            found = [part for part in found if isinstance(part, str)]
+        return found
+
+    def real(part: Any) -> Any:
+        """With symbols that are real: where i is among them it takes them for complex, and they differ from others."""
+        symbols = getattr(part, "free_symbols", ())
+        others = {symbol: Symbol(symbol.name, real=True) for symbol in symbols if symbol.is_real is False}
+        return part.xreplace(others) if others else part
 
     def value(answer: str) -> float | None:
         for found in parse(answer):
@@ -251,10 +286,15 @@ def serve() -> None:
                 continue
         return None
 
-    answers: dict[str, Callable[..., Any]] = {
-        "known": lambda gold: bool(parse(gold)),
-        "equal": lambda gold, answer: math_verify.verify(parse(gold), parse(answer), timeout_seconds=None),
-        "value": value,
-    }
+    def equal(gold: str, answer: str) -> bool:
+        if not math_verify.verify(parse(gold), parse(answer), timeout_seconds=None):
+            return False
+        expected = value(gold) or 0.0
+        if "%" in gold or not 0 < abs(expected) < 1e-3:
+            return True
+        found = value(answer)  # to 6 decimals, all small numbers are equal
+        return found is not None and abs(found - expected) <= 1e-6 * abs(expected)
+
+    answers: dict[str, Callable[..., Any]] = {"known": lambda gold: bool(parse(gold)), "equal": equal, "value": value}
     answers["equal"](r"\frac{1}{2}", "x+1")  # its parser loads when first used, which is no answer's fault
     judge.serve(answers)

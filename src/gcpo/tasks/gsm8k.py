@@ -8,13 +8,13 @@ from dataclasses import replace
 from gcpo.tasks import math
 from gcpo.tasks.base import MalformedRowError, Record, Row, Source, boxed_answer, field, math_row, reader, text_id
 
-_GOLD = re.compile(r"####\s*(-?[\d.,]+)")
+_GOLD = re.compile(r"####[\s$€£*\\(]*(-?[\d.,]*\d)")  # with what models write around it; the benchmark has none of that
 
 
 def final_number(text: str) -> str | None:
     """The number after the last "####", commas removed, as the official evaluation has it; None without one."""
     found = _GOLD.findall(text)
-    return found[-1].replace(",", "").rstrip(".") if found else None
+    return found[-1].replace(",", "") if found else None
 
 
 def extract(completion: str) -> str | None:

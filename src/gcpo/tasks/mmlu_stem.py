@@ -21,18 +21,25 @@ _STANDING = re.compile(r"(?<![A-Za-z'])[A-D](?![A-Za-z'])")
 
 
 def extract(completion: str) -> str | None:
-    """The letter after the last "Answer:", or in the last box, or that the completion begins with; None without one.
+    """The letter after the last "Answer:", or in the last box, or after the last "answer is", or that the completion
+    begins with; None without one.
 
-    It counts where a full stop, a bracket, a colon or the end of the line follows; after "Answer:" and in a box also
-    where no other choice's letter stands on its line. Neither "A function" nor "Answer: A and B are wrong" is one.
+    It counts where a full stop, a bracket, a colon or the end of the line follows; after a marker and in a box
+    also where no other choice's letter stands on its line. Neither "A function" nor "Answer: A and B are
+    wrong" is one.
     """
-    marked = re.split("answer:", completion, flags=re.IGNORECASE)
-    for text in (marked[-1] if len(marked) > 1 else None, boxed_answer(completion), completion):
+    for text in (_after("answer:", completion), boxed_answer(completion), _after("answer is", completion), completion):
         if text and (found := _LETTER.match(text)):
             letter, rest = found.groups()
             if _ENDED.match(rest) or (text is not completion and not {*_STANDING.findall(rest)} - {letter}):
                 return letter
     return None
+
+
+def _after(marker: str, completion: str) -> str | None:
+    """What follows where the marker, in capitals or not, stands last."""
+    _, *rest = re.split(marker, completion, flags=re.IGNORECASE)
+    return rest[-1] if rest else None
 
 
 def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
