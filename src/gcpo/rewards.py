@@ -99,6 +99,7 @@ def bleu1(prediction: str | None, references: str | Sequence[str]) -> float:
 
 def final_answer(text: str) -> str | None:
     """The free-form answer of a completion: the first non-empty line after the last "Answer:" (in any case), or of
-    the whole completion when it has no such marker; stripped; ``None`` when nothing is left."""
-    lines = _ANSWER_MARKER.split(text)[-1].splitlines()
-    return next((line.strip() for line in lines if line.strip()), None)
+    the whole completion when it has no such marker; without the space and the asterisks around it (chat models write
+    "**Answer:** Paris"); ``None`` when nothing is left."""
+    lines = (line.strip().strip("*").strip() for line in _ANSWER_MARKER.split(text)[-1].splitlines())
+    return next(filter(None, lines), None)
