@@ -253,7 +253,7 @@ _ask = judge.Judge("gcpo.mathematics", extra="trl").ask
 def serve() -> None:
     """Answer the questions of :func:`_ask`, in a process of its own."""
     import math_verify  # slow to import
-    from sympy import N, Symbol
+    from sympy import Expr, N, Rational, Symbol
 
     judge.limit_memory()
 
@@ -286,8 +286,25 @@ def serve() -> None:
                 continue
         return None
 
+    def differ(first: Any, second: Any) -> bool:
+        """Whether two expressions in the same letters differ where these are numbers: simplifying takes seconds."""
+        if not (isinstance(first, Expr) and isinstance(second, Expr)):
+            return False
+        names = sorted({symbol.name for symbol in first.free_symbols})
+        if not names or names != sorted({symbol.name for symbol in second.free_symbols}):
+            return False
+        place = {name: Rational(7 * number + 5, 11) for number, name in enumerate(names)}
+        try:
+            values = [complex(N(part.subs({s: place[s.name] for s in part.free_symbols}))) for part in (first, second)]
+        except (TypeError, ValueError, ArithmeticError, AttributeError):
+            return False
+        return abs(values[0] - values[1]) > 1e-6 * max(map(abs, values))
+
     def equal(gold: str, answer: str) -> bool:
-        if not math_verify.verify(parse(gold), parse(answer), timeout_seconds=None):
+        expected_parts, parts = parse(gold), parse(answer)
+        if any(map(differ, expected_parts[:1], parts)):
+            return False
+        if not math_verify.verify(expected_parts, parts, timeout_seconds=None):
             return False
         expected = value(gold) or 0.0
         if "%" in gold or not 0 < abs(expected) < 1e-3:
