@@ -145,14 +145,20 @@ def test_a_check_that_was_not_reached_is_not_tested_and_one_that_does_not_exist_
     notebook(tmp_path / "01_a.ipynb", ("Eq. 1", "more", "holds"))
     found = ledger.reached([tmp_path / "01_a.ipynb"])
     without = {**CLAIM, "checks": [], "scope": "real model"}
-    claims = declared(tmp_path, CLAIM, {**without, "id": "real"}, {**without, "id": "later", "note": "no check yet"})
+    claims = declared(tmp_path, CLAIM, {**without, "id": "real"}, {**without, "id": "later", "note": "It needs it."})
     table = ledger.ledger(claims, found)
     assert table["verdict"].tolist() == ["not tested"] * 3
     assert "21: most: not executed on these runs" in table["because"][0]
-    assert "profile paper" in table["because"][1] and table["because"][2] == "no check yet"
+    assert table["because"].tolist()[1:] == ["No check is written yet."] * 2 and table["note"][2] == "It needs it."
     assert ledger.unknown(claims, found) == [
         "gcpo-one: no notebook gives the verdict '21: most'. Did you mean '01: more'?"
     ]
+
+
+def test_no_claim_of_a_paper_is_decided_by_a_reading_of_ours() -> None:
+    found = ledger.reached(sorted(paths.NOTEBOOKS.glob("*.ipynb")))
+    own = set(found.loc[found["source"].str.match(r"(varied|ours)\b"), "check"])
+    assert own and {check for claim in ledger.claims() for check in claim.checks} & own == set()
 
 
 def test_verdicts_of_reports_are_those_of_the_runs_that_are_asked_for(

@@ -148,7 +148,7 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
         assert "| 0.50 |  |\n" in found
         where = "([notebook 01](notebooks/01_why.ipynb))"
         assert (
-            found.count(f"1. **Why?** *Cannot tell.* {where}<br>GCPO, Eq. 1: “so it is”<br>By 5 [0, 9] (95 %).\n") == 1
+            found.count(f"1. **Why?**<br>GCPO, Eq. 1: “so it is”: *cannot tell* {where}<br>By 5 [0, 9] (95 %).\n") == 1
         )
         assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(tables.README["gate"])
     (tmp_path / "reference" / "p" / "ledger.csv").write_text(

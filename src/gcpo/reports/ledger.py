@@ -19,7 +19,7 @@ CLAIMS = Path(__file__).parents[1] / "claims.yaml"
 PAPERS = {"gcpo": "GCPO", "seed_grpo": "SEED-GRPO", "egpo": "EGPO", "cw_grpo": "CW-GRPO"}
 SCOPES = ("theorem", "toy", "paper", "embedded world", "real model")
 LONGEST = 25  # words of a quote
-NO_CHECK = "It needs the paper's models: profile paper."
+NO_CHECK = "No check is written yet."
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
                 "place": claim.place,
                 "quote": claim.quote,
                 "verdict": word,
-                "because": " / ".join(map(str, said)) or claim.note or NO_CHECK,
+                "because": " / ".join(map(str, said)) or NO_CHECK,
                 "note": claim.note,
                 "question": claim.question,
                 "found": " ".join(

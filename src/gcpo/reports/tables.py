@@ -250,14 +250,14 @@ def results(profile: str, captions: Mapping[str, str], first: str = "") -> str:
 
 
 def findings(profile: str) -> str:
-    """The questions of ``headlines.csv`` in Markdown, numbered: each with its verdict in the first line, then the
-    paper's words, then what was found, of whose intervals RESULTS.md has family and seeds."""
+    """The questions of ``headlines.csv`` in Markdown, numbered: each with the paper's words and the verdict on them,
+    then what was found, of whose intervals RESULTS.md has family and seeds."""
     path = paths.REFERENCE / profile / "headlines.csv"
     table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
     lines: list[Any] = table.to_dict("records")
     return "".join(
-        f"{number}. **{row['question']}** *{row['verdict'].capitalize()}.*{_link(row['notebook'])}<br>"
-        f"{row['paper']}, {row['place']}: “{row['quote']}”<br>{re.sub(HOW, '(95 %)', row['found'])}\n"
+        f"{number}. **{row['question']}**<br>{row['paper']}, {row['place']}: “{row['quote']}”: "
+        f"*{row['verdict']}*{_link(row['notebook'])}<br>{re.sub(HOW, '(95 %)', row['found'])}\n"
         for number, row in enumerate(lines, start=1)
     )
 
@@ -268,7 +268,7 @@ def _link(notebook: str) -> str:
 
 def readme_results(profile: str) -> str:
     """The README's results from marker to marker."""
-    return f"{START}\n\n{results(profile, README, findings(profile))}\n{END}"
+    return f"{START}\n\n{results(profile, README, findings(profile) + GLOSSARY)}\n{END}"
 
 
 def write_readme(profile: str) -> None:
@@ -319,14 +319,20 @@ def write_results(profile: str) -> None:
 
 NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->", "<!-- end of needs -->"
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
-WORDS = """A verdict is one of five words: *holds*, *does not hold*, *effect excluded* (the interval holds zero, and no
-effect as large as the paper's), *cannot tell* (it holds both, or the paper prints no effect), *not tested* (its runs
-are not there, or it needs the papers' models)."""
+WORDS = """A verdict is on the paper's words as quoted, and one of five: *holds* and *does not hold* (a proof, a
+counter-example or an interval decides), *effect excluded* (the interval holds zero, and no effect as large as the
+paper's), *cannot tell* (the interval holds zero, and the paper's effect where it prints one), *not tested* (its runs
+are not there, or no check is written yet). Of a claim with several checks, the worst word counts."""
 # The tables that the README shows, and what it says above them.
 README = {
     "gate": "Does training work here at all? The gate: what plain GRPO gains over the start, in points (95 %):",
     "ledger_counts": f"{WORDS}\n\nOf all claims ([RESULTS.md](RESULTS.md) has each with what decided it):",
 }
+GLOSSARY = """
+V is the variance of a question's policy gradient over its rollouts, ρ a rank correlation over questions, and points are
+hundredths of a score. "Detectable" is the difference that the seeds at hand would find in four of five repetitions. tinyqa (short
+answers) and tinymath (problems in several steps) are generated tasks.
+"""
 PREAMBLE = f"""# Results
 
 Written by `python -m gcpo report --publish`; no number and no verdict here is typed. {WORDS} What is about the embedded
