@@ -322,7 +322,8 @@ START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!
 WORDS = """A verdict is on the paper's words as quoted, and one of five: *holds* and *does not hold* (a proof, a
 counter-example or an interval decides), *effect excluded* (the interval holds zero, and no effect as large as the
 paper's), *cannot tell* (the interval holds zero, and the paper's effect where it prints one), *not tested* (its runs
-are not there, or no check is written yet). Of a claim with several checks, the worst word counts."""
+are not there, or no check is written yet). Of a claim with several checks, the first of *does
+not hold*, *not tested*, *effect excluded*, *cannot tell*, *holds* that one of them says."""
 # The tables that the README shows, and what it says above them.
 README = {
     "gate": "Does training work here at all? The gate: what plain GRPO gains over the start, in points (95 %):",
@@ -330,8 +331,8 @@ README = {
 }
 GLOSSARY = """
 V is the variance of a question's policy gradient over its rollouts, ρ a rank correlation over questions, and points are
-hundredths of a score. "Detectable" is the difference that the seeds at hand would find in four of five repetitions. tinyqa (short
-answers) and tinymath (problems in several steps) are generated tasks.
+hundredths of a score. "Detectable" is the difference that the seeds at hand would find in four of five repetitions.
+tinyqa (short answers) and tinymath (problems in several steps) are generated tasks.
 """
 PREAMBLE = f"""# Results
 
