@@ -50,12 +50,14 @@ def test_what_a_seed_or_a_question_does_to_both_is_taken_out() -> None:
     assert s.minimal_detectable(a + both, b + both) == pytest.approx(s.minimal_detectable(a, b))
 
 
-def test_seeds_alone_give_the_interval_of_students_t_test() -> None:
+@pytest.mark.parametrize("level", [0.95, 0.997])
+@pytest.mark.parametrize("seed", range(5))
+def test_seeds_alone_give_the_interval_of_students_t_test_at_any_level(level: float, seed: int) -> None:
     of_seeds = np.array([1.0, 3.0, 2.0, 6.0])
     a = of_seeds[:, None] + np.zeros((4, 50))  # every question alike
-    _, low, high = s.training_difference(a, np.zeros_like(a), n=200_000)
-    width = student.ppf(0.975, 3) * of_seeds.std(ddof=1) / 2
-    assert (low, high) == pytest.approx((3 - width, 3 + width), rel=0.03)
+    _, low, high = s.training_draws(a, np.zeros_like(a), seed=seed).interval(level)
+    width = student.ppf((1 + level) / 2, 3) * of_seeds.std(ddof=1) / 2
+    assert (low, high) == pytest.approx((3 - width, 3 + width), rel=0.02)
 
 
 def test_questions_alone_give_the_interval_of_their_resampling() -> None:

@@ -255,7 +255,9 @@ def training_draws(a: Values, b: Values, n: int = 10000, seed: int = 0) -> Draws
     columns = paired.mean(axis=0)
     gain = float(columns.mean())
     of_questions = [counts @ (columns - gain) / len(columns) for counts in _resamples(len(columns), n, seed)]
-    of_seeds = over_seeds * rng.standard_t(len(paired) - 1, size=n)
+    # Every quantile of Student's t once, in any order: drawn ones leave its far ends, which corrected intervals are read
+    # from, to the seed.
+    of_seeds = over_seeds * rng.permutation(student.ppf((np.arange(n) + 0.5) / n, len(paired) - 1))
     return Draws(gain, gain + of_seeds + np.sqrt(share) * np.concatenate(of_questions))
 
 
