@@ -133,6 +133,18 @@ def test_a_family_is_corrected_by_holm_in_p_and_interval() -> None:
         assert (together.corrected.low > 0 or together.corrected.high < 0) == (together.p < 0.05)
 
 
+def test_what_is_detectable_is_so_at_the_level_of_the_corrected_interval() -> None:
+    rng = np.random.default_rng(4)
+    means = {"grpo": BASE} | {f"m{k}": plus(list(rng.normal(0, 0.006, 5))) for k in range(9)} | {"se": plus(GAINS)}
+    scores, names = sampled(means), [name for name in means if name != "grpo"]
+    found = compare.family(scores, "f1", [(name, "grpo") for name in names])
+    for (name, _), made in found.items():  # nine of ten are open: each is judged at 5 % over nine
+        at = 1 - 0.05 / (10 if name == "se" else 9)
+        a, b = matrix(scores, name), matrix(scores, "grpo")
+        assert made.mde == pytest.approx(s.minimal_detectable(a, b, level=at)) and made.mde > s.minimal_detectable(a, b)
+        assert made.mde > (made.corrected.high - made.corrected.low) / 2  # half the interval is found half the time
+
+
 def test_what_holds_alone_may_not_hold_in_a_family() -> None:
     slight = [0.021, 0.001, 0.012, 0.019, 0.006]  # t = 3.0 with 4 degrees of freedom: p = 0.04
     means = {"grpo": BASE, "new": plus(slight)} | {f"m{k}": plus([0.001, -0.001, 0.002, -0.002, 0.0]) for k in range(5)}
@@ -250,7 +262,8 @@ def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -
     assert math.exp(found.interval.estimate) == pytest.approx(math.sqrt(1.1 * 1.2)) and found.seeds == 2
     verdict = cost.noticeable(runs, "se", "python -m gcpo grid zoo")
     assert verdict.word == "cannot tell" and verdict.because.startswith("14.9 [")
-    assert verdict.because.endswith("measuring takes 8 s of a run more.")
+    assert verdict.because.endswith("measuring alone takes 8 s more per run.")
+    assert "% more processor time (2 of 2 seeds have a pair of undisturbed runs)" in verdict.because
     (phase,) = cost.by_phase(runs, "se").to_dict("records")  # 7 and 9 more; what has no partner counts for nothing
     assert (phase["phase"], phase["seconds"], phase["more"]) == ("measure", 0, 8)
     assert phase["low"] == pytest.approx(8 - 12.7062, abs=1e-4)  # t(1) at 97.5 %, and a standard error of 1
@@ -264,6 +277,8 @@ def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -
     assert cost.overhead(apart, "se").seeds < 2
     disturbed = runs.assign(seconds=[130.0, 200.0, 110.0, 240.0, 900.0])  # GRPO's seed 0 was kept waiting
     assert cost.overhead(disturbed, "se").seeds < 2
+    third = pd.concat([runs, disturbed[disturbed["seed"] == 0].assign(seed=3)], ignore_index=True)
+    assert "(2 of 3 seeds have" in cost.noticeable(third, "se", "").because
     for some in (runs.iloc[2:], runs.iloc[:0]):  # without a run of the base, and without any
         assert not cost.overhead(some, "se").tested
 
@@ -401,6 +416,50 @@ def test_a_verdict_carries_its_interval_the_papers_effect_and_what_is_detectable
     row = table.loc["4.2"]
     assert row["verdict"] == "effect excluded" and row["seeds"] == 10
     assert row[["difference", "low", "high", "paper_effect", "mde"]].tolist() == [0.25, -0.25, 0.75, 6.8, 1.5]
+
+
+OPEN, NO, YES = (decide([between(*ends)], [5.0]) for ends in ((-1, 9), (-1, 1), (1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "depends"),
+    [
+        ([OPEN, OPEN, OPEN], "cannot tell"),
+        ([NO, OPEN, NO], "cannot tell"),
+        ([NO, NO, NO], "no"),
+        ([NO, YES, OPEN], "yes"),  # two decide, and differently
+        ([NO, decide([UNMADE]), YES], "not tested"),
+    ],
+)
+def test_whether_a_word_depends_on_a_setting_is_not_known_where_a_setting_is_open(
+    verdicts: list[claims.Verdict], depends: str
+) -> None:
+    lines = [("tinyqa", rate, verdict) for rate, verdict in zip((0.5, 1, 2), verdicts, strict=True)]
+    table = claims.by_setting(lines, ["task", "rate"])
+    assert table["depends"].tolist() == [depends]
+    assert table[0.5].item() == (
+        f"cannot tell {4:+.1f} [{-1:+.1f}, {9:+.1f}]" if verdicts[0] is OPEN else table[0.5][0]
+    )
+
+
+def test_the_time_that_a_run_took_is_the_processor_s_without_a_gpu_and_the_clock_s_with_one() -> None:
+    hardware = [{"gpus": []}, {"gpus": ["RTX 4090"]}]
+    runs = pd.DataFrame({"hardware": hardware, "seconds": [232.0, 100.0], "cpu_seconds": [106.0, 60.0]})
+    assert cost.taken(runs).tolist() == [106, 100]
+
+
+def test_a_table_of_costs_has_a_row_per_task_and_method_with_what_pairs_say() -> None:
+    rows = [("qa", "grpo", 0, 10.0), ("qa", "grpo", 1, 10.0), ("qa", "se", 0, 11.0), ("qa", "se", 1, 12.0)]
+    runs = pd.DataFrame([*rows, ("maths", "grpo", 0, 50.0)], columns=["task", "label", "seed", "cpu_seconds"])
+    runs = runs.assign(hardware=[{"gpus": []}] * 5, seconds=runs["cpu_seconds"], seconds_evaluate=0.0)
+    runs = runs.assign(started="2026-01-01T10:00:00+00:00", peak_memory_gb=1.0)
+    table = cost.summary(runs, {"grpo": "GRPO", "kle": "KLE", "se": "SE"})
+    assert table[["task", "method", "runs", "least seconds", "pairs"]].to_numpy().tolist() == [
+        ["qa", "GRPO", 2, 10, ""],
+        ["qa", "SE", 2, 11, 2],
+        ["maths", "GRPO", 1, 50, ""],
+    ]
+    assert table["times GRPO's [95 %]"].tolist()[1].startswith(f"{math.sqrt(1.1 * 1.2):.2f} [")
 
 
 # --- from records ---------------------------------------------------------------------------------------------------

@@ -35,7 +35,9 @@ def swept(places: Any) -> pd.DataFrame:
     finished(method="grpo", max_steps=0, tables=evaluated(0.4))
     finished(method="se", tables=evaluated(0.4))
     runs = records.find("p")
-    return sweep.summary(runs.assign(seconds=np.where(runs["prompts_per_step"] == 4, 7200, 3600)))
+    took = np.where(runs["prompts_per_step"] == 4, 7200.0, 3600.0)
+    took[(runs["learning_rate"] == 0.001) | (runs["seed"] == 0)] *= 2  # on a machine that had other work
+    return sweep.summary(runs.assign(cpu_seconds=took, seconds=3 * took))
 
 
 def test_the_summary_has_the_scores_at_the_end_and_what_they_cost(swept: pd.DataFrame) -> None:

@@ -143,6 +143,18 @@ def test_more_power_and_fewer_seeds_need_a_larger_difference() -> None:
     assert s.minimal_detectable(a[:3], b[:3]) > s.minimal_detectable(a, b)
 
 
+@pytest.mark.parametrize(("seeds", "comparisons"), [(2, 62), (3, 4), (5, 20), (10, 17)])
+def test_the_detectable_size_at_a_level_is_found_there(seeds: int, comparisons: int) -> None:
+    a, b = pair(0, seeds=seeds)
+    level = 1 - 0.05 / comparisons
+    error = np.hypot(*s._standard_errors(a - b)[:2])
+    rng = np.random.default_rng(0)  # a t test by hand: its bar, and draws of what it sees
+    seen = rng.standard_normal(200_000) + s.minimal_detectable(a, b, level=level) / error
+    bar = student(seeds - 1).ppf(1 - 0.025 / comparisons)
+    told = np.abs(seen) > bar * np.sqrt(rng.chisquare(seeds - 1, 200_000) / (seeds - 1))
+    assert told.mean() == pytest.approx(0.8, abs=0.005)
+
+
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_the_detectable_size_is_found_with_the_power_that_was_asked_for(seeds: int) -> None:
     a, b = pair(0, seeds=seeds)
@@ -243,6 +255,7 @@ REFUSED = {
         "a has 2 values that are not",
     ),
     "no draw": (lambda: s.training_difference(np.zeros((3, 5)), np.zeros((3, 5)), n=0), "n is 0"),
+    "level": (lambda: s.minimal_detectable(np.zeros((3, 5)), np.zeros((3, 5)), level=1.0), "level is 1.0"),
     "power": (lambda: s.minimal_detectable(np.zeros((3, 5)), np.zeros((3, 5)), power=1.0), "power is 1.0"),
     "a p value above 1": (lambda: s.holm([0.1, 1.5]), "1.5 is no p value"),
     "a ratio to no spread": (lambda: s.spread_ratio([1, 2, 3], [1, 1, 1]), "b does not vary"),

@@ -255,30 +255,33 @@ def training_draws(a: Values, b: Values, n: int = 10000, seed: int = 0) -> Draws
     columns = paired.mean(axis=0)
     gain = float(columns.mean())
     of_questions = [counts @ (columns - gain) / len(columns) for counts in _resamples(len(columns), n, seed)]
-    # Every quantile of Student's t once, in any order: drawn ones leave its far ends, which corrected intervals are read
-    # from, to the seed.
+    # Every quantile of Student's t once, in any order: drawn ones leave its far ends, which corrected intervals are
+    # read from, to the seed.
     of_seeds = over_seeds * rng.permutation(student.ppf((np.arange(n) + 0.5) / n, len(paired) - 1))
     return Draws(gain, gain + of_seeds + np.sqrt(share) * np.concatenate(of_questions))
 
 
-def minimal_detectable(a: Values, b: Values, power: float = 0.8) -> float:
+def minimal_detectable(a: Values, b: Values, power: float = 0.8, level: float = 0.95) -> float:
     """The smallest true difference that this many seeds and questions would tell from 0 with probability `power`.
 
-    Two-sided at 5 %, by the power of Student's t test with the standard error of `training_difference` and the number
-    of seeds less 1. The unit is that of the scores. Raises ValueError as `training_difference`, and for a power
-    outside (0.05, 1).
+    Told is one whose interval of confidence `level` misses 0, by the power of Student's two-sided t test with the
+    standard error of `training_difference` and the number of seeds less 1. The unit is that of the scores. Raises
+    ValueError as `training_difference`, for a level outside (0, 1), and for a power outside (1 - level, 1).
     """
-    from statsmodels.stats.power import TTestPower  # of the extra `repro`, and slow to import
-
-    if not 0.05 < power < 1:
-        raise ValueError(f"power is {power}, expected a probability above 0.05 and below 1")
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}, expected a confidence above 0 and below 1")
+    alpha = 1 - level
+    if not alpha < power < 1:
+        raise ValueError(f"power is {power}, expected a probability above {alpha:.3g} and below 1")
     paired = _paired(a, b)
     seeds = len(paired)
-    test = TTestPower()
-    size = test.solve_power(nobs=seeds, alpha=0.05, power=power, alternative="two-sided")
-    if not abs(test.power(size, seeds, 0.05) - power) < 1e-4:  # it misses some of 2 seeds, whose power may be nan there
-        level = student.ppf(0.975, seeds - 1)  # so large a size is never found on the other side of 0
-        size = brentq(lambda size: nct.sf(level, seeds - 1, size * np.sqrt(seeds)) - power, 0, 100)
+    freedom, bar = seeds - 1, student.ppf(1 - alpha / 2, seeds - 1)
+
+    def beyond(size: float) -> float:
+        shift = size * np.sqrt(seeds)  # so large a shift that the other side is never found has no number there
+        return float(nct.sf(bar, freedom, shift) + np.nan_to_num(nct.cdf(-bar, freedom, shift)) - power)
+
+    size = brentq(beyond, 0, 10 * bar)
     over_seeds, over_questions, _ = _standard_errors(paired)
     return float(size * np.sqrt(seeds) * np.hypot(over_seeds, over_questions))
 

@@ -33,7 +33,7 @@ class Verdict:
         low: its interval, 95 % over the family it was corrected in.
         high: likewise.
         paper_effect: the paper's own difference, where it prints one.
-        mde: the smallest difference that these seeds would detect with a probability of 80 %.
+        mde: the smallest difference that these seeds would detect with a probability of 80 %, at that interval's level.
         seeds: that the comparison was made on.
     """
 
@@ -181,8 +181,8 @@ def by_setting(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.Dat
         names: of all but the verdict, the setting's last.
 
     Returns:
-        the rows, their verdicts ("holds +1.2 [+0.3, +2.1]"), and depends: "yes", "no", or "not tested" where a setting
-        was not.
+        the rows, their verdicts ("holds +1.2 [+0.3, +2.1]"), and depends: "yes" where two settings decide differently;
+        "no" where all decide, and alike; "cannot tell" where one does not decide; "not tested" where one was not.
     """
     table = pd.DataFrame(lines, columns=[*names, "verdict"])
     table["word"] = [verdict.word for verdict in table["verdict"]]
@@ -191,9 +191,16 @@ def by_setting(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.Dat
         for v in table["verdict"]
     ]
     wide = table.groupby([*names], sort=False)[["word", "shown"]].first().unstack(names[-1], sort=False)
-    kinds = [set(words) for words in wide["word"].to_numpy()]
-    depends = [UNTESTED if UNTESTED in words else "yes" if len(words) > 1 else "no" for words in kinds]
+    depends = [_depends(set(words)) for words in wide["word"].to_numpy()]
     return pd.DataFrame(wide["shown"]).assign(depends=depends).rename_axis(columns=None).reset_index()
+
+
+def _depends(words: set[str]) -> str:
+    if UNTESTED in words:
+        return UNTESTED
+    if len(words - {OPEN}) > 1:
+        return "yes"
+    return OPEN if OPEN in words else "no"
 
 
 def effects_of(means: Mapping[str, float], pairs: Sequence[Pair]) -> list[float]:

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy.stats import ttest_1samp
 
 from gcpo import statistics
-from gcpo.statistics import Draws, Interval
+from gcpo.statistics import Interval
 
 Pair = tuple[str, str]
 NOTHING = Interval(nan, nan, nan)
@@ -30,7 +30,9 @@ class Comparison:
         interval: the difference with its 95 % interval; nan where it cannot be compared.
         corrected: the difference with the interval that holds within the family, after Holm.
         p: of no difference, adjusted by Holm within the family; in [0, 1].
-        mde: the smallest true difference that is told from 0 with a probability of 80 %, uncorrected.
+        mde: the smallest true difference whose ``corrected`` interval misses 0 with a probability of 80 %: at the level
+            of that interval, which is Holm's for this member of the family (5 % over the number of those not rejected
+            before it). Alone in its family it is that of ``interval``.
         family: how many comparisons are corrected for together.
         what: what is compared, where it is no difference of scores.
     """
@@ -156,10 +158,22 @@ def _common(own: set[Any], other: set[Any], fewest: int = 2) -> tuple[list[Any],
     return common, counts if alike else f"{counts}: {outcome}"
 
 
+class _Scores:
+    """Behaves as draws do, and says what is detectable at any level."""
+
+    def __init__(self, own: Any, other: Any, seed: int) -> None:
+        self.own, self.other = own, other
+        self.draws = statistics.training_draws(own, other, seed=seed)
+        self.p, self.interval = self.draws.p, self.draws.interval
+
+    def detectable(self, level: float) -> float:
+        return statistics.minimal_detectable(self.own, self.other, level=level)
+
+
 def _compare(
     label: str, against: str, matrices: Mapping[str, pd.DataFrame], seed: int
-) -> tuple[Comparison, Draws | None]:
-    """A comparison without its intervals, and the draws that they are read from; None if there is nothing to draw."""
+) -> tuple[Comparison, _Scores | None]:
+    """A comparison without its intervals, and what they are read from; None if there is nothing to draw."""
     own, other = (matrices.get(name, pd.DataFrame()) for name in (label, against))
     common, said = _common(set(own.index), set(other.index))
     comparison = Comparison(label, against, len(common), said)
@@ -172,16 +186,22 @@ def _compare(
             "the same eval_split and eval_limit"
         )
     a, b = own.loc[common].to_numpy(), other.loc[common].to_numpy()
-    draws = statistics.training_draws(a, b, seed=seed)
-    return replace(comparison, mde=statistics.minimal_detectable(a, b)), draws
+    return comparison, _Scores(a, b, seed)
 
 
-def _corrected(made: Mapping[Pair, tuple[Comparison, Draws | _Spread | _Paired]]) -> dict[Pair, Comparison]:
-    """Every comparison with its intervals and p, corrected for all of them."""
+def _corrected(made: Mapping[Pair, tuple[Comparison, _Scores | _Spread | _Paired]]) -> dict[Pair, Comparison]:
+    """Every comparison with its intervals, p and mde, corrected for all of them."""
     p_values = [draws.p for _, draws in made.values()]
     levels, adjusted = statistics.holm_levels(p_values), statistics.holm(p_values)
     return {
-        pair: replace(comparison, interval=draws.interval(), corrected=draws.interval(level), p=p, family=len(made))
+        pair: replace(
+            comparison,
+            interval=draws.interval(),
+            corrected=draws.interval(level),
+            p=p,
+            mde=draws.detectable(level) if isinstance(draws, _Scores) else nan,
+            family=len(made),
+        )
         for (pair, (comparison, draws)), level, p in zip(made.items(), levels, adjusted, strict=True)
     }
 
@@ -206,8 +226,8 @@ def differences(
         label, seeds (how many it has), mean and std (over these; n - 1), each (their scores), gaps (those less the
         base's, of the seeds that both have), against, compared (how many seeds each has, and on how many they are
         compared), difference with low and high (95 %, paired by seed and question), p (Holm, within this table), mde
-        (the difference detectable with 80 % power), and equivalent (whether the interval lies within the margin). What
-        too few seeds cannot tell is missing.
+        (the difference detectable with 80 % power after Holm), and equivalent (whether the interval lies within the
+        margin). What too few seeds cannot tell is missing.
     """
     runs = scores.groupby(["label", "seed"], sort=False)[metric].mean().mul(100)
     labels = list(dict.fromkeys(scores["label"]))

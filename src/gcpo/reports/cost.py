@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
@@ -10,6 +12,13 @@ from gcpo.reports import claims, compare
 NOTICED = 5.0  # per cent more than GRPO that we call noticeable
 TOGETHER = 2 * 3600  # seconds at most between the starts of two runs whose times are compared
 DISTURBED = 1.3  # times its processor time that a run of one thread has taken if other work kept it waiting
+
+
+def taken(runs: pd.DataFrame) -> pd.Series:
+    """Seconds that each run took of its machine: of the processor where there is no GPU, as other work beside a run
+    keeps it waiting for up to three times as long; by the clock where there is one."""
+    alone = runs["hardware"].map(lambda machine: not (machine or {}).get("gpus")).astype(bool)
+    return runs["cpu_seconds"].where(alone, runs["seconds"])
 
 
 def overhead(runs: pd.DataFrame, label: str, base: str = "grpo") -> compare.Comparison:
@@ -43,6 +52,30 @@ def side_by_side(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
     return runs[(started - runs["alike"].map(of_base)).abs() <= TOGETHER]
 
 
+def summary(runs: pd.DataFrame, names: Mapping[str, str], base: str = "grpo") -> pd.DataFrame:
+    """What a run of each label takes, and its training beside the base's, a row per task and label of ``names``.
+
+    Args:
+        runs: training runs, as for :func:`overhead`, of any tasks.
+        names: label -> how the table calls it, in order.
+        base: beside whose.
+
+    Returns:
+        task, method, runs, least seconds (:func:`taken`; other work beside a run only adds to it), times the base's
+        [95 %] and pairs (:func:`overhead`: of pairs made side by side), peak memory, GB.
+    """
+    rows = []
+    for task, of_task in runs.groupby("task", sort=False):
+        for label in (label for label in names if label in set(of_task["label"])):
+            own, found = of_task[of_task["label"] == label], overhead(of_task, label, base)
+            ratio = "{:.2f} [{:.2f}, {:.2f}]".format(*np.exp(found.interval)) if found.tested else ""
+            took = {"runs": len(own), "least seconds": taken(own).min(), f"times {names[base]}'s [95 %]": ratio}
+            pairs = {"pairs": found.seeds if label != base else ""}
+            peak = {"peak memory, GB": own["peak_memory_gb"].max()}
+            rows.append({"task": task, "method": names[label], **took, **pairs, **peak})
+    return pd.DataFrame(rows)
+
+
 def by_phase(runs: pd.DataFrame, label: str, base: str = "grpo") -> pd.DataFrame:
     """Seconds of each phase of the base's training, and how many more a label's has, of the pairs of :func:`overhead`.
 
@@ -73,9 +106,11 @@ def noticeable(runs: pd.DataFrame, label: str, command: str, base: str = "grpo")
     if not found.tested:
         said = f"Fewer than two seeds have undisturbed runs of {label} and {base} on the same hardware, two hours apart"
         return claims.Verdict(claims.UNTESTED, f"{said} at most ({found.compared}). First, side by side: {command}.")
+    both = set(runs.loc[runs["label"] == label, "seed"]) & set(runs.loc[runs["label"] == base, "seed"])
+    pairs = f"{found.seeds} of {len(both)} seeds have a pair of undisturbed runs"
     more, low, high = (100 * (np.exp(end) - 1) for end in found.interval)
-    said = f"{more:.1f} [{low:.1f}, {high:.1f}] % more processor time ({found.compared})"
+    said = f"{more:.1f} [{low:.1f}, {high:.1f}] % more processor time ({pairs})"
     phases = by_phase(runs, label, base).set_index("phase")["more"]
     if "measure" in phases:
-        said += f"; measuring takes {phases['measure']:.0f} s of a run more"
+        said += f"; measuring alone takes {phases['measure']:.0f} s more per run"
     return claims.Verdict(claims.word(NOTICED - high, NOTICED - low), f"{said}.")

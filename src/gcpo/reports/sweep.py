@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from gcpo.reports import records
+from gcpo.reports import cost, records
 from gcpo.runs.manifest import RecordError
 from gcpo.statistics import DETECTABLE
 from gcpo.tasks import get_task
@@ -26,9 +26,11 @@ def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
     Returns:
         task, prompts_per_step, learning_rate, metric, seeds, sampled and greedy (means over seeds at the last step, per
         cent) with sampled_std and greedy_std (n - 1), start_sampled and start_greedy (at step 0), fell (whether greedy
-        ends below its start), hours (per run), and mde_hour (points): the difference of two methods that is detected
+        ends below its start), hours (of a run), and mde_hour (points): the difference of two methods that is detected
         with 80 % power if each gets an hour of runs, DETECTABLE sqrt(2) sampled_std sqrt(hours); NaN where all seeds
-        have one score, which is chance and no spread of 0.
+        have one score, which is chance and no spread of 0. Hours are the least that a run of the task and batch size
+        took, at any rate, as :func:`gcpo.reports.cost.taken` counts: the steps are the same
+        at each, and other work on the machine only adds to them.
 
     Raises:
         RecordError: a task with one rate, or runs without validation scores.
@@ -44,17 +46,18 @@ def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
     scores = records.gather(runs, "validation", [*AXES, "seed", "max_steps"], optional=True)
     if scores.empty:
         raise RecordError("No run of the sweep has validation scores: run it with validation_limit above 0")
+    least: dict[Any, float] = (cost.taken(runs) / 3600).groupby([runs[axis] for axis in AXES[:2]]).min().to_dict()
     rows = []
     for (task, prompts, rate), part in scores.groupby(AXES, sort=False):
         metric = get_task(str(task)).reward_metric
         means = 100 * part.groupby(["decoding", "step", "seed"])[metric].mean()
-        last, own = int(part["max_steps"].iloc[0]), runs[(runs[AXES] == [task, prompts, rate]).all(axis=1)]
+        last = int(part["max_steps"].iloc[0])
         row: dict[str, Any] = {"task": task, "prompts_per_step": prompts, "learning_rate": rate, "metric": metric}
         row["seeds"] = part["seed"].nunique()
         for decoding in ("sampled", "greedy"):
             row |= {decoding: means[decoding, last].mean(), f"{decoding}_std": means[decoding, last].std()}
             row[f"start_{decoding}"] = means[decoding, 0].mean()
-        hours = own["seconds"].mean() / 3600
+        hours = least[task, prompts]
         detectable = DETECTABLE * sqrt(2) * (row["sampled_std"] or nan) * sqrt(hours)
         rows.append({**row, "fell": row["greedy"] < row["start_greedy"], "hours": hours, "mde_hour": detectable})
     return pd.DataFrame(rows).sort_values(AXES, ignore_index=True)
