@@ -352,22 +352,25 @@ def stated_gains(table: pd.DataFrame) -> Figure:
             beside the dots that do not agree.
     """
     kinds = list(table["where"].unique())
-    figure, axes = plt.subplots(figsize=(9.6, 0.9 + 0.5 * len(kinds)))
+    figure, axes = plt.subplots(figsize=(9.6, 0.9 + 0.55 * len(kinds)))
     axes.axvline(0, color="black", linewidth=0.8)
+    line = table["where"].map(kinds.index)
+    place = table.groupby(["where", "agrees"]).cumcount()
+    alone = table.groupby(["where", "agrees"])["name"].transform("size") == 1
+    spread = {True: 0.1 * (place % 5 - 2), False: (0.6 * (place % 2) - 0.3) * ~alone}  # another number: above, below
     for agrees, colour, marker in ((True, PALETTE[0], MARKERS[0]), (False, PALETTE[3], MARKERS[3])):
-        rows = table[table["agrees"] == agrees]
-        place = rows["where"].map(kinds.index) + 0.5 * (rows.groupby("where").cumcount() % 5 - 2) / 5 * agrees
+        those = table["agrees"] == agrees
+        gaps, heights = (table["computed"] - table["stated"])[those], (line + spread[agrees])[those]
         label = "the same but for rounding" if agrees else "another number"
-        axes.plot(rows["computed"] - rows["stated"], place, marker, color=colour, alpha=0.7, label=label)
-    for where, part in table[~table["agrees"]].groupby("where", sort=False):
-        gaps = (part["computed"] - part["stated"]).tolist()
-        for name, gap, shift in zip(part["name"], gaps, cycle((7, -14)), strict=False):  # one above, the next below
-            at = gap, kinds.index(where)
-            axes.annotate(name, at, xytext=(0, shift), textcoords="offset points", ha="center", fontsize=8)
+        axes.plot(gaps, heights, marker, color=colour, alpha=0.7, label=label)
+        for name, *at in zip(table.loc[those, "name"], gaps, heights, strict=True) if not agrees else ():
+            away = 8 if at[0] > 0 else -8  # from the line and the dots on it
+            look: dict[str, Any] = {"ha": "left" if away > 0 else "right", "va": "center", "fontsize": 8}
+            axes.annotate(name, (at[0], at[1]), xytext=(away, 0), textcoords="offset points", **look)
     labels = [f"{kind} ({(table['where'] == kind).sum()})" for kind in kinds]
     axes.set_yticks(range(len(kinds)), labels, fontsize="small")
     axes.set(xlabel="computed minus stated (points, or per cent where the paper says per cent)", ylabel="")
-    axes.margins(x=0.1)
+    axes.margins(x=0.2)
     axes.set_ylim(len(kinds) - 0.4, -0.7)
     axes.grid(visible=False, axis="y")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
