@@ -8,9 +8,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from gcpo import statistics
-from gcpo.reports.alignment import FOUR, MEASURES, STATISTICS, Alignment, decide, halves, selected
+from gcpo.methods import base_advantages
+from gcpo.reports.alignment import (
+    FOUR,
+    MEASURES,
+    STATISTICS,
+    Alignment,
+    at_checkpoints,
+    decide,
+    halves,
+    mean_over_queries,
+    of_either_sign,
+    rank_correlations,
+    right_against_wrong,
+    selected,
+)
+from gcpo.runs.gradient_statistics import pair_table
 from gcpo.statistics import Draws
 
 
@@ -175,3 +191,80 @@ def test_intervals_of_a_joint_claim_are_wider_than_one_alone() -> None:
 def test_without_runs_nothing_is_tested() -> None:
     assert decide({}).word == "not tested"
     assert decide({"a": draws(1)}, missing="No run.").because == "No run."
+
+
+@pytest.mark.parametrize(
+    ("centres", "expected"),
+    [
+        ([0.5, 0.6], "holds"),
+        ([-0.5, -0.6], "does not hold"),
+        ([0.0, 0.0], "effect excluded"),
+        ([-0.5, 0.0], "effect excluded"),
+        ([0.5, -0.5], "cannot tell"),
+        ([0.5, 0.0], "cannot tell"),
+        ([nan, 0.5], "holds"),
+        ([nan, nan], "not tested"),
+    ],
+)
+def test_a_claim_that_names_no_checkpoint_is_decided_where_they_agree(centres: list[float], expected: str) -> None:
+    found = {
+        name: {"a": Draws(nan, np.empty(0)) if np.isnan(x) else draws(x)}
+        for name, x in zip(("start", "end"), centres, strict=True)
+    }
+    verdict = at_checkpoints(found, {"a": 0.6})
+    assert verdict.word == expected
+    differ = len({decide(parts, {"a": 0.6}).word for parts in found.values()} - {"not tested"}) > 1
+    assert verdict.because.startswith("It depends on the checkpoint") == differ
+    if expected != "not tested":
+        assert (
+            "Start: " in verdict.because and "; end: " in verdict.because and "the paper's a: +0.60" in verdict.because
+        )
+
+
+def test_either_sign_is_significant_and_a_correlation_of_none_is_not() -> None:
+    assert decide({"a": of_either_sign(draws(-0.5))}).word == decide({"a": of_either_sign(draws(0.5))}).word == "holds"
+    assert decide({"a": of_either_sign(draws(-0.05))}).word == "cannot tell"
+
+
+# --- pairs of answers -------------------------------------------------------------------------------------------------
+
+
+def test_a_mean_over_queries_resamples_queries_with_all_their_lines() -> None:
+    lines = pd.DataFrame({"query": ["a", "a", "b", "c"], "x": [1.0, 3.0, 5.0, nan]})
+    found = mean_over_queries(lines, "x", n=2000)
+    assert found.estimate == 3
+    assert set(found.draws.round(6)) == {2.0, 3.0, 5.0}  # twice a, one of each, twice b
+    assert not len(mean_over_queries(lines.iloc[3:], "x").draws)
+
+
+def test_near_pairs_are_ranked_within_their_group() -> None:
+    """Two groups whose distances fall inside and rise between them; far pairs and equal texts do not count."""
+    near = [0.01, 0.02, 0.03]
+    rows = [("a", x, 1 - x, False) for x in near] + [("b", 0.1 + x, 9 - x, False) for x in near]
+    rows += [("a", 0.5, 99.0, False), ("b", 0.0, 0.0, True), ("c", 0.1, 1.0, False)]
+    pairs = pd.DataFrame(rows, columns=["query", "embedding_distance", "gradient_distance", "same_text"]).assign(seed=0)
+    found = rank_correlations(pairs)
+    assert found["query"].tolist() == ["a", "b"] and found["pairs"].tolist() == [3, 3]
+    assert found["rho"].tolist() == pytest.approx([-1, -1])
+    assert rank_correlations(pairs, within=2)["rho"].iloc[0] == pytest.approx(0.2)
+    assert rank_correlations(pairs.iloc[:0]).empty
+
+
+def test_the_alignment_of_a_right_and_a_wrong_answer_is_that_of_their_gradients() -> None:
+    torch.manual_seed(0)
+    gradients = torch.randn(8, 5).double() + 0.5
+    rewards = torch.tensor([0.0, 2, 2, 0, 0, 2, 0, 2])
+    advantages = base_advantages(rewards[None])[0]
+    gram, texts = gradients @ gradients.T, [str(i) for i in range(8)]
+    pairs = pair_table(torch.randn(8, 3), gram, advantages, torch.zeros(8, dtype=torch.long), texts)
+    pairs = pairs.assign(query="q", seed=0)
+    group = pd.DataFrame({"query": ["q"], "seed": [0], "rd": [1.0]})
+    found = right_against_wrong(pairs, group, 8, (0, 2))
+    assert len(found) == 16
+    for row in found.itertuples():
+        assert rewards[row.first] != rewards[row.second]
+        g, h = gradients[row.first], gradients[row.second]
+        assert row.alignment == pytest.approx(float(2 * g @ h / (g @ g + h @ h)), abs=1e-9)
+        assert row.apart == 1 - row.alignment
+        assert abs(row.alignment) <= abs(float(torch.cosine_similarity(g, h, dim=0))) + 1e-12
+    assert right_against_wrong(pairs, group.assign(rd=0.9), 8, (0, 2)).empty

@@ -3,20 +3,25 @@
 An interval is over queries: one set of bootstrap resamples serves every measure and every rollout seed, so that what is
 compared is compared on the same queries (App. D.6). A figure is the mean over rollout seeds of the figure of each; the
 noise of rollouts is averaged over seeds, not resampled.
+
+The paper does not say of which checkpoint its Figure 1 is: :func:`at_checkpoints` decides its claims.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import nan
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from sklearn.model_selection import KFold
 
 from gcpo import statistics
-from gcpo.reports.claims import UNTESTED, Verdict, deciding, signed, word
+from gcpo.methods import base_advantages
+from gcpo.reports.claims import EXCLUDED, FAILS, OPEN, UNTESTED, Verdict, deciding, signed, word
 from gcpo.reports.tables import with_interval
 from gcpo.statistics import Draws
 
@@ -37,6 +42,7 @@ MEASURES = {
 }
 FOUR = ("token_entropy", "se", "cd", "bot")
 TOP = 0.1  # the share of queries that App. D.5 is about
+NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddings, are near ones
 CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": TOP, "mae": nan, "heldout_spearman": 0.0}
 STATISTICS = tuple(CHANCE)
 FOLDS = 5
@@ -176,6 +182,113 @@ def decide(found: Mapping[str, Draws], effects: Mapping[str, float] | None = Non
     text += f", corrected for {len(found)})" if len(found) > 1 else ")"
     text += f"; the paper's: {effect:+.2f}" if effect == effect else "; the paper prints no number"
     return Verdict(final, f"{text}; detectable: {mde:.2f}.", *intervals[name], effect, mde)
+
+
+def at_checkpoints(
+    found: Mapping[str, Mapping[str, Draws]], effects: Mapping[str, float] | None = None, missing: str = ""
+) -> Verdict:
+    """The verdict on a claim that names no checkpoint: asked of every policy measured, and decided where they agree.
+
+    Args:
+        found: by what a policy is called, what is claimed to be above 0 of it, as in :func:`decide`.
+        effects: as in :func:`decide`.
+        missing: likewise.
+
+    Policies of which it cannot be asked do not count. Where some say "does not hold" and the others "effect excluded"
+    it is the latter; where they differ otherwise, "cannot tell". The numbers are those of the first policy that says
+    this, or else of the first.
+    """
+    each = {name: decide(parts, effects, missing) for name, parts in found.items()}
+    asked = [verdict for verdict in each.values() if verdict.word != UNTESTED]
+    if not asked:
+        return next(iter(each.values()), Verdict(UNTESTED, missing or "There are no runs of it."))
+    words = {verdict.word for verdict in asked}
+    final = asked[0].word if len(words) == 1 else EXCLUDED if words == {EXCLUDED, FAILS} else OPEN
+    shown = next((verdict for verdict in asked if verdict.word == final), asked[0])
+    lines = []
+    for name, verdict in each.items():
+        short = verdict.because.partition(" (95 %")[0]
+        found_with = f", detectable {verdict.mde:.2f}" if verdict.mde == verdict.mde else ""
+        lines.append(f"{name}: {verdict.word}, {short}{found_with}")
+    said = "; ".join(lines)
+    said = said[0].upper() + said[1:]
+    family = max(map(len, found.values()))
+    text = "It depends on the checkpoint, which the paper does not name. " if len(words) > 1 else ""
+    text += f"{said} (95 % over queries{f', corrected for {family}' if family > 1 else ''})"
+    known = [f"{name}: {effect:+.2f}" for name, effect in (effects or {}).items() if f" {name}: " in said]
+    text += f"; the paper's {', '.join(known)}." if known else "; the paper prints no number."
+    return replace(shown, word=final, because=text)
+
+
+def of_either_sign(draws: Draws) -> Draws:
+    """The same, turned round where the estimate is below 0: above 0 at a level where its interval does not hold 0."""
+    sign = -1.0 if draws.estimate < 0 else 1.0
+    return Draws(sign * draws.estimate, sign * draws.draws)
+
+
+def mean_over_queries(lines: pd.DataFrame, column: str, n: int = 10000, seed: int = 0) -> Draws:
+    """The mean of a column over lines that have it, and its resamples of queries with all their lines."""
+    sums = lines.dropna(subset=[column]).groupby("query")[column].agg(["sum", "size"])
+    if sums.empty:
+        return Draws(nan, np.empty(0))
+    drawn = np.random.default_rng(seed).multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=n)
+    counts = np.vstack([np.ones(len(sums)), drawn])
+    return _draws(counts @ sums["sum"].to_numpy(float) / (counts @ sums["size"].to_numpy(float)))
+
+
+def rank_correlations(pairs: pd.DataFrame, column: str = "gradient_distance", within: float = NEAR) -> pd.DataFrame:
+    """How distance in meaning goes with a column inside each group, over its pairs of different texts that are near.
+
+    Args:
+        pairs: lines of ``pairs.csv`` of one or more runs, told apart by ``seed``.
+        column: what 1 - cosine of the embeddings is compared with.
+        within: the largest 1 - cosine that counts.
+
+    Returns:
+        seed, query, rho (Spearman's; nan where a side is constant) and pairs, for groups of three such pairs or more.
+    """
+    near = pairs[~pairs["same_text"].astype(bool) & (pairs["embedding_distance"] <= within)]
+    rows = [
+        {
+            "seed": seed,
+            "query": query,
+            "rho": statistics.spearman(part["embedding_distance"].to_numpy(), part[column].to_numpy()),
+            "pairs": len(part),
+        }
+        for (seed, query), part in near.groupby(["seed", "query"])
+        if len(part) >= statistics.FEWEST_POINTS
+    ]
+    return pd.DataFrame(rows, columns=["seed", "query", "rho", "pairs"])
+
+
+def right_against_wrong(
+    pairs: pd.DataFrame, queries: pd.DataFrame, size: int, reward_range: tuple[float, float]
+) -> pd.DataFrame:
+    """Pairs of a right and a wrong answer, and how far their gradients point the same way.
+
+    Only from groups half of which earn the most there is and half the least (RD = 1). All their advantages are a or -a,
+    so |A_i g_i - A_j g_j| is a |g_i - g_j| for answers of one reward and a |g_i + g_j| for a right and a wrong one.
+    Both are recorded, which tells these pairs from the others and gives their inner product.
+
+    Args:
+        pairs: lines of ``pairs.csv`` of runs of one policy, told apart by ``seed``.
+        queries: lines of ``queries.csv`` of the same runs.
+        size: G.
+        reward_range: the least and the most that an answer can earn.
+
+    Returns:
+        the columns of ``pairs``, with alignment: 2 <g_i, g_j> / (|g_i|^2 + |g_j|^2), in [-1, 1]. It has the cosine's
+        sign and is at most as large, the same where both are of one length; apart is 1 - alignment.
+    """
+    least, most = reward_range
+    rewards = torch.tensor([[float(least), float(most)] * (size // 2)])
+    scale = float(base_advantages(rewards).max())
+    groups = queries.loc[np.isclose(queries["rd"], 1), ["seed", "query"]]
+    found = pairs.merge(groups, on=["seed", "query"])
+    minus, plus = found["gradient_distance"] ** 2, (found["advantage_distance"] / scale) ** 2
+    alignment = (plus - minus) / (plus + minus)
+    mixed = (minus > 0) & ~np.isclose(plus, minus, rtol=1e-6, atol=0)
+    return found.assign(alignment=alignment, apart=1 - alignment)[mixed].reset_index(drop=True)
 
 
 def as_text(draws: Draws, digits: int = 2) -> str:

@@ -17,16 +17,30 @@ UNITS = {"token_entropy": "token entropy (nats)", "se": "SE (nats)", "cd": "CD",
 def variance_against_measures(queries: Mapping[str, pd.DataFrame]) -> Figure:
     """V(q) against each of the paper's four measures, a row per task and a dot per query and rollout seed.
 
-    V is in squared gradient units, on an axis that is logarithmic but around 0.
+    V is in squared gradient units, on an axis that all panels share: logarithmic above the 5 % quantile of what is
+    above 0 (a dashed line), and linear below, so that 0 has a place.
     """
-    figure, axes = plt.subplots(len(queries), len(FOUR), figsize=(9.2, 2.6 * len(queries)), sharey="row", squeeze=False)
+    figure, axes = plt.subplots(len(queries), len(FOUR), figsize=(9.2, 2.6 * len(queries)), sharey=True, squeeze=False)
+    every = pd.concat([table["V"] for table in queries.values()])
+    threshold = every[every > 0].quantile(0.05) if (every > 0).any() else 1.0
     for row, (task, table) in zip(axes, queries.items(), strict=True):
-        positive = table.loc[table["V"] > 0, "V"]
         for axis, name in zip(row, FOUR, strict=True):
             axis.plot(table[name], table["V"], "o", markersize=3, alpha=0.35, markeredgewidth=0)
-            axis.set_yscale("symlog", linthresh=positive.quantile(0.05) if len(positive) else 1.0)
+            axis.set_yscale("symlog", linthresh=threshold)
+            axis.axhline(threshold, color="0.4", linewidth=0.8, linestyle="--")
             axis.set(xlabel=UNITS[name])
-        row[0].set(ylabel=f"{task}: V")
+        row[0].set(ylabel=f"{task}: V(q),\nsquared gradient units")
+        row[0].annotate(
+            "linear below",
+            (0.98, threshold),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, -3),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=7,
+            color="0.25",
+        )
     return figure
 
 
@@ -57,10 +71,11 @@ def four_panels(table: pd.DataFrame, gains: pd.DataFrame, reported: pd.DataFrame
     return figure
 
 
-def pairs_of_rollouts(pairs: Mapping[str, pd.DataFrame], most: int = 3000) -> Figure:
+def pairs_of_rollouts(pairs: Mapping[str, pd.DataFrame], most: int = 3000, near: float | None = None) -> Figure:
     """Distance of gradients against distance of embeddings, a panel per task and a dot per pair within a group.
 
-    At most ``most`` pairs are drawn, evenly over the table; the line is the median in ten bins of equal counts.
+    At most ``most`` pairs are drawn, evenly over the table; the line is the median of all pairs in ten bins of equal
+    counts, at the median of each bin. ``near`` is marked: up to where answers count as near ones.
     """
     figure, axes = plt.subplots(1, len(pairs), figsize=(4.6 * len(pairs), 3.4), squeeze=False)
     for axis, (task, table) in zip(axes[0], pairs.items(), strict=True):
@@ -80,8 +95,11 @@ def pairs_of_rollouts(pairs: Mapping[str, pd.DataFrame], most: int = 3000) -> Fi
         bins = table.groupby(pd.qcut(table["embedding_distance"], 10, duplicates="drop"), observed=True)
         middle = bins[["embedding_distance", "gradient_distance"]].median()
         axis.plot(*middle.to_numpy().T, color="black", linewidth=1.6, label="median")
-        axis.set(title=task, xlabel="1 - cosine of the embeddings", ylabel="|g_i - g_j|")
-    axes[0, 0].legend(loc="best")
+        if near is not None:
+            axis.axvline(near, color="0.4", linewidth=0.8, linestyle="--", label="near: left of it")
+        label = r"$\|g_i - g_j\|$ (gradient units)"
+        axis.set(title=task, xlabel="1 − cosine of the embeddings (0 to 2)", ylabel=label)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return figure
 
 
