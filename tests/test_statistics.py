@@ -331,6 +331,28 @@ def test_paired_query_bootstrap_averages_seeds_and_resamples_queries() -> None:
 # --- inputs and errors ----------------------------------------------------------------------------------------------
 
 
+def test_interval_of_means_is_the_plain_loop() -> None:
+    a, b = columns(1, 30) + 5
+    drawn = next(s._resamples(30, 500, 2))
+    loop = []
+    for counts in drawn.astype(int):
+        held = np.repeat(np.arange(30), counts)
+        loop.append(a[held].mean() / b[held].mean())
+    found = s.interval_of_means(lambda x, y: x / y, a, b, n=500, seed=2)
+    assert found == pytest.approx((a.mean() / b.mean(), *np.percentile(loop, [2.5, 97.5])))
+
+
+def test_interval_of_means_of_a_column_with_a_multiple_of_it_has_no_width() -> None:
+    a = columns(1, 30)[0] + 9
+    assert s.interval_of_means(lambda x, y: x / y, a, 2 * a, n=100) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_interval_of_means_has_the_width_of_the_normal_approximation() -> None:
+    x = np.random.default_rng(0).normal(2, 1, size=400)
+    found = s.interval_of_means(lambda mean: mean, x)
+    assert found.high - found.low == pytest.approx(2 * 1.96 * x.std() / 20, rel=0.05)
+
+
 def test_lists_and_tensors_are_accepted() -> None:
     u, v = columns(6, 15)
     tensors = torch.tensor(u, requires_grad=True), torch.tensor(v)

@@ -235,6 +235,18 @@ def paired_query_bootstrap(a: Values, b: Values, n: int = 10000, seed: int = 0) 
     return _interval(float(gain.mean()), replicates)
 
 
+def interval_of_means(of: Callable[..., Array], *columns: Values, n: int = 10000, seed: int = 0) -> Interval:
+    """`of` the means of the columns, with its interval; each replicate resamples the queries, once for all columns.
+
+    `of` takes a mean of each column and works by element, on numbers and on arrays alike: ``lambda a, b: a / b`` is a
+    ratio of two means over the same queries, and of ``x`` and ``x**2`` a deviation can be made. Replicates of which it
+    is nan are left out. Raises ValueError as `spearman`.
+    """
+    table = np.stack(_columns(**{f"column {i}": column for i, column in enumerate(columns)}))
+    replicates = [of(*(table @ counts.T / table.shape[1])) for counts in _resamples(table.shape[1], n, seed)]
+    return _interval(float(of(*table.mean(axis=1))), np.concatenate(replicates))
+
+
 def training_difference(a: Values, b: Values, n: int = 10000, seed: int = 0) -> Interval:
     """Mean score of `a` minus that of `b`, trained and tested alike, with an interval for other seeds and questions.
 
