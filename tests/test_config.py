@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from helpers import OFF_POLICY, G, case_id, settings
+from trl import TrlParser
 
 from gcpo import GCPOConfig
-from gcpo.methods import METHODS
+from gcpo.methods import METHODS, get_method
 
 Make = Callable[..., GCPOConfig]
 
@@ -43,6 +44,27 @@ def quiet(tmp_path: Path) -> Make:
             return config(tmp_path, **changes)
 
     return make
+
+
+def test_a_command_line_and_a_file_give_all_settings(tmp_path: Path) -> None:
+    given = ["--method", "seed_grpo", "--reward_range", "0", "1", "--correctness_range", "-1", "1"]
+    given += ["--method_options", '{"form": "linear"}', "--scale_rewards", "none"]
+    plain = ["--output_dir", str(tmp_path), "--bf16", "false", "--use_cpu", "true"]
+    (parsed,) = TrlParser((GCPOConfig,)).parse_args_and_config([*plain, *given])
+    assert (parsed.reward_range, parsed.correctness_range, parsed.scale_rewards) == ((0, 1), (-1, 1), "none")
+    assert parsed.resolved_method() == get_method("seed_grpo", form="linear", seed=parsed.seed, loss_clip=(0.2, 0.2))
+    file = tmp_path / "given.yaml"
+    file.write_text("method: seed_grpo\nreward_range: [0, 1]\nmethod_options: {form: linear}\nscale_rewards: none\n")
+    (again,) = TrlParser((GCPOConfig,)).parse_args_and_config([*plain, "--config", str(file)])
+    assert again.resolved_method() == parsed.resolved_method() and again.reward_range == (0, 1)
+    (default,) = TrlParser((GCPOConfig,)).parse_args_and_config(plain)
+    assert default.method == "gcpo_bot" and default.reward_range == (0, 2)
+
+
+@pytest.mark.parametrize("given", [None, 1.0, "01", (0, 1, 2), ("0", "1"), (0, float("inf")), (1, 0)], ids=str)
+def test_a_range_that_is_no_two_numbers_is_refused(quiet: Make, given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^reward_range must be \(low, high\), two numbers with low < high, got"):
+        quiet(reward_range=given)
 
 
 # --- what a method sets ---------------------------------------------------------------------------------------------

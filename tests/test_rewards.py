@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gcpo import mathematics
 from gcpo.judge import Judge
-from gcpo.rewards import bleu1, boxed_answer, exact_match, final_answer, math_correct, same_answer, token_f1
+from gcpo.rewards import any_answer, bleu1, boxed_answer, exact_match, final_answer, math_correct, same_answer, token_f1
 
 WORDS = st.lists(st.sampled_from(["cat", "dog", "map", "toy", "red"]), max_size=6)
 SOME_WORDS = WORDS.filter(bool)
@@ -179,6 +179,24 @@ def test_boxed_answer(text: str, expected: str | None) -> None:
 )
 def test_final_answer(text: str, expected: str | None) -> None:
     assert final_answer(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>2 or 3? Answer: 2</think>\n<answer> 3 </answer>", "3"),
+        ("<think>so</think>It is Paris", "It is Paris"),
+        ("Half of 48 is 24.\n#### 72\n", "72"),
+        (r"We compute.\nSo \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"Then \boxed{1}. Answer: 2", "2"),
+        ("First line.\nSecond line.", "First line.\nSecond line."),
+        ("<answer> </answer>", None),
+        ("<think>no end", "<think>no end"),
+        (" ", None),
+    ],
+)
+def test_the_usual_formats_of_answers_are_read(text: str, expected: str | None) -> None:
+    assert any_answer(text) == expected
 
 
 # --- mathematics ----------------------------------------------------------------------------------------------------

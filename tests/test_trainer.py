@@ -57,6 +57,7 @@ from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.train import build_trainer
 from gcpo.tasks.evaluation import load_policy
+from gcpo.trainer.trainer import _text
 from gcpo.weights import weight_range
 
 WITH_ALPHA = [name for name, row in METHODS.items() if row.granularity == "group"]
@@ -392,6 +393,40 @@ def test_a_reward_outside_its_range_warns_once_and_only_rd_is_clipped(make: Make
     assert set(trainer._logs["extra"]["rd"]) == {1.0}
 
 
+def test_a_bad_reward_late_in_a_run_does_not_end_it(make: Make) -> None:
+    step = iter(range(100))
+
+    def late(completions: list[Any], **_: Any) -> list[float]:
+        bad = {1: -0.5, 2: -math.inf}.get(next(step), 0.0)
+        return [bad, *([0.0, 2.0] * len(completions))[: len(completions) - 1]]
+
+    trainer = make("egpo", reward_funcs=late, max_steps=4)
+    with pytest.warns(UserWarning, match="'late' gave -0.5, outside .* It is clipped") as caught:
+        trainer.train()
+    assert trainer.state.global_step == 4 and all(
+        value.isfinite().all() for value in trainer.model.state_dict().values()
+    )
+    assert any("A reward is -inf: such a response counts as unscored" in str(warning.message) for warning in caught)
+
+
+def test_rewards_that_stay_in_the_lower_half_of_their_range_are_pointed_out(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gcpo.trainer.collect.PATIENCE", 2)
+    low = table(*[(0, 0.9, 0, 0.9)] * PROMPTS)
+    for method, high, times in (("gcpo_bot", 2.0, 1), ("gcpo_bot", 1.0, 0), ("seed_grpo", 2.0, 0)):
+        trainer = make(method, reward_funcs=low, reward_range=(0.0, high), max_steps=2)
+        assert said(trainer, "No reward of 2 batches was above the middle of reward_range") == times
+
+
+def test_the_text_of_a_conversation_is_what_the_assistant_says_last() -> None:
+    asks = {"role": "assistant", "content": "", "tool_calls": []}
+    told = {"role": "tool", "content": "3 letters found"}
+    assert _text([asks, told, {"role": "assistant", "content": "Three"}]) == "Three"
+    assert _text([{"role": "assistant", "content": "Three"}, asks]) == "Three"
+    assert _text([asks, told]) == "" and _text("Three") == "Three"
+
+
 # --- groups that leave the loss -------------------------------------------------------------------------------------
 
 
@@ -519,6 +554,10 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one_bit_for_bit(
     assert [(e["loss"], e["grad_norm"]) for e in resumed.state.log_history if "loss" in e] == steps
     assert all(torch.equal(value, weights[name]) for name, value in resumed.model.state_dict().items())
     if method == "care":
+        (checkpoint / "reference.pt").rename(tmp_path / "reference.pt")  # TRL's own trainer keeps none
+        with pytest.warns(UserWarning, match="checkpoint-2 has no reference.pt .* starts anew"):
+            make(method, **changes, output_dir=str(tmp_path / "anew")).train(resume_from_checkpoint=str(checkpoint))
+        (tmp_path / "reference.pt").rename(checkpoint / "reference.pt")
         reference = whole.ref_model.state_dict()
         assert all(torch.equal(value, reference[name]) for name, value in resumed.ref_model.state_dict().items())
         kept = torch.load(checkpoint / "reference.pt", weights_only=True)

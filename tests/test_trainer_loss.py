@@ -350,5 +350,5 @@ def test_peft_adapters_train_and_the_base_stays(make: Make, scratch: Path, metho
 
 
 def test_care_with_adapters_has_no_reference_to_move(make: Make) -> None:
-    with pytest.raises(NotImplementedError, match="sync_ref_model=True` while using a PEFT model"):
+    with pytest.raises(ValueError, match="care keeps a reference model that moves, and TRL has none for adapters"):
         make("care", peft_config=ADAPTER)

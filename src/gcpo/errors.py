@@ -9,8 +9,9 @@ from collections.abc import Iterable
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the closest valid one, and all of them."""
     valid = list(valid)
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    lower = {other.lower(): other for other in valid}
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.4)
+    hint = f" Did you mean {lower[close[0]]!r}?" if close else ""
     return f"{hint} Valid names: {', '.join(valid)}."
 
 

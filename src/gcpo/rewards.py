@@ -22,12 +22,22 @@ from typing import Any
 
 from gcpo.mathematics import boxed_answer, math_correct, same_answer
 
-__all__ = ["bleu1", "boxed_answer", "exact_match", "final_answer", "math_correct", "same_answer", "token_f1"]
+__all__ = [
+    "any_answer",
+    "bleu1",
+    "boxed_answer",
+    "exact_match",
+    "final_answer",
+    "math_correct",
+    "same_answer",
+    "token_f1",
+]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 
+_TAGGED = re.compile("<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
 _ANSWER_MARKER = re.compile("answer:", re.IGNORECASE)
 
 
@@ -103,3 +113,20 @@ def final_answer(text: str) -> str | None:
     "**Answer:** Paris"); ``None`` when nothing is left."""
     lines = (line.strip().strip("*").strip() for line in _ANSWER_MARKER.split(text)[-1].splitlines())
     return next(filter(None, lines), None)
+
+
+def any_answer(text: str) -> str | None:
+    r"""The answer of a completion in one of the usual formats; ``None`` when nothing is left.
+
+    Of what follows the last ``</think>``: the last ``<answer>...</answer>``, else what :func:`final_answer` finds after
+    "Answer:", else the last ``\\boxed{...}``, else the line after the last "####", else all of it, stripped.
+    """
+    text = text.rpartition("</think>")[2]
+    if tagged := _TAGGED.findall(text):
+        return tagged[-1].strip() or None
+    if _ANSWER_MARKER.search(text):
+        return final_answer(text)
+    if boxed := boxed_answer(text):
+        return boxed
+    _, hashes, rest = text.rpartition("####")
+    return (rest.strip().split("\n")[0] if hashes else rest).strip() or None

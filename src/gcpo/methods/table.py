@@ -88,6 +88,11 @@ class Method:
         return "; ".join(dict.fromkeys(part.direction for part in self.parts))
 
     @property
+    def reads_range(self) -> bool:
+        """Whether a part compares rewards with the lowest and highest that they can reach."""
+        return any(part.judges or getattr(part, "subject", None) == "rewards" for part in self.parts)
+
+    @property
     def judges(self) -> bool:
         """Whether it needs to know which responses are right."""
         return any(part.judges for part in self.parts)

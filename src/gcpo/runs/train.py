@@ -250,7 +250,7 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
         method_options=params.method_options,
         alpha=params.alpha,
         equalize_mean=params.equalize_mean,
-        reward_range=task.reward_range,
+        reward_range=list(task.reward_range),
         embedding_model=params.embedder,
         entailment_model=entailment,
         entailment_threshold=params.entailment_threshold,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from gcpo.semantics import Embedder, Entailment, TextFeatures, answer_mask
 from gcpo.trainer.config import GCPOConfig
 
 Batch = dict[str, Any]  # what TRL hands from generation to the loss
+PATIENCE = 20  # batches without a reward in the upper half of its range, after which that is said
 PolicyPass = Callable[[Batch], tuple[Tensor, Tensor | None]]
 
 
@@ -62,6 +64,8 @@ class Collector:
     policy_pass: PolicyPass
     decode: Callable[[Sequence[int]], str]
     warned: set[str] = field(default_factory=set)
+    batches: int = 0
+    highest: float = -math.inf  # reward so far
 
     def __post_init__(self) -> None:
         names, wanted = self.reward_names, self.args.correctness_reward
@@ -95,10 +99,17 @@ class Collector:
         """
         weights = self.reward_weights.to(per_function.device)
         rewards = (per_function * weights).nansum(dim=1).masked_fill(per_function.isnan().all(dim=1), torch.nan)
+        if (infinite := rewards.isinf()).any():
+            self._warn_once(
+                "infinite", f"A reward is {rewards[infinite][0].item()}: such a response counts as unscored."
+            )
+            rewards = rewards.masked_fill(infinite, torch.nan)
+        least, most = self.args.reward_range
         low, high = self.args.correctness_range or self.args.reward_range
         named = self.args.correctness_reward
         correctness = rewards if named is None else per_function[:, self.reward_names.index(named)]
         self._check_range(rewards, correctness)
+        correctness = correctness.clamp(low, high)
 
         size = self.group_size
         groups = [texts[start : start + size] for start in range(0, len(texts), size)]
@@ -117,7 +128,7 @@ class Collector:
         return Rollouts(
             rewards.view(-1, size),
             correctness=((correctness - low) / (high - low)).view(-1, size),
-            reward_range=self.args.reward_range,
+            reward_range=(least, most),
             max_completion_length=self.max_completion_length,
             **{name: functools.partial(self._shared, meanings, mine, name) for name in meanings.readable},
             **{name: functools.partial(self._whole, tokens, name) for name in tokens.NAMES},
@@ -135,15 +146,21 @@ class Collector:
         return rows.view(-1, self.group_size, rows.shape[1])
 
     def _check_range(self, rewards: Tensor, correctness: Tensor) -> None:
+        if not self.method.reads_range:
+            return
+        self.batches += 1
         low, high = self.args.correctness_range or self.args.reward_range
         outside = correctness[(correctness < low) | (correctness > high)]
         if self.method.judges and len(outside):
             asked = self.args.correctness_reward or self.reward_names[0]
-            raise ValueError(
+            message = (
                 f"{self.args.method} asks which responses are right, and {asked!r} "
                 f"gave {outside[0].item():.4g}, outside {(low, high)}: that is no correctness signal. Name the reward "
                 "function that is one with correctness_reward, or set correctness_range to what it can reach."
             )
+            if self.batches == 1:
+                raise ValueError(message)
+            self._warn_once("correctness", f"{message} It is clipped to the range.")  # late in a run of days
         if self.method.judges and correctness.nan_to_num(low).max() == (low + high) / 2:
             self._warn_once(
                 "middle",
@@ -152,6 +169,14 @@ class Collector:
                 "correctness_range) to what rewards can reach; now every response counts as wrong.",
             )
         low, high = self.args.reward_range
+        self.highest = max(self.highest, rewards.nan_to_num(low).max().item())
+        if self.batches == PATIENCE and self.highest <= (low + high) / 2:
+            self._warn_once(
+                "half",
+                f"No reward of {PATIENCE} batches was above the middle of reward_range {(low, high)}; the highest is "
+                f"{self.highest:.4g}. {self.args.method} measures rewards by it: set GCPOConfig(reward_range=...) to "
+                "what they can reach.",
+            )
         outside = rewards[(rewards < low) | (rewards > high)]
         if len(outside):
             self._warn_once(

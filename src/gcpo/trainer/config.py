@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +39,7 @@ class GCPOConfig(GRPOConfig):
             (0.6 for GCPO's). 0 gives the base method.
         equalize_mean: divide the weights by their mean over the batch, for comparisons at nearly the same mean |A| (a
             weight that depends on A itself leaves a rest, notebook 05).
-        reward_range: lowest and highest possible (weighted, summed) reward; normalises RD (GCPO, Eq. 11).
+        reward_range: lowest and highest possible (weighted, summed) reward, two numbers; normalises RD (GCPO, Eq. 11).
         correctness_reward: name of the reward function that says right or wrong, for methods that ask (egpo, care);
             needed where there are several.
         correctness_range: lowest and highest value of that function; ``reward_range`` if None. Above the middle is
@@ -58,9 +60,12 @@ class GCPOConfig(GRPOConfig):
     method_options: dict[str, Any] | str | None = field(default=None, metadata={"help": "Constants of the method."})
     alpha: float | None = field(default=None, metadata={"help": "alpha_base; strength is alpha / log G."})
     equalize_mean: bool = field(default=False, metadata={"help": "Divide weights by their batch mean."})
-    reward_range: tuple[float, float] = field(default=REWARD_RANGE, metadata={"help": "Lowest and highest reward."})
+    # Types that HfArgumentParser can read from a command line.
+    reward_range: list[float] = field(
+        default_factory=lambda: list(REWARD_RANGE), metadata={"help": "Lowest and highest reward."}
+    )
     correctness_reward: str | None = field(default=None, metadata={"help": "The reward function that says right."})
-    correctness_range: tuple[float, float] | None = field(default=None, metadata={"help": "Its lowest and highest."})
+    correctness_range: list[float] | None = field(default=None, metadata={"help": "Its lowest and highest."})
     embedding_model: str = field(default="all-MiniLM-L6-v2", metadata={"help": "Path or Hub name."})
     entailment_model: str = field(default="FacebookAI/roberta-large-mnli", metadata={"help": "Path or Hub name."})
     entailment_threshold: float = field(default=0.35, metadata={"help": "Entailment probability to join a cluster."})
@@ -68,7 +73,7 @@ class GCPOConfig(GRPOConfig):
     loss_type: str | None = field(  # type: ignore[assignment]
         default=None, metadata={"help": "TRL's loss_type; None: the method's own."}
     )
-    scale_rewards: str | bool | None = field(  # type: ignore[assignment]
+    scale_rewards: str | None = field(  # type: ignore[assignment]
         default=None, metadata={"help": "As in TRL; None: the method's own."}
     )
     ref_model_mixup_alpha: float | None = field(  # type: ignore[assignment]
@@ -80,6 +85,8 @@ class GCPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, str):
+            if not isinstance(self.method, Sequence) or not all(isinstance(name, str) for name in self.method):
+                raise ValueError(f"method is {self.method!r}: give a name in gcpo.methods.METHODS, or a list of them.")
             self.method = "*".join(self.method)
         self.method = one_spelling(self.method)
         row = self.resolved_method()
@@ -87,8 +94,12 @@ class GCPOConfig(GRPOConfig):
             warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
         for name in ("reward_range", "correctness_range"):
             limits = getattr(self, name)
-            if limits is not None and not (limits[0] < limits[1] and all(map(math.isfinite, limits))):
-                raise ValueError(f"{name} must be (low, high) with low < high, got {limits}.")
+            if limits is None and name == "correctness_range":
+                continue
+            numbers = isinstance(limits, Sequence) and [x for x in limits if isinstance(x, (int, float))]
+            if not (numbers and len(numbers) == len(limits) == 2 and -math.inf < numbers[0] < numbers[1] < math.inf):
+                raise ValueError(f"{name} must be (low, high), two numbers with low < high, got {limits!r}.")
+            setattr(self, name, (float(numbers[0]), float(numbers[1])))
         if not 0 <= self.entailment_threshold <= 1:
             raise ValueError(f"entailment_threshold is a probability, got {self.entailment_threshold}.")
         for name, value in {**_TRL_DEFAULTS, **BASES[row.base], **row.trl}.items():
@@ -104,9 +115,17 @@ class GCPOConfig(GRPOConfig):
 
     def resolved_method(self) -> Method:
         """The method with its constants, its alpha and, for a method that asks, the loss's own clip of the ratio."""
-        if isinstance(self.method_options, str):
-            raise ValueError(f"method_options must be a mapping of names to values, got {self.method_options!r}.")
-        options = dict(self.method_options or {})
+        options: Any = self.method_options or {}
+        if isinstance(options, str):  # of a command line
+            try:
+                options = json.loads(options)
+            except ValueError:
+                options = None
+        if not isinstance(options, dict):
+            raise ValueError(
+                f"method_options must be a mapping of names to values, got {self.method_options!r}. On a command line: "
+                """'{"form": "linear"}'."""
+            )
         clip = self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high
         return get_method(self.method, alpha=self.alpha, seed=self.seed, loss_clip=clip, **options)
 
@@ -143,6 +162,10 @@ class GCPOConfig(GRPOConfig):
             raise ValueError(
                 f"{self.method} changes the summed reward, and multi_objective_aggregation="
                 f'{self.multi_objective_aggregation!r} never sums rewards: set "sum_then_normalize".'
+            )
+        if isinstance(row.reward, OverlongPenalty) and self.max_completion_length is None:
+            raise ValueError(
+                f"{self.method} penalises responses that come near max_completion_length, which is None: set it."
             )
         if isinstance(row.reward, OverlongPenalty) and self.mask_truncated_completions:
             raise ValueError(

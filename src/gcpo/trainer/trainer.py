@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from gcpo.masked import deviations, mean
 from gcpo.methods import Modulation, expand, modulate
-from gcpo.rewards import final_answer
+from gcpo.rewards import any_answer
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment
 from gcpo.trainer.collect import Collector, loss_mask
@@ -55,6 +56,7 @@ class GCPOTrainer(GRPOTrainer):
         reward_funcs: as in TRL.
         args: a :class:`GCPOConfig`.
         answer_extractor: completion text -> answer, or None when there is none; answers are embedded and clustered.
+            :func:`gcpo.rewards.any_answer` reads the usual formats.
         embedder: used instead of loading ``args.embedding_model``.
         entailment: used instead of loading ``args.entailment_model``.
         trl_args, trl_kwargs: every other argument of `GRPOTrainer`, in its order or by name.
@@ -76,7 +78,7 @@ class GCPOTrainer(GRPOTrainer):
         reward_funcs: Any = None,
         args: GCPOConfig | None = None,
         *trl_args: Any,
-        answer_extractor: Callable[[str], str | None] = final_answer,
+        answer_extractor: Callable[[str], str | None] = any_answer,
         embedder: Embedder | None = None,
         entailment: Entailment | None = None,
         **trl_kwargs: Any,
@@ -85,6 +87,11 @@ class GCPOTrainer(GRPOTrainer):
         if not isinstance(args, GCPOConfig):
             raise TypeError(f"args must be a gcpo.GCPOConfig, got {type(args).__name__}; it takes the same settings.")
         self.method = args.resolved_method()
+        if self.method.trl.get("sync_ref_model") and (trl_kwargs.get("peft_config") or hasattr(model, "peft_config")):
+            raise ValueError(
+                f"{args.method} keeps a reference model that moves, and TRL has none for adapters: train all weights, "
+                "or take a method without one, such as care_agreement."
+            )
         # Loaded before the policy: a wrong name should not cost the minutes a large policy takes.
         with _unsharded():
             if "embeddings" in self.method.reads and embedder is None:
@@ -95,6 +102,8 @@ class GCPOTrainer(GRPOTrainer):
         self._columns: list[str] = []
         self._loss_inputs: dict[str, Any] | None = None
         super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
+        if self.method.parts:  # what a model card says
+            self._name, self._tag_names = f"GRPO ({args.method})", [*self._tag_names, "gcpo"]
         self.collector = Collector(
             method=self.method,
             args=args,
@@ -290,15 +299,22 @@ class GCPOTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and (reference := self._moving_reference()) is not None:
+            if not (Path(checkpoint) / REFERENCE).exists():
+                warnings.warn(
+                    f"{checkpoint} has no {REFERENCE} (TRL keeps none): the reference model starts anew.", stacklevel=2
+                )
+                return
             reference.load_state_dict(torch.load(Path(checkpoint) / REFERENCE, map_location="cpu", weights_only=True))
 
 
 def _text(completion: Any) -> str:
-    """The text of a completion: itself, or the contents of its messages in a conversation."""
+    """The text of a completion: itself, or in a conversation the last that the assistant says, and no tool."""
     if isinstance(completion, str):
         return completion
-    contents: Iterable[Any] = (message.get("content") or "" for message in completion)
-    return "".join(part if isinstance(part, str) else str(part) for part in contents)
+    said: Iterable[Any] = (
+        message.get("content") for message in completion if message.get("role") in (None, "assistant")
+    )
+    return str(next(filter(None, reversed(list(said))), ""))
 
 
 @contextlib.contextmanager
