@@ -59,7 +59,9 @@ def test_a_method_s_modulation_is_drawn_beside_its_gain_and_the_paper_s() -> Non
     weights, qa, maths = figure.axes
     assert [text.get_text() for text in weights.get_yticklabels()] == ["GCPO", "EMPO"]
     ends = sorted(float(x) for line in weights.collections for x in line.get_segments()[0][:, 0])
-    assert ends == [0.9, 0.95, 1.15, 1.2]  # what is allowed, and over both tasks what was logged
+    assert ends == [0.9, 0.95, 0.97, 1.1, 1.15, 1.2]  # what is allowed, and what was logged on each task
+    grey, first, second = (line.get_segments()[0][0, 1] for line in weights.collections)
+    assert first != second and (first + second) / 2 == pytest.approx(grey)
     assert [text.get_text() for text in weights.texts] == ["changes rewards"]
     (paper,) = [line.get_xdata().tolist() for line in qa.lines if line.get_marker() == "D"]
     assert paper[0] == 6.8 and np.isnan(paper[1])

@@ -13,6 +13,7 @@ import seaborn as sns
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from gcpo.reports.tables import write_table
 
@@ -186,7 +187,7 @@ def _interval_line(axis: Axes, place: int, row: pd.Series, reach: float) -> None
 
 
 def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, str], reach: float) -> Figure:
-    """How far each method's weights can move an advantage, how far they did, and beside it what the method gained.
+    """How far each method's weights can move an advantage, how far they did on each task, and what the method gained.
 
     Args:
         strength: a row per task and label: lowest and highest (what the formula allows), smallest and largest (what
@@ -202,10 +203,15 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
     for place, label in enumerate(labels):
         rows = strength[strength["label"] == label]
         if rows.empty:
-            axes[0].annotate("changes rewards", (1, place), ha="center", va="center", fontsize=7, color="0.4")
+            beside: dict[str, Any] = {"xycoords": axes[0].get_yaxis_transform(), "ha": "left", "va": "center"}
+            axes[0].annotate("changes rewards", (0.03, place), fontsize=7, color="0.4", **beside)
             continue
-        axes[0].hlines(place, rows["lowest"].min(), rows["highest"].max(), color="0.75", linewidth=7)
-        axes[0].hlines(place, rows["smallest"].min(), rows["largest"].max(), color=PALETTE[1], linewidth=3)
+        axes[0].hlines(place, rows["lowest"].min(), rows["highest"].max(), color="0.75", linewidth=9)
+        for task, part in rows.groupby("task"):
+            at = tasks.index(task)
+            middle = place + 0.22 * (at - (len(tasks) - 1) / 2)  # the first task above the second
+            axes[0].hlines(middle, part["smallest"].min(), part["largest"].max(), color=PALETTE[at + 1], linewidth=3)
+    logged = [Line2D([], [], color=PALETTE[at + 1], linewidth=3, label=task) for at, task in enumerate(tasks)]
     theirs: list[Any] = []
     for axis, task in zip(axes[1:], tasks, strict=True):
         drawn = table[(table["task"] == task) & table["difference"].notna()].set_index("label")
@@ -216,8 +222,7 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
             look: dict[str, Any] = {"color": PALETTE[3], "markerfacecolor": "white", "label": "the paper's"}
             theirs += axis.plot(drawn["paper"], places, "D", **look)
         axis.set(title=task, xlabel="minus GRPO, points")
-    if theirs:
-        figure.legend(handles=theirs[:1], loc="outside upper right")
+    figure.legend(handles=logged + theirs[:1], loc="outside upper right", ncols=3)
     axes[0].set(title="the weight of a group", xlabel="factor on its advantages")
     _line_per_label(axes[0], labels, names, reference=1)
     for axis in axes[1:]:
@@ -331,11 +336,15 @@ def verdict_bars(counts: pd.DataFrame, by: str) -> Figure:
     words = [column for column in counts if column not in (by, "claims")]
     figure, axes = plt.subplots(figsize=(6.4, 0.9 + 0.45 * len(counts)))
     start = pd.Series(0, index=counts.index)
+    narrow = 0.03 * counts["claims"].max()  # two numbers as near as that would stand on one another
+    last = [-narrow] * len(counts)
     for word, colour, hatch in zip(words, PALETTE, HATCHES, strict=False):
         axes.barh(counts[by], counts[word], left=start, color=colour, hatch=hatch, edgecolor="white", label=word)
         for place, (left, count) in enumerate(zip(start, counts[word], strict=True)):
             if count:
-                axes.text(left + count / 2, place, str(count), ha="center", va="center", fontsize=8, bbox=BOX)
+                lower = 0.25 * (left + count / 2 - last[place] < narrow)
+                axes.text(left + count / 2, place + lower, str(count), ha="center", va="center", fontsize=8, bbox=BOX)
+                last[place] = -narrow if lower else left + count / 2
         start = start + counts[word]
     axes.invert_yaxis()
     axes.set(xlabel="claims", ylabel="")
