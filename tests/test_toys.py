@@ -64,16 +64,43 @@ def test_sequence_policy_depends_on_the_tokens_before() -> None:
     assert (second[0] - second[1]).abs().max() > 0.01
 
 
-def test_semantic_groups_are_unit_vectors_that_agree_within_a_mode() -> None:
+def test_semantic_groups_are_of_one_length_and_agree_within_a_mode() -> None:
     embeddings, clusters, strangers = toys.semantic_groups(30, 8, modes=(2, 4), width=5, seed=3)
     assert embeddings.shape == strangers.shape == (30, 8, 5) and clusters.shape == (30, 8)
     assert clusters.max() == 3
     same = clusters.unsqueeze(-1) == clusters.unsqueeze(-2)
+    lengths = torch.ones(30, 8, dtype=torch.float64)
+    torch.testing.assert_close(embeddings.norm(dim=-1), lengths)
+    torch.testing.assert_close(strangers.norm(dim=-1), lengths * strangers[0, 0].norm())
     for rows in (embeddings, strangers):
-        torch.testing.assert_close(rows.norm(dim=-1), torch.ones(30, 8, dtype=torch.float64))
         apart = (rows.unsqueeze(-2) - rows.unsqueeze(-3)).norm(dim=-1)
         assert apart[same].max() == 0 and apart[~same].min() > 1e-3
     torch.testing.assert_close(toys.semantic_groups(30, 8, modes=(2, 4), width=5, seed=3)[0], embeddings)
+
+
+def test_semantic_groups_of_one_mode_have_strangers_too() -> None:
+    _, clusters, strangers = toys.semantic_groups(3, 4, modes=(1, 1), seed=0)
+    assert clusters.max() == 0
+    torch.testing.assert_close(strangers.norm(dim=-1), torch.ones(3, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.1])
+def test_app_f4_embeddings_have_their_share_of_the_squared_distances_between_gradients(share: float) -> None:
+    embeddings, _, strangers = toys.semantic_groups(600, 16, seed=1)
+    parts = sqrt(share) * embeddings, sqrt(1 - share) * strangers
+    of_embeddings, of_strangers = (
+        (rows.unsqueeze(-2) - rows.unsqueeze(-3)).square().sum((-1, -2, -3)).numpy() for rows in parts
+    )
+    together = of_embeddings + of_strangers
+    assert of_embeddings.sum() / together.sum() == pytest.approx(share)
+    # The length is set by all groups at once, so that a half of them has the share up to its sampling error.
+    for half in (slice(None, 300), slice(300, None)):
+        realised = of_embeddings[half].sum() / together[half].sum()
+        error = (of_embeddings[half] - realised * together[half]).std() / together[half].mean() / sqrt(300)
+        assert realised == pytest.approx(share, abs=4 * error) and error < 0.02
+    # The usual group is near it as well: the share is that of most groups, and not of a few large ones.
+    usual = together > 0
+    assert np.median(of_embeddings[usual] / together[usual]) == pytest.approx(share, abs=0.05)
 
 
 @pytest.mark.parametrize("kind", ["solving", "guessing", "hair-splitting"])

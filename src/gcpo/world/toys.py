@@ -92,12 +92,14 @@ def sequence_policy(
 def semantic_groups(
     n_groups: int, group_size: int = 16, *, modes: tuple[int, int] = (2, 6), width: int = 16, seed: int = 0
 ) -> tuple[Float[Tensor, "n G d"], Int[Tensor, "n G"], Float[Tensor, "n G d"]]:
-    """Groups of responses in semantic modes: (embeddings, clusters, strangers), every row of unit length.
+    """Groups of responses in semantic modes: (embeddings, clusters, strangers); embeddings are of unit length.
 
     The number of modes of a group is drawn from `modes` (both ends included), their masses are random, and so is their
     spread around a common direction, from near misses to unrelated answers. Responses of one mode are identical.
-    `strangers` gives each mode a second direction that has nothing to do with its embedding: gradients
-    [sqrt(a) e, sqrt(1 - a) s] follow the embedding in the share a of their squared distances.
+    `strangers` gives each mode a second vector that has nothing to do with its embedding, all of one length: that at
+    which squared distances have the same mean as those of embeddings, over all pairs of responses within groups. So
+    gradients [sqrt(a) e, sqrt(1 - a) s] owe the share a of their squared distances to the embedding, on average over
+    these groups; in a single group it is more where modes lie far apart, and less where they nearly agree.
     """
     rng = np.random.default_rng(seed)
     embeddings, labels, strangers = [], [], []
@@ -108,8 +110,10 @@ def semantic_groups(
         embeddings.append(_unit(mode)[label])
         strangers.append(_unit(rng.standard_normal((count, width)))[label])
         labels.append(label)
+    of_embeddings, of_strangers = (np.var(rows, axis=1).sum() for rows in (embeddings, strangers))
+    length = float(np.sqrt(of_embeddings / of_strangers)) if of_strangers > 0 else 1.0
     stacks = (torch.from_numpy(np.stack(rows)) for rows in (embeddings, labels, strangers))
-    return next(stacks), next(stacks), next(stacks)
+    return next(stacks), next(stacks), length * next(stacks)
 
 
 def prompts(kind: str, count: int, *, n_answers: int = 4, width: int = 8, seed: int = 0) -> Prompts:
