@@ -149,7 +149,7 @@ def test_a_check_that_was_not_reached_is_not_tested_and_one_that_does_not_exist_
     table = ledger.ledger(claims, found)
     assert table["verdict"].tolist() == ["not tested"] * 3
     assert "21: most: not executed on these runs" in table["because"][0]
-    assert table["because"].tolist()[1:] == ["No check is written yet."] * 2 and table["note"][2] == "It needs it."
+    assert table["because"].tolist()[1:] == ["No check decides it."] * 2 and table["note"][2] == "It needs it."
     assert ledger.unknown(claims, found) == [
         "gcpo-one: no notebook gives the verdict '21: most'. Did you mean '01: more'?"
     ]

@@ -19,7 +19,7 @@ CLAIMS = Path(__file__).parents[1] / "claims.yaml"
 PAPERS = {"gcpo": "GCPO", "seed_grpo": "SEED-GRPO", "egpo": "EGPO", "cw_grpo": "CW-GRPO"}
 SCOPES = ("theorem", "toy", "paper", "embedded world", "real model")
 LONGEST = 25  # words of a quote
-NO_CHECK = "No check is written yet."
+NO_CHECK = "No check decides it."
 
 
 @dataclass(frozen=True)

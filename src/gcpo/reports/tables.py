@@ -24,7 +24,7 @@ from gcpo.weights import weight_range
 
 INTERVAL = 95  # per cent, of every interval the project reports
 CHECKS = r" / (?=\d\d: )"  # between two checks of a claim in the ledger
-HOW = r"\(95 %[^)]*\)"  # of an interval: its level, family and seeds
+HOW = r"(?<=\] )\(95 %[^)]*\)"  # after an interval: its level, family and seeds
 
 
 def reported(name: str) -> pd.DataFrame:
@@ -323,7 +323,7 @@ START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!
 WORDS = """A verdict is on the paper's words as quoted, and one of five: *holds* and *does not hold* (a proof, a
 counter-example or an interval decides), *effect excluded* (the interval holds zero, and no effect as large as the
 paper's), *cannot tell* (the interval holds zero, and the paper's effect where it prints one), *not tested* (its runs
-are not there, or no check is written yet). Of a claim with several checks, the first of *does
+are not there, or no check decides it: its note says why). Of a claim with several checks, the first of *does
 not hold*, *not tested*, *effect excluded*, *cannot tell*, *holds* that one of them says."""
 # The tables that the README shows, and what it says above them.
 README = {
