@@ -257,7 +257,8 @@ def serve() -> None:
 
     judge.limit_memory()
 
-    latex = [math_verify.LatexExtractionConfig()]
+    read_all = functools.partial(math_verify.parse, parsing_timeout=None)
+    read_latex = functools.partial(read_all, extraction_config=[math_verify.LatexExtractionConfig()])
 
     @functools.lru_cache(maxsize=20_000)
     def parse(answer: str) -> list[Any]:
@@ -266,8 +267,8 @@ def serve() -> None:
         prose = _PROSE.search(_COMMAND.sub("", answer))
         if not (prose or _DELIMITED.search(answer)):  # \frac{1}{2} or 2x+1 is only read as mathematics inside a box
             answer = f"\\boxed{{{answer.rstrip('. ')}}}"
-        found = list(map(real, math_verify.parse(answer, parsing_timeout=None)))
-        if "\\" in answer and not prose and all(isinstance(part, str) for part in math_verify.parse(answer, latex)):
+        found = list(map(real, read_all(answer)))
+        if "\\" in answer and not prose and all(isinstance(part, str) for part in read_latex(answer)):
             # mathematics that it cannot read, of which it would take the last number
             found = [part for part in found if isinstance(part, str)]
         return found

@@ -37,7 +37,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 
-_TAGGED = re.compile("<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
+TAGGED = re.compile("<answer>(.*?)</answer>", re.DOTALL)
 _ANSWER_MARKER = re.compile("answer:", re.IGNORECASE)
 
 
@@ -119,10 +119,10 @@ def any_answer(text: str) -> str | None:
     r"""The answer of a completion in one of the usual formats; ``None`` when nothing is left.
 
     Of what follows the last ``</think>``: the last ``<answer>...</answer>``, else what :func:`final_answer` finds after
-    "Answer:", else the last ``\\boxed{...}``, else the line after the last "####", else all of it, stripped.
+    "Answer:", else the last ``\boxed{...}``, else the line after the last "####", else all of it, stripped.
     """
     text = text.rpartition("</think>")[2]
-    if tagged := _TAGGED.findall(text):
+    if tagged := TAGGED.findall(text):
         return tagged[-1].strip() or None
     if _ANSWER_MARKER.search(text):
         return final_answer(text)

@@ -11,12 +11,12 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import random
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gcpo import judge
 from gcpo.errors import nearest
+from gcpo.rewards import TAGGED
 from gcpo.tasks.base import Row, Split, Task, boxed_answer, text_id
 
 PACKAGE = "reasoning-gym"
@@ -37,12 +37,10 @@ EVALUATING = frozenset(
 )
 """Tasks whose verifier runs an answer as Python code, directly or through sympy's parser."""
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-
 
 def extract(completion: str) -> str | None:
     """What stands between the last <answer> and </answer>; without them the boxed answer, or else all of it."""
-    tagged = _TAGGED.findall(completion)
+    tagged = TAGGED.findall(completion)
     found: str = tagged[-1] if tagged else boxed_answer(completion) or completion
     return found.strip() or None
 

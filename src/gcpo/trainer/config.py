@@ -93,13 +93,13 @@ class GCPOConfig(GRPOConfig):
         if self.alpha is not None and not any(part.has_alpha for part in row.parts):
             warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
         for name in ("reward_range", "correctness_range"):
-            limits = getattr(self, name)
-            if limits is None and name == "correctness_range":
-                continue
-            numbers = isinstance(limits, Sequence) and [x for x in limits if isinstance(x, (int, float))]
-            if not (numbers and len(numbers) == len(limits) == 2 and -math.inf < numbers[0] < numbers[1] < math.inf):
-                raise ValueError(f"{name} must be (low, high), two numbers with low < high, got {limits!r}.")
-            setattr(self, name, (float(numbers[0]), float(numbers[1])))
+            match getattr(self, name):
+                case [int() | float() as low, int() | float() as high] if -math.inf < low < high < math.inf:
+                    setattr(self, name, (float(low), float(high)))
+                case None if name == "correctness_range":
+                    pass
+                case limits:
+                    raise ValueError(f"{name} must be (low, high), two numbers with low < high, got {limits!r}.")
         if not 0 <= self.entailment_threshold <= 1:
             raise ValueError(f"entailment_threshold is a probability, got {self.entailment_threshold}.")
         for name, value in {**_TRL_DEFAULTS, **BASES[row.base], **row.trl}.items():
