@@ -323,7 +323,7 @@ START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!
 WORDS = """A verdict is on the paper's words as quoted, and one of five: *holds* and *does not hold* (a proof, a
 counter-example or an interval decides), *effect excluded* (the interval holds zero, and no effect as large as the
 paper's), *cannot tell* (the interval holds zero, and the paper's effect where it prints one), *not tested* (its runs
-are not there, or no check decides it: its note says why). Of a claim with several checks, the first of *does
+are not there, its case does not occur here, or no check decides it: its note says why). Of a claim with several checks, the first of *does
 not hold*, *not tested*, *effect excluded*, *cannot tell*, *holds* that one of them says."""
 # The tables that the README shows, and what it says above them.
 README = {
@@ -333,7 +333,8 @@ README = {
 GLOSSARY = """
 V is the variance of a question's policy gradient over its rollouts, ρ a rank correlation over questions, and points are
 hundredths of a score. "Detectable" is the difference that the seeds at hand would find in four of five repetitions.
-tinyqa (short answers) and tinymath (problems in several steps) are generated tasks.
+tinyqa (short answers) and tinymath (problems in several steps) are generated tasks. Intervals of findings 3 to 5 are
+corrected for all comparisons of their family, and so wider than those of single rows in tables and figures.
 """
 PREAMBLE = f"""# Results
 
