@@ -323,8 +323,8 @@ START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!
 WORDS = """A verdict is on the paper's words as quoted, and one of five: *holds* and *does not hold* (a proof, a
 counter-example or an interval decides), *effect excluded* (the interval holds zero, and no effect as large as the
 paper's), *cannot tell* (the interval holds zero, and the paper's effect where it prints one), *not tested* (its runs
-are not there, its case does not occur here, or no check decides it: its note says why). Of a claim with several checks, the first of *does
-not hold*, *not tested*, *effect excluded*, *cannot tell*, *holds* that one of them says."""
+are not there, its case does not occur here, or no check decides it: its note says why). Of a claim with several checks,
+the first of *does not hold*, *not tested*, *effect excluded*, *cannot tell*, *holds* that one of them says."""
 # The tables that the README shows, and what it says above them.
 README = {
     "gate": "Does training work here at all? The gate: what plain GRPO gains over the start, in points (95 %):",
