@@ -20,7 +20,7 @@ from gcpo.reports.tables import CHECKS
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "outputs" / "reference" / "laptop"
-sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT))
 
 project, author, html_title = "gcpo", "the gcpo authors", "gcpo"
 project_copyright = "Apache-2.0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_PARENT = Path(__file__).resolve().parents[2]
+_PARENT = Path(__file__).resolve().parents[1]
 # An installed copy has no checkout around it and keeps its outputs where it is called.
 ROOT = _PARENT if (_PARENT / "pyproject.toml").is_file() else Path.cwd()
 
