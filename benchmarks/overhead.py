@@ -23,7 +23,7 @@ from gcpo.runs.params import load_profile, validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import quiet
 from gcpo.runs.train import build_trainer
-from gcpo.tasks.evaluation import load_policy
+from gcpo.tasks.sampling import load_policy
 
 
 def iterations(method: str) -> int:

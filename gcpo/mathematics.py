@@ -4,7 +4,7 @@ Math-Verify compares, gold first: its comparison is not symmetric. Before that, 
 would read them (:func:`read`); two lists, intervals or matrices that it takes for different are compared once more,
 entry by entry.
 
-Math-Verify runs in a process of its own (:mod:`gcpo.judge`), which ends when a comparison takes too long.
+Math-Verify runs in a process of its own (:mod:`gcpo.grader`), which ends when a comparison takes too long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gcpo import judge
+from gcpo import grader
 
 LONGEST = 2000
 """How many characters an answer may have; a longer one is wrong."""
@@ -127,7 +127,7 @@ def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, re
     - A number is right within ``absolute`` of the gold number, or within ``relative`` times it (both 0 or above), for
       benchmarks that state a tolerance.
 
-    An answer of more than :data:`LONGEST` characters, or that takes longer than :data:`gcpo.judge.SECONDS`, counts as
+    An answer of more than :data:`LONGEST` characters, or that takes longer than :data:`gcpo.grader.SECONDS`, counts as
     wrong.
 
     Raises ``ValueError`` if the gold answer cannot be parsed, and ``RuntimeError`` where Math-Verify cannot start.
@@ -247,7 +247,7 @@ def _value(answer: str) -> float | None:
     return found
 
 
-_ask = judge.Judge("gcpo.mathematics", extra="trl").ask
+_ask = grader.GraderProcess("gcpo.mathematics", extra="trl").ask
 
 
 def serve() -> None:
@@ -255,7 +255,7 @@ def serve() -> None:
     import math_verify  # slow to import
     from sympy import Expr, N, Rational, Symbol
 
-    judge.limit_memory()
+    grader.limit_memory()
 
     read_all = functools.partial(math_verify.parse, parsing_timeout=None)
     read_latex = functools.partial(read_all, extraction_config=[math_verify.LatexExtractionConfig()])
@@ -315,4 +315,4 @@ def serve() -> None:
 
     answers: dict[str, Callable[..., Any]] = {"known": lambda gold: bool(parse(gold)), "equal": equal, "value": value}
     answers["equal"](r"\frac{1}{2}", "x+1")  # its parser loads when first used, which is no answer's fault
-    judge.serve(answers)
+    grader.serve(answers)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gcpo.clusters import bidirectional_clusters
+from gcpo.clustering import bidirectional_clusters
 from gcpo.errors import nearest
 from gcpo.measures import REWARD_RANGE
 
@@ -47,7 +47,7 @@ class Rollouts:
         rewards: (B, G), NaN for a response that could not be scored.
         clusters: (B, G) int, semantic cluster labels, arbitrary within a group.
         bidirectional_clusters, exact_clusters, math_clusters, task_clusters: (B, G) int, other labels, of equal texts
-            and so on (see :data:`gcpo.methods.parts.CLUSTERS`); a method that asks for a kind that is not given reads
+            and so on (:data:`gcpo.methods.components.CLUSTERS`); a method that asks for a kind that is not given reads
             ``clusters``, or for the first makes it from ``nli``.
         embeddings: (B, G, d), one per response; measures normalise them.
         nli: (B, G, G, 3), probabilities of entailment, neutral and contradiction; premise i, hypothesis j.
@@ -118,8 +118,8 @@ class Rollouts:
         return ~self.rewards.isnan()
 
     def clusters_as(self, kind: str | None) -> Int[Tensor, "B G"]:
-        """Cluster labels of a kind of ``gcpo.methods.parts.CLUSTERS``; where it was not given ``clusters`` itself, or
-        for "bidirectional" what ``nli`` says."""
+        """Cluster labels of a kind of ``methods.components.CLUSTERS``; where it was not given, ``clusters`` itself,
+        or for "bidirectional" what ``nli`` says."""
         name = f"{kind}_clusters"
         if kind == "bidirectional" and name not in self._features:
             answered = self.answered.bool() if "answered" in self._features else None

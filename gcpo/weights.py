@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gcpo.methods.apply import get_method
+from gcpo.methods.advantages import get_method
 from gcpo.methods.forms import FORMS, alpha_g, boost, damp, damp_square, exponential, focal, reciprocal
 
 __all__ = [

@@ -21,7 +21,7 @@ def digest() -> str:
     """
     from gcpo import world
     from gcpo.semantics import Entailment
-    from gcpo.tasks.evaluation import load_policy
+    from gcpo.tasks.sampling import load_policy
 
     made, threads = world.bootstrap(), torch.get_num_threads()
     torch.set_num_threads(1)

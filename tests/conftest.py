@@ -28,11 +28,11 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from record_builders import write_profile
 
     from gcpo import paths
-    from gcpo.runs import manifest
+    from gcpo.runs import record
 
     for name in ("OUTPUTS", "REFERENCE", "PARAMS"):
         monkeypatch.setattr(paths, name, tmp_path / name.lower())
-    monkeypatch.setattr(manifest, "environment", lambda: {"code": "c0de", "commit": "c0ffee", "dirty": False})
+    monkeypatch.setattr(record, "environment", lambda: {"code": "c0de", "commit": "c0ffee", "dirty": False})
     (tmp_path / "params" / "grids").mkdir(parents=True)
     write_profile("p", {})
     return tmp_path

@@ -28,7 +28,7 @@ from transformers import (
 import gcpo
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import NO_ANSWER, Entailment
-from gcpo.tasks.evaluation import load_policy
+from gcpo.tasks.sampling import load_policy
 
 # --- property tests -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gcpo import paths
-from gcpo.runs import manifest
+from gcpo.runs import record
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 
@@ -33,16 +33,16 @@ def finished(
     results: dict[str, float] | None = None,
     tables: dict[str, pd.DataFrame] | None = None,
     **values: Any,
-) -> manifest.Run:
-    with manifest.record(planned(kind, **values)) as run:
+) -> record.Run:
+    with record.record(planned(kind, **values)) as run:
         run.manifest["results"] = results or {"greedy_f1": 0.5}
         for name, table in (tables or {}).items():
             run.table(f"{name}.csv", table)
     return run
 
 
-def failed(**values: Any) -> manifest.Run:
-    with pytest.raises(RuntimeError), manifest.record(planned(**values)) as run:
+def failed(**values: Any) -> record.Run:
+    with pytest.raises(RuntimeError), record.record(planned(**values)) as run:
         raise RuntimeError("out of luck")
     return run
 

@@ -26,7 +26,7 @@ from gcpo.reports.alignment import (
     right_against_wrong,
     selected,
 )
-from gcpo.runs.gradient_statistics import pair_table
+from gcpo.runs.gradients import pair_table
 from gcpo.statistics import Draws
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
 
-from gcpo.tasks.evaluation import load_policy
+from gcpo.tasks.sampling import load_policy
 
 pytestmark = pytest.mark.usefixtures("frozen")
 

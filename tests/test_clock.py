@@ -6,7 +6,7 @@ import pytest
 import trl
 from record_builders import planned
 
-from gcpo.runs import clock, manifest
+from gcpo.runs import clock, record
 
 
 def test_a_phase_within_another_counts_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,13 +43,13 @@ def test_the_time_of_a_method_is_that_of_its_phase() -> None:
 @pytest.mark.usefixtures("places")
 def test_phases_add_up_over_attempts() -> None:
     def attempt() -> None:
-        with manifest.record(planned()) as run:
+        with record.record(planned()) as run:
             run.clock.seconds = {"generate": 2.0, "loss": 1.0}
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         attempt()
-    with manifest.record(planned()) as run:
+    with record.record(planned()) as run:
         run.clock.seconds = {"generate": 3.5, "evaluate": 4.0}
     assert run.manifest["phases"] == {"generate": 5.5, "loss": 1.0, "evaluate": 4.0}
     assert run.manifest["cpu_seconds"] >= 0

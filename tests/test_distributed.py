@@ -15,7 +15,7 @@ import torch
 from helpers import DISTRIBUTED, G, assert_close
 
 from gcpo.methods import get_method
-from gcpo.tasks.evaluation import load_policy
+from gcpo.tasks.sampling import load_policy
 
 pytestmark = pytest.mark.slow
 

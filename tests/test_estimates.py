@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from gcpo import records
-from gcpo.__main__ import main
+from gcpo.cli import main
 from gcpo.runs import estimates, readiness
 from gcpo.runs.params import load_profile, validate
 from gcpo.runs.plan import Plan
-from gcpo.tasks.evaluation import load_policy
+from gcpo.tasks.sampling import load_policy
 
 
 def plan(profile: str = "paper", kind: str = "train", **changes: Any) -> Plan:

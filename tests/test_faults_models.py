@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 
 from gcpo.semantics import Embedder, Entailment
 from gcpo.tasks.base import Row
-from gcpo.tasks.evaluation import check_lengths, load_policy
+from gcpo.tasks.sampling import check_lengths, load_policy
 
 Break = Callable[[Path], object]
 HUGE = 3e38  # finite, and what follows is not

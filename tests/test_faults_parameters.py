@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gcpo import paths
-from gcpo.__main__ import main
+from gcpo.cli import main
 from gcpo.runs.grids import expand
 from gcpo.runs.params import ParameterError, load_profile, parse_yaml, read_yaml, validate
 from gcpo.runs.plan import Plan
@@ -127,7 +127,7 @@ def test_fields_of_grpo_are_laid_over_the_profile_s_one_by_one(monkeypatch: pyte
     seen: list[Plan] = []
     monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
     monkeypatch.setattr("gcpo.runs.runner.run_grid", lambda plans, jobs: seen.extend(plans) or [seen])
-    monkeypatch.setattr("gcpo.__main__._say_failed", lambda failed: 1)
+    monkeypatch.setattr("gcpo.cli._say_failed", lambda failed: 1)
     assert main(["evaluate", "--profile", "paper", "-p", "grpo", "{top_p: 0.9}"]) == 1
     assert seen[0].params.grpo == {"bf16": True, "gradient_checkpointing": True, "top_p": 0.9}
 

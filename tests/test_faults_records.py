@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_builders import failed, finished, planned, write_grid
 
-from gcpo import files, paths
-from gcpo.__main__ import main
+from gcpo import io, paths
+from gcpo.cli import main
 from gcpo.reports import records
-from gcpo.runs import manifest
+from gcpo.runs import record
 from gcpo.runs.contents import contents
 from gcpo.runs.params import validate
 from gcpo.runs.plan import SCHEMA
@@ -31,7 +31,7 @@ TABLES = {"eval": pd.DataFrame({"query": ["a", "b"], "decoding": "greedy", "f1":
 
 def edit(folder: Path, sealed: bool = False, **values: Any) -> None:
     """Change values of a manifest, by hand or (``sealed``) as the package would write them."""
-    run = manifest.Run(folder, json.loads((folder / "manifest.json").read_text()))
+    run = record.Run(folder, json.loads((folder / "manifest.json").read_text()))
     run.manifest |= values
     if sealed:
         run.write()
@@ -88,7 +88,7 @@ def test_a_record_that_cannot_be_trusted_is_named_left_out_and_counted(
     bad, good = (finished(seed=seed, tables=TABLES).folder for seed in (0, 1))
     damage, message = FAULTS[fault]
     damage(bad)
-    run = manifest.load(bad)
+    run = record.load(bad)
     assert not run.finished and message in str(run.fault)
     for found in (records.find("p"), records.find("p", "g")):
         assert found["id"].tolist() == [good.name]
@@ -107,16 +107,16 @@ def test_what_cannot_be_trusted_is_kept_aside_when_the_run_is_made_again(fault: 
     folder = finished(tables=TABLES).folder
     damage(folder)
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with manifest.claim(planned()) as run:
+    with record.claim(planned()) as run:
         assert run.manifest == {} and not run.finished
     aside = folder / "set-aside-1"
     assert message in (aside / "why.txt").read_text()
     assert {path.name: path.read_bytes() for path in aside.iterdir() if path.name != "why.txt"} == kept
     assert [path.name for path in folder.iterdir()] == ["set-aside-1"]
     again = finished(tables=TABLES)
-    assert again.manifest["attempts"] == 1 and manifest.load(folder).finished
+    assert again.manifest["attempts"] == 1 and record.load(folder).finished
     (folder / "eval.csv").write_text("")
-    with manifest.claim(planned()):
+    with record.claim(planned()):
         assert (folder / "set-aside-2" / "eval.csv").exists() and aside.exists()
 
 
@@ -177,9 +177,7 @@ def test_a_manifest_says_what_models_and_data_were(own: dict[str, Any]) -> None:
     found = finished(**own).manifest["contents"]
     assert set(found) == {"policy", "embedder", "entailment", "data (validation)", "data (test)"}
     assert set(found["policy"]) == {"model.safetensors", "tokenizer.json"}
-    assert found["data (test)"] == {
-        "test.jsonl": files.sha256(Path(own["policy"]).parent / "data/narrativeqa/test.jsonl")
-    }
+    assert found["data (test)"] == {"test.jsonl": io.sha256(Path(own["policy"]).parent / "data/narrativeqa/test.jsonl")}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +196,7 @@ def test_data_files_are_kept_whatever_their_folder(task: str, listed: dict[str, 
     values = {**own, "task": task, "train_split": "train", "eval_split": "test"}
     found = contents(validate(values).model_dump())
     kept = {key.removeprefix("data (").rstrip(")"): value for key, value in found.items() if key.startswith("data")}
-    expected = {split: {Path(name).name: files.sha256(folder / name)} for split, name in listed.items()}
+    expected = {split: {Path(name).name: io.sha256(folder / name)} for split, name in listed.items()}
     assert kept == expected
 
 
@@ -219,10 +217,10 @@ def test_other_weights_or_data_under_the_same_name_are_a_new_run(
     changed: str, status: str, own: dict[str, Any], tmp_path: Path
 ) -> None:
     run = finished(**own) if status == "finished" else failed(**own)
-    assert manifest.load(run.folder).fault is None
+    assert record.load(run.folder).fault is None
     (tmp_path / changed).write_text("something else")
-    assert CHANGES[changed].format(tmp_path) in str(manifest.load(run.folder).fault)
-    with manifest.claim(planned(**own)) as again:
+    assert CHANGES[changed].format(tmp_path) in str(record.load(run.folder).fault)
+    with record.claim(planned(**own)) as again:
         assert again.manifest == {}
     assert finished(**own).manifest["attempts"] == 1
 
@@ -239,7 +237,7 @@ def test_what_other_code_or_models_left_unfinished_is_set_aside_and_begun_anew(
     other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = {"code": "c0de", "packages": {"trl": "1"}}
-    monkeypatch.setattr(manifest, "environment", lambda: here)
+    monkeypatch.setattr(record, "environment", lambda: here)
     monkeypatch.setattr("gcpo.world.folder", lambda kind, name: tmp_path / "world" / kind)
     (tmp_path / "world" / "policy").mkdir(parents=True)
     weights = tmp_path / "world" / "policy" / "model.safetensors"
@@ -265,20 +263,20 @@ def test_what_is_not_on_this_machine_is_not_held_against_a_record(
     run = finished(**own)
     monkeypatch.delenv("GCPO_DATA_DIR")
     shutil.rmtree(tmp_path / "policy")
-    assert manifest.load(run.folder).finished
+    assert record.load(run.folder).finished
 
 
 def test_data_from_a_file_are_not_those_of_the_hub(own: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as hub:
         hub.delenv("GCPO_DATA_DIR")
         run = finished(**own)
-    assert "data (validation) is not what it was made of" in str(manifest.load(run.folder).fault)
+    assert "data (validation) is not what it was made of" in str(record.load(run.folder).fault)
 
 
 def test_a_model_that_changes_during_the_run_fails_it(own: dict[str, Any]) -> None:
     with (
-        pytest.raises(manifest.RecordError, match="While the run was made, policy is not"),
-        manifest.record(planned(**own)),
+        pytest.raises(record.RecordError, match="While the run was made, policy is not"),
+        record.record(planned(**own)),
     ):
         Path(own["policy"], "model.safetensors").write_bytes(b"other weights")
 
@@ -297,7 +295,7 @@ def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path: Path, monkeypatch: 
     run = finished(policy="lab/policy")
     assert run.manifest["contents"]["policy"] == {"commit": "a" * 40}
     is_at("b" * 40)
-    assert "lab/policy has another commit" in str(manifest.load(run.folder).fault)
+    assert "lab/policy has another commit" in str(record.load(run.folder).fault)
 
 
 # --- the reference --------------------------------------------------------------------------------------------------
@@ -305,7 +303,7 @@ def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("runs.jsonl", "{}\n"), ("runs.jsonl", "[\n"), ("eval.parquet", "x"), ("eval.parquet", None), (files.SUMS, None)],
+    [("runs.jsonl", "{}\n"), ("runs.jsonl", "[\n"), ("eval.parquet", "x"), ("eval.parquet", None), (io.SUMS, None)],
 )
 def test_an_edited_reference_is_left_out_and_says_so(name: str, content: str | None) -> None:
     write_grid("g", [{"kind": "train", "seed": [0, 1]}])
@@ -325,8 +323,8 @@ def test_lines_of_a_reference_by_another_version_are_left_out_one_by_one() -> No
     records.write_reference(folder, [run])
     newer = json.dumps({**run.manifest, "id": "newer", "schema": SCHEMA + 1})
     (folder / "runs.jsonl").write_text((folder / "runs.jsonl").read_text() + f"{newer}\n3\n")
-    (folder / files.SUMS).unlink()
-    files.seal(folder)
+    (folder / io.SUMS).unlink()
+    io.seal(folder)
     assert records.find("p", reference=True)["id"].tolist() == [run.folder.name]
     assert records.faults("p", reference=True) == [
         f"newer: made by a newer version of gcpo (schema {SCHEMA + 1}; this one reads up to {SCHEMA}): update gcpo",
@@ -339,29 +337,29 @@ def test_lines_of_a_reference_by_another_version_are_left_out_one_by_one() -> No
 
 def test_a_claim_names_process_and_host_and_is_gone_afterwards() -> None:
     plan = planned()
-    with manifest.claim(plan):
-        text = (plan.folder / manifest.CLAIM).read_text()
+    with record.claim(plan):
+        text = (plan.folder / record.CLAIM).read_text()
         assert "pid=" in text and "host=" in text and "start=" in text
-        with pytest.raises(Timeout), manifest.claim(plan, timeout=0):
+        with pytest.raises(Timeout), record.claim(plan, timeout=0):
             pass
-    assert not (plan.folder / manifest.CLAIM).exists()
+    assert not (plan.folder / record.CLAIM).exists()
 
 
 def claim_of(**values: object) -> str:
-    known = {"pid": 1, "host": "another-machine", "mode": "lease", "token": "0" * 32, "duration": manifest.LEASE}
+    known = {"pid": 1, "host": "another-machine", "mode": "lease", "token": "0" * 32, "duration": record.LEASE}
     return "filelock/2\n" + "".join(f"{key}={value}\n" for key, value in {**known, **values}.items())
 
 
 def test_a_claim_of_another_machine_is_taken_over_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "LEASE", 1.0)
+    monkeypatch.setattr(record, "LEASE", 1.0)
     plan = planned()
     plan.folder.mkdir(parents=True)
-    path = plan.folder / manifest.CLAIM
+    path = plan.folder / record.CLAIM
     path.write_text(claim_of(duration=1.0))
-    with pytest.raises(Timeout), manifest.claim(plan, timeout=0.3):
+    with pytest.raises(Timeout), record.claim(plan, timeout=0.3):
         pass
     start = time.monotonic()
-    with manifest.claim(plan, timeout=20):
+    with record.claim(plan, timeout=20):
         assert time.monotonic() - start > 0.5
         assert "another-machine" not in path.read_text()
 
@@ -370,14 +368,14 @@ def test_a_claim_of_another_machine_is_taken_over_after_a_silence(monkeypatch: p
 def test_a_claim_that_a_kill_left_without_a_name_is_void_after_seconds(
     content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest, "EMPTY", 1.0)
+    monkeypatch.setattr(record, "EMPTY", 1.0)
     plan = planned()
     plan.folder.mkdir(parents=True)
-    (plan.folder / manifest.CLAIM).write_text(content)
-    with pytest.raises(Timeout), manifest.claim(plan, timeout=0):
+    (plan.folder / record.CLAIM).write_text(content)
+    with pytest.raises(Timeout), record.claim(plan, timeout=0):
         pass  # perhaps its process is just about to write it
     start = time.monotonic()
-    with manifest.claim(plan, timeout=10):
+    with record.claim(plan, timeout=10):
         assert time.monotonic() - start < 5
 
 
@@ -399,7 +397,7 @@ def test_any_edit_of_a_manifest_is_a_fault_and_never_an_error(values: dict[str, 
     write_grid("g", [{"kind": "train"}])
     edit(run.folder, **values)
     same = json.dumps({**before, **values}, sort_keys=True) == json.dumps(before, sort_keys=True)
-    found = manifest.load(run.folder)
+    found = record.load(run.folder)
     assert (found.fault is None) == same and "\n" not in str(found.fault)
     assert len(records.find("p", "g")) == same == len(records.find("p"))
     assert records.coverage("g", "p")["left_out"].tolist() == [not same]
@@ -412,7 +410,7 @@ def test_any_bytes_in_place_of_a_manifest_are_a_fault_and_never_an_error(content
     folder = paths.OUTPUTS / "p" / "runs" / "odd"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "manifest.json").write_bytes(content)
-    assert manifest.load(folder).fault is not None
+    assert record.load(folder).fault is not None
     assert records.find("p").empty
     (line,) = records.faults("p")
     assert line.startswith("odd: ") and "\n" not in line
@@ -426,8 +424,8 @@ def test_a_thousand_records_are_found_in_a_second() -> None:
         params = {**one.manifest["params"], "seed": seed}
         edit(plan.folder, sealed=True, id=plan.id, resolved=plan.values, params=params)
     records.find("p")  # which remembers the hashes
-    files._known.clear()
-    files._read = None  # as in a new process
+    io._known.clear()
+    io._read = None  # as in a new process
     start = time.perf_counter()
     assert len(records.find("p")) == 1000
     assert time.perf_counter() - start < 1

@@ -8,7 +8,7 @@ import pytest
 from record_builders import evaluated, finished, write_grid
 
 from gcpo import paths
-from gcpo.__main__ import main
+from gcpo.cli import main
 from gcpo.reports import records
 from gcpo.reports.claims import decide
 from gcpo.reports.compare import Comparison

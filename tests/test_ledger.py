@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from gcpo import files, paths
+from gcpo import io, paths
 from gcpo.reports import ledger, records
 from gcpo.reports.claims import MIME
 from gcpo.runs.params import ParameterError
@@ -199,7 +199,7 @@ def test_claims_flip_when_records_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
         own = runs.loc[(runs["task"] == task) & runs["method"].isin(["gcpo_cd", "gcpo_bot"]), "id"]
         scores.loc[scores["run"].isin(own), metric] = score
     scores.to_parquet(reference / "eval.parquet", index=False)
-    files.seal(reference)
+    io.seal(reference)
     monkeypatch.setenv("GCPO_REFERENCE", str(reference.parent))
     execute("21_table1", tmp_path / "21_table1.ipynb", {})
     committed = next(paths.NOTEBOOKS.glob("21_*.ipynb"))

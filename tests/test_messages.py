@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gcpo import GCPOConfig, GCPOTrainer, gradients, measures, rewards, semantics, statistics
-from gcpo.__main__ import main
+from gcpo.cli import main
 from gcpo.methods import advantages, base_advantages, get_method, weights
 from gcpo.rollouts import Rollouts
 from gcpo.tasks import get_task

@@ -133,9 +133,9 @@ def test_an_evaluation_is_another_run_for_what_it_reads_alone() -> None:
 
 
 def test_runs_read_no_parameter_that_is_no_part_of_their_values() -> None:
-    from gcpo.runs import evaluation, gradient_statistics
+    from gcpo.runs import evaluate, gradients
 
-    for kind, module in {"gradients": gradient_statistics, "evaluate": evaluation}.items():
+    for kind, module in {"gradients": gradients, "evaluate": evaluate}.items():
         read = set(re.findall(r"params\.(\w+)", inspect.getsource(module))) & set(Params.model_fields)
         assert read and not read & (UNREAD[kind] | {"alpha", "method_options", "grpo"})
 

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 from record_builders import finished, write_grid, write_profile
 
-from gcpo import files, paths
-from gcpo.__main__ import main
+from gcpo import io, paths
+from gcpo.cli import main
 from gcpo.reports import records, site
 
 pytestmark = pytest.mark.usefixtures("places")
@@ -68,7 +68,7 @@ def test_a_reference_is_built_beside_and_swapped_in(pages: list[dict[str, Any]])
     (new,) = page["new"]
     assert page["old"] == ["the old one"] and len(new.splitlines()) == 2
     found = reference_of("laptop")
-    assert set(found) == {"runs.jsonl", "queries.parquet", files.SUMS, "table.csv"} and files.broken(old) is None
+    assert set(found) == {"runs.jsonl", "queries.parquet", io.SUMS, "table.csv"} and io.broken(old) is None
     assert json.loads(found["runs.jsonl"].splitlines()[0])["sha256"] == run.manifest["sha256"]
     assert len(records.find("laptop", "figure1", reference=True)) == 1
     assert "# 20 · new ·" in (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()

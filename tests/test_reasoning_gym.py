@@ -119,18 +119,18 @@ def test_a_verifier_that_raises_hangs_or_gives_no_share_is_a_zero(monkeypatch: p
 
 def test_an_endless_verifier_is_ended_and_its_prints_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
-from gcpo import judge
+from gcpo import grader
 def answer(said):
     print("noise")
     while said == "endless":
         pass
     return len(said)
 def serve():
-    judge.serve({"answer": answer}, lambda *_: print("more noise"))
+    grader.serve({"answer": answer}, lambda *_: print("more noise"))
 """
     (tmp_path / "endless_verifier.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    asked = module.judge.Judge("endless_verifier", extra="tasks")
+    asked = module.grader.GraderProcess("endless_verifier", extra="tasks")
     assert [asked.ask("answer", said) for said in ("four", "endless", "three")] == [4, None, 5]
     asked.close()
 

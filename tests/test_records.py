@@ -13,15 +13,15 @@ import pandas as pd
 import pytest
 from record_builders import failed, finished, planned, write_grid, write_profile
 
-from gcpo import files, paths, world
+from gcpo import io, paths, world
 from gcpo.methods import METHODS
 from gcpo.reports import records
-from gcpo.runs import manifest
+from gcpo.runs import record
 from gcpo.runs.grids import expand
 from gcpo.runs.params import ParameterError, Params, validate
 from gcpo.runs.plan import SCHEMA
 
-ENVIRONMENT = manifest.environment
+ENVIRONMENT = record.environment
 
 pytestmark = pytest.mark.usefixtures("places")
 
@@ -32,7 +32,7 @@ def publish() -> None:
     records.write_reference(paths.REFERENCE / "p", [run for run in records.runs("p") if run.finished])
 
 
-def on_disk(run: manifest.Run) -> dict[str, Any]:
+def on_disk(run: record.Run) -> dict[str, Any]:
     return json.loads((run.folder / "manifest.json").read_text())
 
 
@@ -41,7 +41,7 @@ def on_disk(run: manifest.Run) -> dict[str, Any]:
 
 def test_a_manifest_says_running_while_it_runs_and_finished_after() -> None:
     plan = planned()
-    with manifest.record(plan) as run:
+    with record.record(plan) as run:
         during = on_disk(run)
         assert during["status"] == "running"
         assert "ended" not in during
@@ -57,19 +57,19 @@ def test_a_manifest_says_running_while_it_runs_and_finished_after() -> None:
     assert after["commit"] == "c0ffee"
     assert after["peak_memory_gb"] > 0.01
     assert after["started"] <= after["ended"]
-    assert manifest.load(run.folder).finished
+    assert record.load(run.folder).finished
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory left"), KeyboardInterrupt(), SystemExit(3)])
 def test_a_failure_is_recorded_with_its_reason_and_goes_on_to_the_caller(error: BaseException) -> None:
-    with pytest.raises(type(error)) as raised, manifest.record(planned()) as run:
+    with pytest.raises(type(error)) as raised, record.record(planned()) as run:
         raise error
     assert raised.value is error
     after = on_disk(run)
     assert after["status"] == "failed"
     assert after["exit"] == f"{type(error).__name__}: {error}"
     assert "ended" in after
-    assert not manifest.load(run.folder).finished
+    assert not record.load(run.folder).finished
 
 
 def test_the_peak_of_a_gpu_is_kept_where_one_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_the_peak_of_a_gpu_is_kept_where_one_was_used(monkeypatch: pytest.Monkey
 
 def test_seconds_add_up_over_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 107.25, 500.0, 502.5])
-    monkeypatch.setattr(manifest, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(record, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     first = failed()
     assert on_disk(first)["seconds"] == pytest.approx(7.25, abs=0.05)
     second = finished()
@@ -153,7 +153,7 @@ def test_the_environment_names_versions_and_hardware() -> None:
 def test_find_gives_finished_runs_only() -> None:
     done = finished(seed=0, results={"greedy_f1": 0.25, "sampled_f1": 0.125})
     failed(seed=1)
-    with manifest.record(planned(seed=2)):
+    with record.record(planned(seed=2)):
         found = records.find("p")
     assert found["id"].tolist() == [done.folder.name]
     (row,) = found.to_dict("records")
@@ -208,7 +208,7 @@ def test_coverage_counts_what_a_grid_asks_for_and_what_there_is(monkeypatch: pyt
     finished(method="grpo", seed=0)
     failed(method="grpo", seed=1)
     finished(method="grpo", seed=7)  # not asked for
-    monkeypatch.setattr(manifest, "environment", lambda: {"code": "c0de", "commit": "beef" * 10, "dirty": True})
+    monkeypatch.setattr(record, "environment", lambda: {"code": "c0de", "commit": "beef" * 10, "dirty": True})
     finished(method="grpo", seed=2)
     finished(max_steps=0)
 
@@ -344,7 +344,7 @@ def of_world(monkeypatch: pytest.MonkeyPatch, root: Path, weights: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_text(weights)
     (folder.parent / "quality.json").write_text("{}")
-    files.seal(folder.parent)
+    io.seal(folder.parent)
     return folder.parent
 
 
@@ -357,7 +357,7 @@ def test_runs_from_different_worlds_are_compared_only_when_asked_for(
     assert len(records.find("p", "g")) == 2
     of_world(monkeypatch, tmp_path / "elsewhere", "other")
     finished(seed=2)
-    with pytest.raises(manifest.RecordError, match=r"different models of one name, policy 'tiny': 2 with .*, 1 with"):
+    with pytest.raises(record.RecordError, match=r"different models of one name, policy 'tiny': 2 with .*, 1 with"):
         records.find("p", "g")
     assert len(records.find("p", "g", any_code=True)) == 3
 
@@ -372,7 +372,7 @@ def test_a_reference_has_the_world_that_its_runs_started_from_and_another_machin
     of_world(monkeypatch, tmp_path / "elsewhere", "other")
     taken = world.adopt(paths.REFERENCE / "p")
     assert taken.policy == tmp_path / "elsewhere" / here.name / "policy"
-    assert files.hashes(taken.policy) == files.hashes(here / "policy") and files.broken(taken.policy.parent) is None
+    assert io.hashes(taken.policy) == io.hashes(here / "policy") and io.broken(taken.policy.parent) is None
     finished(seed=1)
     assert len(records.find("p", "g")) == 2
     (taken.policy / "model.safetensors").write_text("edited")  # and so no world of these runs
@@ -384,11 +384,11 @@ def test_a_reference_has_the_world_that_its_runs_started_from_and_another_machin
 def test_runs_of_different_code_are_compared_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     write_grid("g", [{"kind": "train", "seed": [0, 1, 2]}])
     finished(seed=0), finished(seed=1)
-    monkeypatch.setattr(manifest, "environment", lambda: {"code": "0ther", "commit": "beef" * 10, "dirty": False})
+    monkeypatch.setattr(record, "environment", lambda: {"code": "0ther", "commit": "beef" * 10, "dirty": False})
     finished(seed=5)  # of no concern to the grid
     assert len(records.find("p", "g")) == 2
     finished(seed=2)
-    with pytest.raises(manifest.RecordError, match=r"2 at c0ffee \(code c0de\), 1 at beefbee \(code 0ther\).*any_code"):
+    with pytest.raises(record.RecordError, match=r"2 at c0ffee \(code c0de\), 1 at beefbee \(code 0ther\).*any_code"):
         records.find("p", "g")
     assert records.find("p", "g", any_code=True)["code"].tolist().count("c0de") == 2
     assert len(records.find("p")) == 4
@@ -403,9 +403,7 @@ def test_runs_on_data_that_changed_are_compared_only_when_asked_for(monkeypatch:
             "eval": {"dataset": "d", "revision": revision},
         }
         run.write()
-    with pytest.raises(
-        manifest.RecordError, match=r"different data of one name, tinyqa, eval: .*new.* and .*old.*any_"
-    ):
+    with pytest.raises(record.RecordError, match=r"different data of one name, tinyqa, eval: .*new.* and .*old.*any_"):
         records.find("p", "g")
     assert len(records.find("p", "g", any_code=True)) == 2
 
@@ -421,7 +419,7 @@ def test_coverage_says_what_runs_differ_in(monkeypatch: pytest.MonkeyPatch) -> N
     for seed, gpus in enumerate(([], ["H100"])):
         hardware = {"gpus": gpus, "threads": 1, "processor": "EPYC"}
         made = {"code": "c0de", "commit": "c0ffee", "dirty": False, "packages": {"trl": "1"}, "hardware": hardware}
-        monkeypatch.setattr(manifest, "environment", lambda made=made: made)
+        monkeypatch.setattr(record, "environment", lambda made=made: made)
         assert "made_with" not in records.coverage("g", "p")
         finished(seed=seed)
     assert records.coverage("g", "p")["made_with"].tolist() == ["trl 1, 1 x EPYC; trl 1, H100"]
@@ -439,7 +437,7 @@ def test_a_reference_keeps_what_can_be_compared_with_this_machine_s_runs(
     shutil.rmtree(paths.OUTPUTS)
     assert [run.manifest["params"]["seed"] for run in records.to_publish("p")] == [0, 1, 5]  # nothing has run here
     if differs == "code":
-        monkeypatch.setattr(manifest, "environment", lambda: {"code": "0ther", "commit": "beef" * 10, "dirty": False})
+        monkeypatch.setattr(record, "environment", lambda: {"code": "0ther", "commit": "beef" * 10, "dirty": False})
     if differs == "models":
         of_world(monkeypatch, tmp_path / "elsewhere", "other")
     finished(seed=2)
@@ -451,11 +449,11 @@ def test_a_grown_reference_keeps_its_world(tmp_path: Path, monkeypatch: pytest.M
     of_world(monkeypatch, tmp_path / "here", "some")
     finished(seed=0)
     publish()
-    here = files.hashes(paths.REFERENCE / "p" / "world")
+    here = io.hashes(paths.REFERENCE / "p" / "world")
     for gone in (tmp_path / "here", paths.OUTPUTS):
         shutil.rmtree(gone)
     records.write_reference(tmp_path / "draft" / "p", records.to_publish("p"))
-    assert here and files.hashes(tmp_path / "draft" / "p" / "world") == here
+    assert here and io.hashes(tmp_path / "draft" / "p" / "world") == here
 
 
 def test_code_is_the_package_s_files_but_the_reports(tmp_path: Path) -> None:
@@ -465,7 +463,7 @@ def test_code_is_the_package_s_files_but_the_reports(tmp_path: Path) -> None:
             path = folder / f"{name.replace('__', '/')}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return manifest.code_hash(folder)
+        return record.code_hash(folder)
 
     one = hashed(a="1", runs__b="2", reports__c="3")
     assert one == hashed(a="1", runs__b="2", reports__c="4", reports__d="5")

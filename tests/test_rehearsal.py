@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gcpo.__main__ import main
+from gcpo.cli import main
 from gcpo.reports.site import publish
 from gcpo.runs import rehearsal
-from gcpo.runs.gradient_statistics import gradient_statistics
+from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.grids import expand, fitting, grids
-from gcpo.runs.manifest import RecordError, load
 from gcpo.runs.params import load_profile, validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.record import RecordError, load
 from gcpo.runs.train import train
 
 REAL = pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")

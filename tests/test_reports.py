@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from gcpo import paths
-from gcpo.__main__ import main
+from gcpo.cli import main
 from gcpo.methods import METHODS
 from gcpo.reports import records, site
-from gcpo.runs import manifest
+from gcpo.runs import record
 from gcpo.runs.grids import expand, fitting, grids
 from gcpo.runs.plan import Plan
 from gcpo.runs.runner import execute
@@ -25,14 +25,14 @@ def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     """Outputs and reference of the test's own; what would be executed, with its parameters."""
     for name in ("OUTPUTS", "REFERENCE"):
         monkeypatch.setattr(paths, name, tmp_path / name.lower())
-    monkeypatch.setattr(manifest, "environment", lambda: {"code": "c0de", "commit": "c0ffee", "dirty": False})
+    monkeypatch.setattr(record, "environment", lambda: {"code": "c0de", "commit": "c0ffee", "dirty": False})
     calls: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(site, "execute", lambda name, output, parameters: calls.append((name, parameters)))
     return calls
 
 
 def finish(plan: Plan) -> None:
-    with manifest.record(plan) as run:
+    with record.record(plan) as run:
         run.table("eval.csv", pd.DataFrame({"query": ["a"], "decoding": ["greedy"], "f1": [0.5]}))
 
 
@@ -144,7 +144,7 @@ def test_validation_scores_are_read_from_folders_and_from_the_reference() -> Non
     plans = [plan for plan in expand("smoke", "smoke") if plan.label == "grpo"]
     lines = pd.DataFrame({"step": [0, 4], "query": "a", "decoding": "greedy", "f1": [0.25, 0.5]})
     for plan in plans:
-        with manifest.record(plan) as run:
+        with record.record(plan) as run:
             run.table("validation.csv", lines)
     finish(expand("smoke", "smoke")[2])  # one without
     records.write_reference(paths.REFERENCE / "smoke", records.runs("smoke"))

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gcpo import mathematics
-from gcpo.judge import Judge
+from gcpo.grader import GraderProcess
 from gcpo.rewards import any_answer, bleu1, boxed_answer, exact_match, final_answer, math_correct, same_answer, token_f1
 
 WORDS = st.lists(st.sampled_from(["cat", "dog", "map", "toy", "red"]), max_size=6)
@@ -388,22 +388,22 @@ def test_same_answer_is_symmetric() -> None:
 
 
 @pytest.fixture
-def grader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
+def grader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GraderProcess]:
     code = """
 import os, time
-from gcpo import judge
+from gcpo import grader
 print("an import that talks")
 def serve():
-    judge.serve({"same": lambda said: said, "late": lambda said: time.sleep(0.5) or said, "pid": os.getpid})
+    grader.serve({"same": lambda said: said, "late": lambda said: time.sleep(0.5) or said, "pid": os.getpid})
 """
     (tmp_path / "grader.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = Judge("grader", extra="trl")
+    made = GraderProcess("grader", extra="trl")
     yield made
     made.close()
 
 
-def test_an_interrupted_question_leaves_no_answer_for_the_next(grader: Judge) -> None:
+def test_an_interrupted_question_leaves_no_answer_for_the_next(grader: GraderProcess) -> None:
     def interrupt(*_: Any) -> None:
         raise InterruptedError
 
@@ -418,7 +418,7 @@ def test_an_interrupted_question_leaves_no_answer_for_the_next(grader: Judge) ->
     assert [grader.ask("same", said) for said in (3, 4)] == [3, 4]
 
 
-def test_a_grader_that_is_killed_between_questions_shifts_no_answer(grader: Judge) -> None:
+def test_a_grader_that_is_killed_between_questions_shifts_no_answer(grader: GraderProcess) -> None:
     os.kill(grader.ask("pid"), signal.SIGKILL)
     time.sleep(0.3)
     assert [grader.ask("same", said) for said in (1, 2)] == [1, 2]
@@ -428,7 +428,7 @@ def test_a_grader_that_cannot_start_is_no_grade(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "math_verify.py").write_text('raise ModuleNotFoundError("No module named math_verify")')
     with monkeypatch.context() as without:
         without.syspath_prepend(str(tmp_path))
-        without.setattr(mathematics, "_ask", Judge("gcpo.mathematics", extra="trl").ask)
+        without.setattr(mathematics, "_ask", GraderProcess("gcpo.mathematics", extra="trl").ask)
         for grade in (math_correct, same_answer):
             with pytest.raises(RuntimeError, match=r'No module named math_verify\..*pip install "gcpo\[trl\]"'):
                 grade("0.53125", r"\frac{17}{32}")

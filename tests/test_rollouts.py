@@ -17,7 +17,7 @@ from torch import Tensor
 from gcpo.methods import advantages, weights
 from gcpo.rollouts import MissingFeatureError, Rollouts
 from gcpo.semantics import NO_ANSWER, Embedder, Entailment, answer_mask, from_texts
-from gcpo.tasks.evaluation import load_policy
+from gcpo.tasks.sampling import load_policy
 
 REWARDS = torch.tensor([[0.0, 1.0, 2.0, math.nan], [0.5, 0.5, 0.5, 0.5]])
 SHAPES: dict[str, tuple[int, ...]] = {

@@ -19,8 +19,8 @@ from filelock import FileLock
 from record_builders import failed, finished, planned, write_grid
 
 from gcpo import paths
-from gcpo.__main__ import main
-from gcpo.runs import gpus, manifest, runner
+from gcpo.cli import main
+from gcpo.runs import gpus, record, runner
 
 pytestmark = pytest.mark.usefixtures("places")
 
@@ -81,13 +81,13 @@ def test_only_failed_runs_are_made_again_when_asked(executed: Path, capsys: pyte
 
 def test_a_run_that_another_process_makes_is_left_to_it_and_awaited(executed: Path, capsys: Any) -> None:
     other, own = planned(seed=0), planned(seed=1)
-    with manifest.claim(other):
+    with record.claim(other):
         assert runner.run(other, wait=False) is None
 
     def make_it() -> None:
-        with manifest.claim(other):
+        with record.claim(other):
             claimed.set()
-            while not manifest.load(own.folder).finished:
+            while not record.load(own.folder).finished:
                 time.sleep(0.05)
             time.sleep(0.5)
             finished(seed=0)
@@ -99,7 +99,7 @@ def test_a_run_that_another_process_makes_is_left_to_it_and_awaited(executed: Pa
     assert runner.run_grid([other, own], jobs=1) == []
     thread.join(60)
     assert executed.read_text().split() == [own.id]  # the other was neither made twice nor given up
-    assert manifest.load(other.folder).manifest["attempts"] == 1
+    assert record.load(other.folder).manifest["attempts"] == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"[1/2] {own.id}: finished") and lines[2].startswith(f"[2/2] {other.id}: finished")
     assert lines[1] == "waiting for 1 runs that another process makes"
@@ -245,14 +245,14 @@ def test_a_worker_process_takes_a_share_of_the_gpus() -> None:
 def test_a_training_of_one_process_sees_one_gpu_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv(gpus.VISIBLE, "2,3")
-    with manifest.record(planned(processes=2, accelerate=DDP)):
+    with record.record(planned(processes=2, accelerate=DDP)):
         assert os.environ[gpus.VISIBLE] == "2,3"
     with monkeypatch.context() as late:
         late.setattr("torch.cuda.is_initialized", lambda: True)
         with (
             pytest.raises(ValueError, match=r"sees 2 GPUs and uses CUDA .* again with CUDA_VISIBLE_DEVICES=2"),
-            manifest.record(planned()),
+            record.record(planned()),
         ):
             pass
-    with manifest.record(planned()):
+    with record.record(planned()):
         assert os.environ[gpus.VISIBLE] == "2"

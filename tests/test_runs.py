@@ -24,9 +24,9 @@ from helpers import save_classifier
 from transformers.integrations import integration_utils
 
 from gcpo import paths, records
-from gcpo.__main__ import main
-from gcpo.runs import manifest, runner
-from gcpo.runs.gradient_statistics import gradient_statistics
+from gcpo.cli import main
+from gcpo.runs import record, runner
+from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.params import load_profile, validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.train import train, weights_arithmetic
@@ -89,7 +89,7 @@ def test_a_killed_and_resumed_training_run_ends_as_an_uninterrupted_one(
     values = {**load_profile("smoke"), **LONGER}
     folder = Plan("train", validate(values)).folder
     kill_when(in_process("train", values, outputs), (folder / "checkpoint-4" / "SHA256SUMS").exists)
-    killed = manifest.load(folder)
+    killed = record.load(folder)
     assert killed.manifest["status"] == "running" and not (folder / "eval.csv").exists()
     newest = max(folder.glob("checkpoint-*"))
     if cut:
@@ -130,7 +130,7 @@ def test_two_processes_that_want_the_same_run_make_it_once(outputs: Path) -> Non
     values = {**load_profile("smoke"), **LONGER}
     both = [in_process("train", values, outputs) for _ in range(2)]
     assert [process.wait(timeout=240) for process in both] == [0, 0]
-    run = manifest.load(Plan("train", validate(values)).folder)
+    run = record.load(Plan("train", validate(values)).folder)
     assert run.finished and run.manifest["attempts"] == 1
     assert not list(run.folder.glob("checkpoint-*"))
 
@@ -146,14 +146,14 @@ def test_a_finished_run_stays_finished_whatever_fails_around_it(
         raise OSError("no space left to write the notebook")
 
     monkeypatch.setattr(runner, "execute", breaks_after_the_run)
-    assert runner.run(plan).finished and manifest.load(plan.folder).finished
+    assert runner.run(plan).finished and record.load(plan.folder).finished
 
 
 def test_killed_and_resumed_gradient_statistics_end_as_uninterrupted_ones(outputs: Path) -> None:
     values = {**load_profile("smoke"), "eval_limit": 35}
     folder = Plan("gradients", validate(values)).folder
     kill_when(in_process("gradients", values, outputs), (folder / "chunks" / "queries-000010.csv").exists)
-    assert not manifest.load(folder).finished
+    assert not record.load(folder).finished
     kept = (gradient_statistics(validate(values)).folder / "queries.csv").read_bytes()
     shutil.rmtree(folder)
     queries = gradient_statistics(validate(values)).folder / "queries.csv"
@@ -300,7 +300,7 @@ def test_a_profile_for_gpus_trains_a_local_policy_offline(
     monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path / "data"))
     done = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    (run,) = [manifest.load(path) for path in (outputs / profile / "runs").iterdir()]
+    (run,) = [record.load(path) for path in (outputs / profile / "runs").iterdir()]
     assert run.finished and run.manifest["contents"]["entailment"] == {"commit": "0a1b"}
     replaced = {"task": "qasper", "policy": str(policy), "max_steps": 2}  # method and seed are the profiles' own
     assert run.manifest["params"] == validate({**load_profile(profile), **replaced}).model_dump(mode="json")

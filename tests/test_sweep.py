@@ -11,11 +11,11 @@ import pytest
 from record_builders import evaluated, finished, write_grid, write_profile
 from scipy.stats import norm
 
-from gcpo.__main__ import main
+from gcpo.cli import main
 from gcpo.reports import records, sweep
 from gcpo.runs.grids import expand
-from gcpo.runs.manifest import RecordError
 from gcpo.runs.params import load_profile, validate
+from gcpo.runs.record import RecordError
 
 
 def trained(rate: float, sampled: float, greedy: float, seed: int = 0, **values: Any) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from gcpo import paths
-from gcpo.__main__ import main
+from gcpo.cli import main
 from gcpo.methods import METHODS
 from gcpo.reports import tables
 from gcpo.runs.params import load_profile, validate

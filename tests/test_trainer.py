@@ -56,7 +56,7 @@ from gcpo.methods import BASES, METHODS, advantages, get_method, weights
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.train import build_trainer
-from gcpo.tasks.evaluation import load_policy
+from gcpo.tasks.sampling import load_policy
 from gcpo.trainer.trainer import _text
 from gcpo.weights import weight_range
 

@@ -40,7 +40,7 @@ from trl import GRPOTrainer
 
 from gcpo import GCPOTrainer
 from gcpo.methods import advantages, weights
-from gcpo.tasks.evaluation import load_policy
+from gcpo.tasks.sampling import load_policy
 
 FAMILIES = ["gcpo_bot", "dapo", "empo", "care", "egpo", "edge_grpo", "cw_grpo", "r2vpo", "clip_cov", "kl_cov", PRODUCT]
 VARIED = ((0, 0.5, 0, 1), (0, 1, 2, 0.5), (2, 2, 0, 0))  # no advantage is 0

@@ -16,15 +16,15 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from gcpo import files, paths, world
+from gcpo import io, paths, world
 from gcpo.semantics import Entailment
 from gcpo.tasks import tinymath, tinyqa
-from gcpo.tasks.evaluation import load_policy
-from gcpo.world.bootstrap import check_quality
+from gcpo.tasks.sampling import load_policy
+from gcpo.world.build import check_quality
 from gcpo.world.entailment import KINDS, LABELS, _pairs, entailment_pair, make_entailment
 from gcpo.world.policy import SEP, make_policy, tokenizer, untrained
 
-bootstrapping = importlib.import_module("gcpo.world.bootstrap")  # the module: the package gives the function
+bootstrapping = importlib.import_module("gcpo.world.build")  # the module: the package gives the function
 
 SMALL = world.Settings(corpus=60, policy_steps=2, qa_batch=2, math_batch=2, entailment_steps=2, quality_queries=1)
 
@@ -192,12 +192,12 @@ def test_a_world_that_is_not_whole_is_made_again(
     fault: str, making: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = made_anew(tmp_path)
-    wanted = files.hashes(made.policy.parent)
+    wanted = io.hashes(made.policy.parent)
     damage, message = FAULTS[fault]
     damage(made.policy.parent)
     capsys.readouterr()
     assert made_anew(tmp_path) == made
-    assert files.hashes(made.policy.parent) == wanted and len(making) == 4
+    assert io.hashes(made.policy.parent) == wanted and len(making) == 4
     assert message in capsys.readouterr().out.splitlines()[0]
 
 
@@ -219,10 +219,10 @@ def test_a_world_cut_short_leaves_nothing_that_looks_whole(
 def test_a_scratch_policy_half_saved_is_made_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
     folder = world.scratch_policy.__wrapped__(tmp_path)
-    wanted = files.hashes(folder)
+    wanted = io.hashes(folder)
     (folder / name).unlink()
     assert world.scratch_policy.__wrapped__(tmp_path) == folder
-    assert files.hashes(folder) == wanted and files.broken(folder) is None
+    assert io.hashes(folder) == wanted and io.broken(folder) is None
 
 
 def test_where_an_embedded_model_will_be_is_known_before_it_is_made(

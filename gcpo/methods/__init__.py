@@ -1,6 +1,6 @@
 """The methods of the four papers: a table of rows, and the functions that apply a row to rollouts."""
 
-from gcpo.methods.apply import (
+from gcpo.methods.advantages import (
     Modulation,
     advantages,
     base_advantages,
@@ -11,7 +11,7 @@ from gcpo.methods.apply import (
     permutation,
     weights,
 )
-from gcpo.methods.parts import entirely_wrong, right
+from gcpo.methods.components import entirely_wrong, right
 from gcpo.methods.table import BASES, METHODS, Method
 
 __all__ = [

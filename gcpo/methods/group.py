@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gcpo import measures
 from gcpo.errors import one_of
+from gcpo.methods.components import Factor, likelihoods
 from gcpo.methods.forms import FORMS, alpha_g
-from gcpo.methods.parts import Factor, likelihoods
 from gcpo.rollouts import Rollouts
 
 

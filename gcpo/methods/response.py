@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gcpo.errors import one_of
 from gcpo.masked import deviations, mean
+from gcpo.methods.components import Factor, entirely_wrong, right
 from gcpo.methods.forms import check_alpha
-from gcpo.methods.parts import Factor, entirely_wrong, right
 from gcpo.rollouts import Rollouts
 
 CEILING = 10.0  # of a ratio of entropies before a mean is taken over it, which one token-sure response could rule alone

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gcpo.masked import deviations, mean
+from gcpo.methods.components import ROUNDING, RewardStage, check_share, judged, right
 from gcpo.methods.forms import check_alpha
-from gcpo.methods.parts import ROUNDING, RewardStage, check_share, judged, right
 from gcpo.rollouts import Rollouts
 
 

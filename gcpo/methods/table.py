@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from gcpo.methods.components import Factor, Part, RewardStage
 from gcpo.methods.group import (
     BarycentricTransport,
     CosineDispersion,
@@ -16,7 +17,6 @@ from gcpo.methods.group import (
     RewardVariance,
     SemanticEntropy,
 )
-from gcpo.methods.parts import Factor, Part, RewardStage
 from gcpo.methods.response import EntropyFactor, RatioVariance
 from gcpo.methods.reward import AgreementBonus, ClusterShare, OverlongPenalty, ReferenceBonus
 from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gcpo.masked import deviations, mean
+from gcpo.methods.components import Factor, Part, check_share
 from gcpo.methods.forms import check_alpha
-from gcpo.methods.parts import Factor, Part, check_share
 from gcpo.rollouts import Rollouts
 
 

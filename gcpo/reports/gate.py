@@ -10,7 +10,7 @@ import pandas as pd
 
 from gcpo.reports import compare, records
 from gcpo.runs.grids import expand
-from gcpo.runs.manifest import RecordError
+from gcpo.runs.record import RecordError
 from gcpo.tasks import get_task
 
 GRID = "table1"  # whose plain runs of GRPO, and of no training, are the protocol's own
@@ -65,7 +65,7 @@ class Gate:
 
 
 def gate(profile: str, grid: str = GRID, reference: bool = False, any_code: bool = False) -> Gate:
-    """Judge whether GRPO learns: its gain, sampled and greedy, has an interval above zero on each task of the grid.
+    """Whether GRPO learns: its gain, sampled and greedy, has an interval above zero on each task of the grid.
 
     Args:
         profile: a profile's name, or a parameter file.

@@ -20,12 +20,12 @@ from typing import Any
 
 import pandas as pd
 
-from gcpo import files, paths, world
+from gcpo import io, paths, world
 from gcpo.runs.contents import Seen
 from gcpo.runs.grids import expand, grids, likes, varied
-from gcpo.runs.manifest import RecordError, Run, another_version, load, to_commit
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label
+from gcpo.runs.record import RecordError, Run, another_version, load, to_commit
 
 TABLES = ("eval", "validation", "metrics", "queries", "pairs", "answers")  # what runs leave beside their manifests
 OLDEST = 0  # schema of a reference that can still be read: 0 was converted from records without one
@@ -41,7 +41,7 @@ def runs(profile: str, reference: bool = False) -> list[Run]:
         return _committed(paths.REFERENCE / name)
     seen: Seen = {}
     found = [load(path.parent, seen) for path in sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))]
-    files.remember()
+    io.remember()
     return found
 
 
@@ -49,7 +49,7 @@ def _committed(folder: Path) -> list[Run]:
     path = folder / "runs.jsonl"
     if not path.exists():
         return []
-    broken = files.broken(folder)
+    broken = io.broken(folder)
     if broken:
         broken += ": restore it from the repository, or publish again"
     found = []
@@ -331,7 +331,7 @@ def write_reference(folder: Path, finished: list[Run]) -> None:
     made = world.folder("policy").parent
     weights = {run.manifest.get("contents", {}).get("policy", {}).get("model.safetensors") for run in finished}
     for place in (made, paths.REFERENCE / folder.name / "world" / made.name):
-        if files.broken(place) is None and files.sha256(place / "policy" / "model.safetensors") in weights:
+        if io.broken(place) is None and io.sha256(place / "policy" / "model.safetensors") in weights:
             shutil.copytree(place, folder / "world" / made.name)
             break
-    files.seal(folder)
+    io.seal(folder)

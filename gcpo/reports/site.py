@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import base64
-import io
 import itertools
 import os
 import shutil
 import time
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ import nbformat
 import papermill
 from PIL import Image
 
-from gcpo import files, paths
+from gcpo import io, paths
 from gcpo.reports import records
 from gcpo.reports.diagram import way_of_a_group
 from gcpo.reports.figures import set_style
 from gcpo.reports.tables import markdown, write_readme, write_results
 from gcpo.runs.grids import expand, fitting
-from gcpo.runs.manifest import RecordError
 from gcpo.runs.params import is_file_name, profile_name
+from gcpo.runs.record import RecordError
 from gcpo.runs.rehearsal import PREFIX
 from gcpo.runs.runner import execute
 
@@ -193,7 +193,7 @@ def _replace(profile: str, write: Callable[[Path], None]) -> None:
         os.environ.pop("GCPO_REFERENCE")
         if before:
             os.environ["GCPO_REFERENCE"] = before
-    with files.replacing(paths.REFERENCE / name) as draft:
+    with io.replacing(paths.REFERENCE / name) as draft:
         (root / name).rename(draft)
     for report in committed:
         (root / f"{report}.ipynb").replace(paths.NOTEBOOKS / f"{report}.ipynb")
@@ -226,7 +226,7 @@ def pictures(folder: Path | None = None) -> list[Path]:
         outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
         shown = next((data["image/png"] for data in outputs if "image/png" in data), None)
         if shown is not None:
-            image = Image.open(io.BytesIO(base64.b64decode(shown))).convert("RGB")
+            image = Image.open(BytesIO(base64.b64decode(shown))).convert("RGB")
             image.thumbnail(THUMBNAIL, Image.Resampling.LANCZOS)
             made.append(folder / f"{path.stem}.png")
             image.quantize(32).save(made[-1], optimize=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from gcpo.reports import cost, records
-from gcpo.runs.manifest import RecordError
+from gcpo.runs.record import RecordError
 from gcpo.statistics import DETECTABLE
 from gcpo.tasks import get_task
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gcpo import files, world
+from gcpo import io, world
 from gcpo.semantics.models import embedder_path
 from gcpo.tasks import sources
 from gcpo.tasks.base import DATA_DIR
@@ -39,14 +39,14 @@ def contents(params: Mapping[str, Any]) -> Contents:
         for split in (params["train_split"], params["validation_split"], params["eval_split"]):
             source = sources(params["task"]).get(split)
             path = source.file(folder) if source else None
-            found[f"data ({split})"] = files.hashes(path) if path and path.is_file() else {}
+            found[f"data ({split})"] = io.hashes(path) if path and path.is_file() else {}
     return {key: value for key, value in found.items() if value}
 
 
 def _model(name: str, kind: str, revision: str | None = None) -> dict[str, str]:
     place = world.folder(kind, name) if world.embedded(name, kind) else Path(name)
     if place.exists():
-        return {file: value for file, value in files.hashes(place).items() if not file.endswith(".md")}
+        return {file: value for file, value in io.hashes(place).items() if not file.endswith(".md")}
     from huggingface_hub import try_to_load_from_cache  # seconds to import, and of no use to the embedded world
     from huggingface_hub.errors import HFValidationError
 

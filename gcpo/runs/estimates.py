@@ -39,7 +39,7 @@ from transformers import AutoConfig, PretrainedConfig
 from gcpo import world
 from gcpo.gradients import chosen_parameters
 from gcpo.runs.plan import CHUNK, COPIES, Plan
-from gcpo.tasks.evaluation import TOKENS
+from gcpo.tasks.sampling import TOKENS
 
 GB = 1e9
 # The papers' policies as their config.json on the Hub has them, for a machine that has neither.

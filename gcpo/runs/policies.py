@@ -10,16 +10,16 @@ from typing import Any
 
 import transformers
 
-from gcpo import files, world
-from gcpo.runs.manifest import Run
+from gcpo import io, world
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
+from gcpo.runs.record import Run
 from gcpo.tasks.base import Row
-from gcpo.tasks.evaluation import check_lengths, load_policy
+from gcpo.tasks.sampling import check_lengths, load_policy
 
 
 def starting_policy(plan: Plan) -> tuple[Any, Any]:
-    """The policy that a run trains, and its tokenizer; raises as :func:`gcpo.tasks.evaluation.load_policy`.
+    """The policy that a run trains, and its tokenizer; raises as :func:`gcpo.tasks.sampling.load_policy`.
 
     Everything that is drawn from here on, while policy, adapters and trainer are built, depends on the run's seed.
     """
@@ -45,8 +45,8 @@ def looked_at(plan: Plan, run: Run, trained: Run | None) -> tuple[Sequence[Row],
     """What a run that trains nothing looks at: held-out questions, a policy and its tokenizer; the manifest names them.
 
     The policy is that of its training run or, without one, the starting policy; with adapters (``lora_rank``) where it
-    was trained with them, or gradients are theirs alone. Raises as :func:`gcpo.tasks.evaluation.load_policy` and
-    :func:`gcpo.tasks.evaluation.check_lengths`.
+    was trained with them, or gradients are theirs alone. Raises as :func:`gcpo.tasks.sampling.load_policy` and
+    :func:`gcpo.tasks.sampling.check_lengths`.
     """
     quiet()
     params = plan.params
@@ -54,7 +54,7 @@ def looked_at(plan: Plan, run: Run, trained: Run | None) -> tuple[Sequence[Row],
     run.manifest["data"] = {"eval": split.source}
     if trained is not None:
         made = trained.folder / "policy"
-        run.manifest["training"] = {"run": trained.manifest["id"], "policy": files.hashes(made)}
+        run.manifest["training"] = {"run": trained.manifest["id"], "policy": io.hashes(made)}
         model, tokens = trained_policy(plan, made)
     else:
         model, tokens = starting_policy(plan)

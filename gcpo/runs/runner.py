@@ -25,9 +25,9 @@ from tqdm import tqdm
 from gcpo import paths
 from gcpo.processes import end_with
 from gcpo.runs import gpus
-from gcpo.runs.manifest import Run, claim, describe, load
 from gcpo.runs.params import ParameterError
 from gcpo.runs.plan import KINDS, Plan
+from gcpo.runs.record import Run, claim, describe, load
 
 PREFIX = "gcpo-"  # of temporary folders
 _gpus: list[str] = []  # of this worker process; without any, its kernels see what it sees

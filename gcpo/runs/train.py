@@ -16,14 +16,14 @@ from accelerate import PartialState
 from datasets import Dataset
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from gcpo import files, world
+from gcpo import io, world
 from gcpo.runs.launch import LOG, launch
-from gcpo.runs.manifest import Run, claim, placeless, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import lora, models, quiet, starting_policy, trained_policy
+from gcpo.runs.record import Run, claim, placeless, record
 from gcpo.tasks.base import Row, Task
-from gcpo.tasks.evaluation import check_lengths, evaluate
+from gcpo.tasks.sampling import check_lengths, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
 from gcpo.trainer.trainer import REPLACED
 
@@ -203,7 +203,7 @@ class _Validation(transformers.TrainerCallback):
         """Ask the policy of a step, unless that was done."""
         path = self.folder / f"{step:06d}.csv"
         if not path.exists():
-            with self.run.clock.phase("evaluate"), files.replacing(path) as draft:
+            with self.run.clock.phase("evaluate"), io.replacing(path) as draft:
                 scores = _evaluate(self.plan, model, self.tokens, self.rows)
                 scores.insert(0, "step", step)
                 scores.to_csv(draft, index=False)
@@ -219,7 +219,7 @@ class _Checkpoints(transformers.TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         PartialState().wait_for_everyone()  # each process has files in it
         if state.is_world_process_zero:
-            files.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            io.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
 def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
@@ -302,7 +302,7 @@ def _last_checkpoint(folder: Path, max_steps: int) -> str | None:
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), reverse=True)
     for path in checkpoints:
         if path.name != f"checkpoint-{max_steps}":
-            why = files.broken(path)
+            why = io.broken(path)
             if why is None:
                 return str(path)
             print(f"{why}: going on from before it", flush=True)

@@ -16,14 +16,14 @@ import torch
 import transformers
 from accelerate import PartialState
 
-from gcpo import files
+from gcpo import io
 from gcpo.processes import end_with
 from gcpo.runs import gpus
 from gcpo.runs.launch import LOG
-from gcpo.runs.manifest import Run, load
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import quiet, starting_policy
+from gcpo.runs.record import Run, load
 from gcpo.runs.train import build_trainer, fit, quarters, settings
 from gcpo.trainer import GCPOTrainer
 
@@ -66,7 +66,7 @@ def work(folder: Path) -> None:
     if trainer.is_world_process_zero():
         made = {"trl": settings(trainer), "log": trainer.state.log_history, "phases": run.clock.seconds}
         made["peak_gpu_memory_gb"] = peaks.max().item()
-        files.write(folder / LOG, json.dumps(made, default=str))
+        io.write(folder / LOG, json.dumps(made, default=str))
     trainer.accelerator.end_training()
 
 

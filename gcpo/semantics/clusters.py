@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from gcpo.clusters import THRESHOLD, cluster_nli
+from gcpo.clustering import THRESHOLD, cluster_nli
 from gcpo.rewards import same_answer
 from gcpo.semantics.models import Entailment
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from gcpo.clusters import cluster_nli
+from gcpo.clustering import cluster_nli
 from gcpo.rollouts import Rollouts
 from gcpo.semantics.clusters import exact_clusters, group_nli, math_clusters
 from gcpo.semantics.models import Embedder, Entailment

@@ -1,6 +1,6 @@
 """Procedural tasks of the package reasoning-gym, each with its own verifier: ``reasoning_gym:<name>``, its name there.
 
-Questions are made, and answers judged, in a process of its own (:mod:`gcpo.judge`), so that a question is the same
+Questions are made, and answers judged, in a process of its own (:mod:`gcpo.grader`), so that a question is the same
 whenever it is made again, and no answer can stop a run.
 """
 
@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gcpo import judge
+from gcpo import grader
 from gcpo.errors import nearest
 from gcpo.rewards import TAGGED
 from gcpo.tasks.base import Row, Split, Task, boxed_answer, text_id
@@ -135,7 +135,7 @@ def _verified(name: str, place: str, answer: str) -> float:
 
 # --- reasoning-gym, in a process of its own ------------------------------------------------------------------------
 
-_ask = judge.Judge("gcpo.tasks.reasoning_gym", extra="tasks").ask
+_ask = grader.GraderProcess("gcpo.tasks.reasoning_gym", extra="tasks").ask
 
 
 def serve() -> None:
@@ -143,7 +143,7 @@ def serve() -> None:
     import numpy as np
     from reasoning_gym.factory import DATASETS, create_dataset
 
-    judge.limit_memory()
+    grader.limit_memory()
 
     @functools.lru_cache(maxsize=100)
     def dataset(name: str, seed: int) -> Any:
@@ -176,4 +176,4 @@ def serve() -> None:
         "row": row,
         "score": score,
     }
-    judge.serve(answers, prepare)
+    grader.serve(answers, prepare)

@@ -1,6 +1,6 @@
 """The embedded world: generated tasks' starting policy and entailment model, and policies small enough to be exact."""
 
-from gcpo.world.bootstrap import (
+from gcpo.world.build import (
     POLICIES,
     SCRATCH,
     TINY,

@@ -12,7 +12,7 @@ import torch
 
 from gcpo.tasks import get_task, tinymath, tinyqa
 from gcpo.tasks.base import Row, Task
-from gcpo.tasks.evaluation import grade, load_policy, sample
+from gcpo.tasks.sampling import grade, load_policy, sample
 
 PAD, SYSTEM, USER, ASSISTANT, END, SEP = SPECIAL = tuple(
     f"<|{name}|>" for name in ("pad", "system", "user", "assistant", "end", "sep")

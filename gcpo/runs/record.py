@@ -26,7 +26,7 @@ import torch
 import yaml
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
-from gcpo import files, paths
+from gcpo import io, paths
 from gcpo.runs import gpus
 from gcpo.runs.clock import Clock
 from gcpo.runs.contents import Seen, changed, contents
@@ -61,7 +61,7 @@ class Run:
         """Replace the manifest in one step, so that a kill leaves the old or the new one."""
         self.manifest = json.loads(json.dumps(self.manifest, default=str))
         self.manifest["sha256"] = _own_hash(self.manifest)
-        files.write(self.folder / "manifest.json", json.dumps(self.manifest, indent=1, sort_keys=True) + "\n")
+        io.write(self.folder / "manifest.json", json.dumps(self.manifest, indent=1, sort_keys=True) + "\n")
 
     def progress(self, done: int, total: int, what: str = "") -> None:
         """Say how far the run is, for whoever waits; a line of text in ``progress``."""
@@ -77,9 +77,9 @@ class Run:
         # Python's CSV writer leaves a bare carriage return unquoted, and readers end the line there.
         texts = texts.replace("\r", " ", regex=True).replace(r"^(?=[=+\-@\t])", "'", regex=True)
         data = data.assign(**texts)
-        with files.replacing(self.folder / name) as draft:
+        with io.replacing(self.folder / name) as draft:
             data.to_csv(draft, index=False, float_format="%.9g")
-        self.manifest.setdefault("files", {})[name] = files.sha256(self.folder / name)
+        self.manifest.setdefault("files", {})[name] = io.sha256(self.folder / name)
 
 
 class RecordError(ValueError):
@@ -127,7 +127,7 @@ def _fault(path: Path, manifest: dict[str, Any], seen: Seen | None) -> str | Non
         for name, expected in manifest.get("files", {}).items():
             if not (path / name).is_file():
                 return f"{name} is missing"
-            if files.sha256(path / name) != expected:
+            if io.sha256(path / name) != expected:
                 return f"{name} was changed"
     return changed(manifest.get("contents", {}), manifest["params"], seen)
 
@@ -222,7 +222,7 @@ def record(plan: Plan) -> Iterator[Run]:
         run.fault = why
         run = _set_aside(run)
     run.folder.mkdir(parents=True, exist_ok=True)
-    files.write(run.folder / "params.yaml", yaml.safe_dump(plan.params.model_dump(mode="json"), sort_keys=False))
+    io.write(run.folder / "params.yaml", yaml.safe_dump(plan.params.model_dump(mode="json"), sort_keys=False))
     gpus.forget_peak()
     gpu_before = run.manifest.get("peak_gpu_memory_gb", 0.0)
     before = {key: run.manifest.get(key, 0.0) for key in ("seconds", "cpu_seconds")}
@@ -259,7 +259,7 @@ def record(plan: Plan) -> Iterator[Run]:
         if peak := max(gpu_before, gpus.peak_memory(), _peak_of_processes(run)):
             run.manifest["peak_gpu_memory_gb"] = round(peak, 2)
         run.write()
-        files.remember()
+        io.remember()
 
 
 def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | None:

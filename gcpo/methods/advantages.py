@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gcpo.errors import nearest, one_of
 from gcpo.masked import deviations
+from gcpo.methods.components import Factor, entirely_wrong, judged
 from gcpo.methods.forms import check_alpha
-from gcpo.methods.parts import Factor, entirely_wrong, judged
 from gcpo.methods.table import BASES, METHODS, Method
 from gcpo.rollouts import Rollouts
 

@@ -23,19 +23,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gcpo import files, measures, statistics, world
+from gcpo import io, measures, statistics, world
 from gcpo.gradients import gradient_gram, gradient_variance, gram_decomposition, gram_distances
 from gcpo.methods import base_advantages
-from gcpo.methods.parts import likelihoods
+from gcpo.methods.components import likelihoods
 from gcpo.rollouts import Rollouts
-from gcpo.runs.manifest import Run, claim, record
 from gcpo.runs.params import Params
 from gcpo.runs.plan import CHUNK, Plan
 from gcpo.runs.policies import looked_at
+from gcpo.runs.record import Run, claim, record
 from gcpo.runs.train import train
 from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
-from gcpo.tasks.evaluation import batches, generate, grade, texts, token_statistics
+from gcpo.tasks.sampling import batches, generate, grade, texts, token_statistics
 
 PAIRS = 20  # of a query, that are kept in pairs.csv
 TABLES = ("queries", "pairs")
@@ -108,7 +108,7 @@ def chunk_seed(seed: int, first: int) -> int:
 
 
 def _write(path: Path, lines: pd.DataFrame) -> None:
-    with files.replacing(path) as draft:
+    with io.replacing(path) as draft:
         lines.to_csv(draft, index=False, float_format="%.9g")
 
 

@@ -23,8 +23,8 @@ from gcpo.gradients import (
     variance_decomposition,
 )
 from gcpo.methods import base_advantages
-from gcpo.runs import gradient_statistics as module
-from gcpo.runs.gradient_statistics import pair_correlations, pair_table, variance, variances
+from gcpo.runs import gradients as module
+from gcpo.runs.gradients import pair_correlations, pair_table, variance, variances
 from gcpo.runs.params import ParameterError, validate
 from gcpo.runs.plan import Plan
 

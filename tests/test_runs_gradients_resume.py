@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gcpo import files
+from gcpo import io
 from gcpo.reports.alignment import MEASURES
-from gcpo.runs import gradient_statistics as module
-from gcpo.runs.gradient_statistics import gradient_statistics
+from gcpo.runs import gradients as module
+from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.params import load_profile, validate
 from gcpo.runs.plan import Plan
 
@@ -64,7 +64,7 @@ def test_a_trained_policy_is_made_once_and_a_killed_run_of_it_ends_the_same(monk
     kept, trained = tables(run), plan.training
     assert trained is not None and (trained.folder / "manifest.json").exists()
     policy = trained.folder / "policy"
-    assert run.manifest["training"] == {"run": trained.id, "policy": files.hashes(policy)}
+    assert run.manifest["training"] == {"run": trained.id, "policy": io.hashes(policy)}
     shutil.rmtree(run.folder)
     shutil.rmtree(trained.folder)
     again = gradient_statistics(values)

@@ -29,7 +29,7 @@ MEMORY = 8 * 2**30  # bytes of address space: a power tower asks for all there i
 READY = "ready\n"
 
 
-class Judge:
+class GraderProcess:
     """A process that answers questions: started when first asked, and again after it was ended.
 
     ``module`` is the one whose function ``serve`` runs there, and ``extra`` gcpo's extra with what that imports. Sets

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from gcpo.tasks import evaluation as module
+from gcpo.tasks import sampling as module
 from gcpo.tasks.base import Row, Split, Task
-from gcpo.tasks.evaluation import batches, evaluate, generate, load_policy, sample, texts, token_statistics
+from gcpo.tasks.sampling import batches, evaluate, generate, load_policy, sample, texts, token_statistics
 
 PAD, END, STOP, USER, ASSISTANT = SPECIAL = tuple(f"<|{name}|>" for name in ("pad", "end", "stop", "user", "assistant"))
 LETTERS = "abcdefgh"

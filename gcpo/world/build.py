@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from gcpo import files, paths
+from gcpo import io, paths
 from gcpo.world.entailment import entailment_pair
 from gcpo.world.policy import Settings, conversations, make_policy, policy_config, save, tokenizer_of
 
@@ -120,10 +120,10 @@ def adopt(reference: Path) -> World:
     """
     made = folder("policy").parent
     kept = reference / "world" / made.name
-    if why := files.broken(kept):
+    if why := io.broken(kept):
         raise FileNotFoundError(f"{why}: there is no world to take. Make one: python -m gcpo world")
     made.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(made.with_suffix(".lock")), files.replacing(made) as draft:
+    with FileLock(made.with_suffix(".lock")), io.replacing(made) as draft:
         shutil.copytree(kept, draft)
     _whole.cache_clear()
     return bootstrap()
@@ -133,15 +133,15 @@ def _keep(made: Path, make: Callable[[Path], None]) -> None:
     """Make a folder, unless it is there, whole and as it was made; one process does, the others wait."""
     made.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(made.with_suffix(".lock")):
-        why = files.broken(made)
+        why = io.broken(made)
         if why:
             if made.exists():
                 print(f"{why}: it is made again.", flush=True)
-            with files.replacing(made) as draft:
+            with io.replacing(made) as draft:
                 draft.mkdir()
                 make(draft)
-                files.seal(draft)
-        files.remember()
+                io.seal(draft)
+        io.remember()
 
 
 def _make(settings: Settings, draft: Path, name: str = TINY) -> None:

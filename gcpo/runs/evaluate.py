@@ -12,17 +12,17 @@ import transformers
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gcpo import files, statistics
+from gcpo import io, statistics
 from gcpo.masked import mean
-from gcpo.runs.gradient_statistics import chunk_seed
-from gcpo.runs.manifest import Run, claim, record
+from gcpo.runs.gradients import chunk_seed
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import looked_at
+from gcpo.runs.record import Run, claim, record
 from gcpo.runs.train import train
 from gcpo.semantics import answer_mask
 from gcpo.tasks.base import Row
-from gcpo.tasks.evaluation import batches, ends, generate, texts, token_statistics
+from gcpo.tasks.sampling import batches, ends, generate, texts, token_statistics
 
 
 def evaluation(params: Params) -> Run:
@@ -70,12 +70,12 @@ def _evaluate(plan: Plan, trained: Run | None) -> Run:
                     if count
                     for line in _answers(plan, run, (model, tokens), questions[part], decoding, count)
                 ]
-                with files.replacing(path) as draft:
+                with io.replacing(path) as draft:
                     pd.DataFrame(lines).to_parquet(draft, index=False)
             run.progress(part.stop, len(prompts), "questions")
         answers = pd.concat([pd.read_parquet(path) for path in sorted(parts.glob("*.parquet"))], ignore_index=True)
         keys = ["query", "decoding", "sample"]
-        with files.replacing(run.folder / "completions.parquet") as draft:
+        with io.replacing(run.folder / "completions.parquet") as draft:
             answers[[*keys, "completion"]].to_parquet(draft, index=False)
         run.table("answers.csv", answers.drop(columns="completion"))
         found = scores(answers, [*plan.task.metrics, "answered"])

@@ -15,7 +15,7 @@ from gcpo.runs.policies import quiet
 from gcpo.runs.train import task_reward
 from gcpo.semantics import Embedder, Entailment
 from gcpo.tasks import get_task
-from gcpo.tasks.evaluation import load_policy
+from gcpo.tasks.sampling import load_policy
 from gcpo.trainer import GCPOConfig, GCPOTrainer
 
 

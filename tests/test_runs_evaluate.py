@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from gcpo import world
-from gcpo.__main__ import main
-from gcpo.runs import evaluation as module
-from gcpo.runs.evaluation import certainty, evaluation, scores
+from gcpo.cli import main
+from gcpo.runs import evaluate as module
+from gcpo.runs.evaluate import certainty, evaluation, scores
 from gcpo.runs.params import load_profile, validate
 from gcpo.runs.plan import Plan
-from gcpo.tasks import evaluation as sampling
 from gcpo.tasks import get_task
-from gcpo.tasks.evaluation import load_policy
+from gcpo.tasks import sampling as sampling
+from gcpo.tasks.sampling import load_policy
 
 SURE = ("nll", "entropy")
 FILES = ("answers.csv", "scores.csv", "completions.parquet")

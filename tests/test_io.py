@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gcpo import files
+from gcpo import io
 
 pytestmark = pytest.mark.usefixtures("outputs")
 
@@ -24,16 +24,16 @@ def sealed(tmp_path: Path) -> Path:
     (folder / "one.txt").write_text("1")
     (folder / "inside" / "two.txt").write_text("2")
     (folder / ".hidden").write_text("not ours")
-    files.seal(folder)
+    io.seal(folder)
     return folder
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    files.write(path, "old")
+    io.write(path, "old")
 
     def cut_short() -> None:
-        with files.replacing(path) as draft:
+        with io.replacing(path) as draft:
             draft.write_text("ne")
             raise OSError("disk full")
 
@@ -47,7 +47,7 @@ def test_a_folder_is_replaced_whole_and_what_a_kill_left_is_removed(tmp_path: Pa
     for left in (path, tmp_path / ".a.draft", tmp_path / ".a.old"):
         left.mkdir()
         (left / "old").write_text("")
-    with files.replacing(path) as draft:
+    with io.replacing(path) as draft:
         draft.mkdir()
         (draft / "new").write_text("")
         assert (path / "old").exists()
@@ -56,15 +56,15 @@ def test_a_folder_is_replaced_whole_and_what_a_kill_left_is_removed(tmp_path: Pa
 
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
 def test_a_seal_is_what_sha256sum_writes(sealed: Path) -> None:
-    done = subprocess.run(["sha256sum", "-c", files.SUMS], cwd=sealed, capture_output=True, text=True)
+    done = subprocess.run(["sha256sum", "-c", io.SUMS], cwd=sealed, capture_output=True, text=True)
     assert done.stdout == "inside/two.txt: OK\none.txt: OK\n"
 
 
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing": (lambda folder: None, ""),
     "a file more": (lambda folder: (folder / "three.txt").write_text("3"), ""),
-    "no seal": (lambda folder: (folder / files.SUMS).unlink(), "is not complete (no SHA256SUMS)"),
-    "no text": (lambda folder: (folder / files.SUMS).write_bytes(b"\xff"), "is not complete"),
+    "no seal": (lambda folder: (folder / io.SUMS).unlink(), "is not complete (no SHA256SUMS)"),
+    "no text": (lambda folder: (folder / io.SUMS).write_bytes(b"\xff"), "is not complete"),
     "a file less": (lambda folder: (folder / "one.txt").unlink(), "one.txt is missing"),
     "another file": (lambda folder: (folder / "one.txt").write_text("7"), "one.txt is not what was written"),
     "a file cut": (lambda folder: (folder / "inside" / "two.txt").write_text(""), "two.txt is not what was written"),
@@ -73,34 +73,34 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("how", BREAKS)
 def test_a_seal_says_what_is_wrong(how: str, sealed: Path) -> None:
-    assert files.broken(sealed) is None
+    assert io.broken(sealed) is None
     change, message = BREAKS[how]
     change(sealed)
-    found = files.broken(sealed)
+    found = io.broken(sealed)
     assert found is None if not message else message in str(found)
 
 
 def test_hashes_are_of_a_file_or_of_all_files_but_hidden_ones(sealed: Path) -> None:
-    assert list(files.hashes(sealed)) == ["inside/two.txt", "one.txt"]
-    assert files.hashes(sealed / "one.txt") == {"one.txt": hashlib.sha256(b"1").hexdigest()}
+    assert list(io.hashes(sealed)) == ["inside/two.txt", "one.txt"]
+    assert io.hashes(sealed / "one.txt") == {"one.txt": hashlib.sha256(b"1").hexdigest()}
 
 
 def test_hashes_are_kept_for_the_next_process(tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "big"
     path.write_text("1")
-    first = files.sha256(path)
-    files.remember()
+    first = io.sha256(path)
+    io.remember()
     assert list(json.loads((outputs / "hashes.json").read_text())) == [str(path)]
-    monkeypatch.setattr(files, "_read", None)  # as in a new process
+    monkeypatch.setattr(io, "_read", None)  # as in a new process
     with monkeypatch.context() as never:
-        never.setattr(files.hashlib, "file_digest", None)
-        assert files.sha256(path) == first
+        never.setattr(io.hashlib, "file_digest", None)
+        assert io.sha256(path) == first
     path.write_text("2")  # as long, perhaps in the same tick of a coarse clock: written again, it is another file
     path.touch()
-    assert files.sha256(path) != first
+    assert io.sha256(path) != first
     path.unlink()
-    files._known[str(tmp_path / "other")] = [0, 0, 0, "x", "new"]
-    files.remember()
+    io._known[str(tmp_path / "other")] = [0, 0, 0, "x", "new"]
+    io.remember()
     assert json.loads((outputs / "hashes.json").read_text()) == {}
 
 
@@ -109,12 +109,12 @@ def test_a_damaged_memory_is_forgotten(content: str, tmp_path: Path, outputs: Pa
     outputs.mkdir()
     (outputs / "hashes.json").write_text(content)
     (tmp_path / "a").write_text("1")
-    assert len(files.sha256(tmp_path / "a")) == 64
+    assert len(io.sha256(tmp_path / "a")) == 64
 
 
 def test_commands_that_begin_together_find_a_folder_writable(tmp_path: Path) -> None:
     def look(_: int) -> None:
-        files.check_writable(tmp_path / "outputs")
+        io.check_writable(tmp_path / "outputs")
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(look, range(400)))
