@@ -55,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     checked.add_argument("--gpu-memory", type=float, metavar="GB", help="of the GPU (default: the profile's)")
     checked.add_argument("--gate", metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
     checked.add_argument("--reference", action="store_true", help="with --gate: read the committed reference")
+    checked.add_argument(
+        "--replay", type=_positive, metavar="N", help="make N runs of the reference again, and compare"
+    )
     reported = command("report", "execute the report notebooks")
     reported.add_argument(
         "--publish",
@@ -228,6 +231,8 @@ def _make_world(plans: list[Plan]) -> None:
 def _check(options: argparse.Namespace) -> int:
     if options.gate:
         return _gate(options)
+    if options.replay:
+        return _replay(options)
     for name in profiles():
         validate(load_profile(name), f"params/{name}.yaml")
     print(f"profiles: {', '.join(profiles())}: good")
@@ -269,6 +274,18 @@ def _estimated(grid: str, plans: list[Plan], gpu: float | None) -> list[str]:
         if why := estimates.misfit(plan, gpu):
             reasons.setdefault(why, []).append(plan.id)
     return [f"DOES NOT FIT: {ids[0]} and {len(ids) - 1} more of {grid}: {why}" for why, ids in reasons.items()]
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from gcpo.reports import replay
+
+    runs = replay.chosen(options.profile, options.replay)
+    found = replay.replay(options.profile, runs)
+    print(*(f"{name}: {why or 'the same tables'}" for name, why in found.items()), sep="\n")
+    if not found or any(found.values()):
+        raise RecordError(f"{sum(map(bool, found.values()))} of {len(found)} runs differ from the reference.")
+    print(f"This code gives the same numbers: entered in {replay.certify(options.profile, runs)}")
+    return 0
 
 
 def _gate(options: argparse.Namespace) -> int:

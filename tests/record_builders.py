@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from gcpo import paths
+from gcpo.reports import records
 from gcpo.runs import record
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
@@ -39,6 +41,12 @@ def finished(
         for name, table in (tables or {}).items():
             run.table(f"{name}.csv", table)
     return run
+
+
+def publish() -> None:
+    """Makes the finished runs the reference, without its pages."""
+    shutil.rmtree(paths.REFERENCE / "p", ignore_errors=True)
+    records.write_reference(paths.REFERENCE / "p", [run for run in records.runs("p") if run.finished])
 
 
 def failed(**values: Any) -> record.Run:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from record_builders import failed, finished, planned, write_grid, write_profile
+from record_builders import failed, finished, planned, publish, write_grid, write_profile
 
 from gcpo import io, paths, world
 from gcpo.methods import METHODS
@@ -24,12 +24,6 @@ from gcpo.runs.plan import SCHEMA
 ENVIRONMENT = record.environment
 
 pytestmark = pytest.mark.usefixtures("places")
-
-
-def publish() -> None:
-    """Makes the finished runs the reference, without its pages."""
-    shutil.rmtree(paths.REFERENCE / "p", ignore_errors=True)
-    records.write_reference(paths.REFERENCE / "p", [run for run in records.runs("p") if run.finished])
 
 
 def on_disk(run: record.Run) -> dict[str, Any]:
@@ -456,7 +450,7 @@ def test_a_grown_reference_keeps_its_world(tmp_path: Path, monkeypatch: pytest.M
     assert here and io.hashes(tmp_path / "draft" / "p" / "world") == here
 
 
-def test_code_is_the_package_s_files_but_the_reports(tmp_path: Path) -> None:
+def test_code_is_what_the_package_computes_without_words_and_reports(tmp_path: Path) -> None:
     def hashed(**files: str) -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         for name, text in files.items():
@@ -466,7 +460,10 @@ def test_code_is_the_package_s_files_but_the_reports(tmp_path: Path) -> None:
         return record.code_hash(folder)
 
     one = hashed(a="1", runs__b="2", reports__c="3")
-    assert one == hashed(a="1", runs__b="2", reports__c="4", reports__d="5")
+    assert one == hashed(a="1", runs__b="2", reports__c="4", reports__d="5", cli="6")
+    assert one == hashed(a="'Words.'\n\n1  # and a comment", runs__b="2")
+    inside = hashed(a="def f():\n    return 1")
+    assert inside == hashed(a="def f():\n    'Return one.'\n    return (1)") != hashed(a="def f():\n    return 2")
     assert len({one, hashed(a="2", runs__b="2"), hashed(a="1", runs__b="3"), hashed(a="1", b="2"), hashed(a="1")}) == 5
 
 

@@ -55,9 +55,11 @@ def likelihoods(rollouts: Rollouts) -> tuple[Float[Tensor, "B G"], Bool[Tensor, 
 class Part(ABC):
     """A frozen set of constants with one function of the rollouts, and what the rest must know of it.
 
-    ``OPTIONS`` are the constants that a user may set; ``reads`` the features of the rollouts it needs beside rewards.
+    ``kind`` names the rule in the ids of runs, and never changes, whatever the class is called. ``OPTIONS`` are the
+    constants that a user may set; ``reads`` the features of the rollouts it needs beside rewards.
     """
 
+    kind: ClassVar[str]
     OPTIONS: ClassVar[tuple[str, ...]] = ()
     has_alpha: ClassVar[bool] = False  # a strength that is called alpha
     side: ClassVar[Literal["", "geo", "rd"]] = ""  # which factor of GCPO's two: the end of alpha_geo, a shuffle's name

@@ -74,6 +74,7 @@ class GroupFactor(Factor):
 class SemanticEntropy(GroupFactor):
     """SE(q) of the group's clusters (GCPO, section 2.1; SEED-GRPO, Eq. 5)."""
 
+    kind = "SemanticEntropy"
     OPTIONS = ("form", "alpha_norm", "estimator", "clusters")
     measure: str = "se"
     weight: str = "w_se"
@@ -105,6 +106,7 @@ class SemanticEntropy(GroupFactor):
 class KernelEntropy(GroupFactor):
     """KLE(q), the von Neumann entropy of the entailment graph (GCPO, Table 1); ``t`` is the heat kernel's time."""
 
+    kind = "KernelEntropy"
     OPTIONS = ("form", "alpha_norm", "kernel", "t")
     measure: str = "kle"
     weight: str = "w_kle"
@@ -128,6 +130,7 @@ class KernelEntropy(GroupFactor):
 class CosineDispersion(GroupFactor):
     """CD(q), GCPO Eq. 7, with the weight of Eq. 8."""
 
+    kind = "CosineDispersion"
     OPTIONS = ("form", "alpha_norm", "alpha_geo")
     side = "geo"
     measure: str = "u_geo"
@@ -146,6 +149,7 @@ class CosineDispersion(GroupFactor):
 class BarycentricTransport(GroupFactor):
     """BoT(q), GCPO Eq. 9-10, with the weight of Eq. 8."""
 
+    kind = "BarycentricTransport"
     OPTIONS = ("form", "alpha_norm", "alpha_geo", "clusters")
     side = "geo"
     measure: str = "u_geo"
@@ -169,6 +173,7 @@ class BarycentricTransport(GroupFactor):
 class RewardDispersion(GroupFactor):
     """RD(q), GCPO Eq. 11."""
 
+    kind = "RewardDispersion"
     OPTIONS = ("form", "alpha_norm", "alpha_rd")
     side = "rd"
     subject = "rewards"
@@ -188,6 +193,7 @@ class RewardDispersion(GroupFactor):
 class RewardVariance(GroupFactor):
     """Q-Hawkeye's u, the variance of the rewards over the largest possible (GCPO, App. G)."""
 
+    kind = "RewardVariance"
     subject = "rewards"
     measure: str = "reward_variance"
     weight: str = "w_variance"

@@ -36,6 +36,7 @@ class EntropyFactor(Factor):
     ("thinking"); where a response has none of them, all.
     """
 
+    kind = "EntropyFactor"
     OPTIONS = ("correct", "wrong", "renorm", "all_wrong", "scope", "epsilon")
     granularity = "response"
 
@@ -125,6 +126,7 @@ class RatioVariance(Factor):
     The variance is over the response's tokens (population form). On-policy rho = 1, and w = 1.
     """
 
+    kind = "RatioVariance"
     OPTIONS = ("lambda_",)
     needs_steps = True
     stage = "loss"

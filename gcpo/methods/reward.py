@@ -19,6 +19,7 @@ class ClusterShare(RewardStage):
     """EMPO: r_i = the share of responses in i's cluster, whatever the task's reward says. A response without an answer
     gets 0, and so do all where no two agree (its entropy threshold)."""
 
+    kind = "ClusterShare"
     OPTIONS = ("clusters",)
     clusters: str | None = "task"
 
@@ -48,6 +49,7 @@ class ReferenceBonus(RewardStage):
     is in [0, 1], and the bonus in the rewards' unit: acc = 1 earns ``coefficient`` times the width of the range.
     """
 
+    kind = "ReferenceBonus"
     OPTIONS = ("coefficient", "margin", "cap")
     coefficient: float = 0.5
     margin: float = 0.01
@@ -82,6 +84,7 @@ class AgreementBonus(RewardStage):
     """GRPO-CARE as GCPO describes it: a right response earns ``coefficient`` * acc more if its mean cosine with the
     other responses is at or above the group's mean. An adaptation: the published method compares no responses."""
 
+    kind = "AgreementBonus"
     OPTIONS = ("coefficient",)
     coefficient: float = 0.5
 
@@ -110,6 +113,7 @@ class OverlongPenalty(RewardStage):
     the rewards' range (its rewards are -1 and 1). Groups without reward variance are left as they are: DAPO drops them.
     """
 
+    kind = "OverlongPenalty"
     OPTIONS = ("share",)
     share: float = 0.2  # 4096 of 20480 tokens
 

@@ -114,7 +114,7 @@ class Method:
 
     def constants(self) -> dict[str, Any]:
         """Everything that decides what it does, in values that JSON can hold."""
-        parts = [{"part": type(part).__name__, **asdict(part)} for part in self.parts]
+        parts = [{"part": part.kind, **asdict(part)} for part in self.parts]
         named = {key: getattr(self, key) for key in ("alpha", "base", "trl", "drops_equal", "shuffle", "seed")}
         return json.loads(json.dumps({"parts": parts, **named}), parse_constant=str)  # infinity is a word there
 

@@ -24,6 +24,7 @@ class CovarianceKernel(Factor):
     mean is over responses. Detached. Where sigma = 0, as for equal rewards, w = 1.
     """
 
+    kind = "CovarianceKernel"
     granularity = "token"
     weight: str = "w_cov"
     measure: str = "cov"
@@ -69,6 +70,7 @@ class CovarianceClip(Factor):
     gets weight 0. Tokens that the loss's own ``clip`` of the ratio (below and above 1) already stops are left out.
     """
 
+    kind = "CovarianceClip"
     OPTIONS = ("share", "band", "clip")
     stage = "loss"
     granularity = "token"
@@ -116,6 +118,7 @@ class CovariancePenalty(Part):
     """KL-Cov: the ``share`` of the batch's tokens (at least one) with the largest covariance pays
     ``coefficient`` * |log pi - log pi_old| in the loss, whose gradient is 0 while the two are equal."""
 
+    kind = "CovariancePenalty"
     OPTIONS = ("share", "coefficient")
     needs_steps = True
     share: float = 2e-3

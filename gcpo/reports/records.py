@@ -25,7 +25,7 @@ from gcpo.runs.contents import Seen
 from gcpo.runs.grids import expand, grids, likes, varied
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label
-from gcpo.runs.record import RecordError, Run, another_version, load, to_commit
+from gcpo.runs.record import CODES, RecordError, Run, another_version, load, same_numbers, to_commit
 
 TABLES = ("eval", "validation", "metrics", "queries", "pairs", "answers")  # what runs leave beside their manifests
 OLDEST = 0  # schema of a reference that can still be read: 0 was converted from records without one
@@ -140,12 +140,14 @@ def _times(manifest: dict[str, Any]) -> dict[str, float]:
 
 
 def _one_code(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
+    known = same_numbers(profile_name(profile))
     counts = Counter((m.get("code"), (m.get("commit") or "no commit")[:7]) for m in manifests)
-    if len({code for code, _ in counts}) > 1:
+    if len({"certified" if code in known else code for code, _ in counts}) > 1:
         made = ", ".join(f"{count} at {commit} (code {code})" for (code, commit), count in counts.items())
         raise RecordError(
-            f"These runs of profile {profile!r} were made by different code of this package: {made}. Run them again "
-            "with one, or ask for any_code=True to compare them all the same."
+            f"These runs of profile {profile!r} were made by different code of this package: {made}. Show that they "
+            f"give the same numbers (python -m gcpo check --profile {profile} --replay 9), run them again with one, or "
+            "ask for any_code=True to compare them all the same."
         )
 
 
@@ -250,7 +252,7 @@ def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = Fal
     """
     parts = []
     for _, run in table.iterrows():
-        part = _table(Run(run["folder"], {"id": run["id"]}), name)
+        part = table_of(Run(run["folder"], {"id": run["id"]}), name)
         if part is None and optional:
             continue
         if part is None:
@@ -279,7 +281,7 @@ def elsewhere(table: pd.DataFrame) -> pd.DataFrame:
     return sampled.groupby([*keys, "query"], sort=False).mean(numeric_only=True).reset_index()
 
 
-def _table(run: Run, name: str) -> pd.DataFrame | None:
+def table_of(run: Run, name: str) -> pd.DataFrame | None:
     """A run's own table of this name, from its folder or from its lines in a reference; None if it has none."""
     if _is_reference(run.folder):
         part = _tables(run.folder, name).get(run.manifest["id"])
@@ -301,8 +303,12 @@ def _parts(path: Path, changed: int) -> dict[str, pd.DataFrame]:
 def to_publish(profile: str) -> list[Run]:
     """This machine's finished runs of a profile, and those of its reference that can stand beside them: not made again
     here, of the same models, and in no grid with runs of this machine that other code has made."""
-    own = [run for run in runs(profile) if run.finished]
-    codes = {run.manifest["id"]: run.manifest["code"] for run in own}
+    own, known = [run for run in runs(profile) if run.finished], same_numbers(profile_name(profile))
+
+    def code_of(manifest: dict[str, Any]) -> str:
+        return "certified" if manifest["code"] in known else str(manifest["code"])
+
+    codes = {run.manifest["id"]: code_of(run.manifest) for run in own}
     models = {model: digest for run in own for model, digest in _models(run.manifest).items()}
     beside: dict[str, set[str]] = {}  # of each run of a grid, the codes of this machine's runs in it
     for grid in grids():
@@ -312,7 +318,7 @@ def to_publish(profile: str) -> list[Run]:
 
     def comparable(manifest: dict[str, Any]) -> bool:
         same_models = all(models.get(model, digest) == digest for model, digest in _models(manifest).items())
-        return same_models and beside.get(manifest["id"], set()) <= {manifest["code"]}
+        return same_models and beside.get(manifest["id"], set()) <= {code_of(manifest)}
 
     old = [run for run in runs(profile, reference=True) if run.finished and run.manifest["id"] not in codes]
     return own + [run for run in old if comparable(run.manifest)]
@@ -322,7 +328,7 @@ def write_reference(folder: Path, finished: list[Run]) -> None:
     """Write runs in the form of a reference, into a new folder, with the world that they started from."""
     folder.mkdir(parents=True)
     for name in TABLES:
-        tables = [(run.manifest["id"], _table(run, name)) for run in finished]
+        tables = [(run.manifest["id"], table_of(run, name)) for run in finished]
         parts = [table.assign(run=id_) for id_, table in tables if table is not None]
         if parts:
             pd.concat(parts, ignore_index=True).to_parquet(folder / f"{name}.parquet", index=False)
@@ -335,3 +341,5 @@ def write_reference(folder: Path, finished: list[Run]) -> None:
             shutil.copytree(place, folder / "world" / made.name)
             break
     io.seal(folder)
+    if (codes := paths.REFERENCE / folder.name / CODES).exists():  # grows with each code that is shown to be the same
+        shutil.copy(codes, folder)

@@ -57,6 +57,19 @@ TRAINER: dict[str, Any] = {
     "repetition_penalty": 1.0,
 }
 
+# Fields of TRL's config that say where a server is and how long to wait for it: no part of an id.
+ADDRESSES = frozenset(
+    "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port ddp_timeout".split()
+)
+
+# What was added after the first records: a path in `Plan.values`, by kind of run (of a part of a method by its `kind`),
+# and the value that means "as before", which stays out of the hash. A new parameter has a line here for each kind of
+# run that reads it, and the ids of all runs made before it stay as they are.
+SINCE: dict[str, Any] = {
+    "train.params.processes": 1,
+    "gradients.params.lora_rank": 0,
+}
+
 # What only training reads, and what a kind of run does not read: of no meaning to it, and no part of its values.
 TRAINING = frozenset(
     "method equalize_mean prompts_per_step micro_batch processes accelerate max_steps learning_rate beta save_steps "
@@ -177,18 +190,17 @@ class Plan:
         """Every value that decides the result, resolved: what the id is a hash of."""
         # A folder's name, what is resolved below, and what can only turn an error into a run.
         named = {"profile", "alpha", "method_options", "grpo", "skip_malformed", "at_step", "reward", "full_completion"}
-        # Which the trainer's settings hold, which changes nothing, and which the values of that training hold.
-        named |= {"micro_batch", "report_to", "trained_on"}
-        # A policy with adapters is another one; one without keeps the id that it had before they were measured.
+        # Which the trainer's settings hold, which changes nothing, and which the values of that training hold. How
+        # processes share a policy counts by its content.
+        named |= {"micro_batch", "report_to", "trained_on", "accelerate"}
         task, training = self.task, self.kind == "train"
-        unread = UNREAD[self.kind] | (frozenset() if training or self.params.lora_rank else {"lora_rank"})
-        unread |= {"accelerate"} if self.sharing else {"accelerate", "processes"}  # its content is below
-        return {
+        trainer = {key: value for key, value in self.trainer.items() if key not in ADDRESSES} if training else None
+        values = {
             "schema": SCHEMA,
             "kind": self.kind,
-            "params": self.params.model_dump(mode="json", exclude=named | unread),
+            "params": self.params.model_dump(mode="json", exclude=named | UNREAD[self.kind]),
             "method": self.method.constants() if training else None,
-            "trainer": self.trainer if training else None,
+            "trainer": trainer,
             **({"accelerate": self.sharing} if self.sharing else {}),
             "task": {
                 "reward_range": list(task.reward_range),
@@ -198,6 +210,7 @@ class Plan:
             "world": {kind: world.key(made) for kind, made in self.embedded.items()},
             **({"training": self.training.values} if self.training else {}),
         }
+        return dict(_without_as_before(values, self.kind))
 
     @cached_property
     def id(self) -> str:
@@ -216,6 +229,19 @@ class Plan:
     def label(self) -> str:
         """What tables call it."""
         return label(self.kind, self.params.model_dump(), self.varied)
+
+
+def _without_as_before(value: Any, path: str) -> Any:
+    """Resolved values without those of :data:`SINCE` that mean "as before"."""
+    if isinstance(value, list):
+        return [
+            _without_as_before(one, f"{path}.{one.get('part')}" if isinstance(one, dict) else path) for one in value
+        ]
+    if not isinstance(value, dict):
+        return value
+    inside = {key: _without_as_before(one, f"{path}.{key}") for key, one in value.items()}
+    missing = object()  # equal to no value
+    return {key: one for key, one in inside.items() if SINCE.get(f"{path}.{key}", missing) != one}
 
 
 def digest(values: dict[str, Any]) -> str:

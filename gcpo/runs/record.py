@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import hashlib
@@ -31,11 +32,13 @@ from gcpo.runs import gpus
 from gcpo.runs.clock import Clock
 from gcpo.runs.contents import Seen, changed, contents
 from gcpo.runs.launch import LOG
+from gcpo.runs.params import read_yaml
 from gcpo.runs.plan import SCHEMA, Plan, digest
 
 # Of TRL's config, where things are (params and contents name the models) and who may write there.
 PLACES = ("output_dir", "run_name", "hub_token", "entailment_model")
 PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl".split()
+CODES = "codes.yaml"  # of a reference: codes that give the same numbers
 CLAIM = ".claim"  # names the process, host and boot that work on a run
 LEASE = 300.0  # seconds without a sign of life after which another machine may take a claim over
 EMPTY = 10.0  # seconds after which a claim without a name is one of a dead process
@@ -266,7 +269,7 @@ def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | No
     """Why what a run left unfinished cannot be gone on with ``here`` (:func:`environment`), or None if it can."""
     if not manifest:
         return None
-    if manifest.get("code", here["code"]) != here["code"]:
+    if not alike(manifest.get("code", here["code"]), here["code"], manifest["params"]["profile"]):
         return f"begun by other code of this package ({manifest['code']}; this is {here['code']})"
     before, now = manifest.get("packages", {}), here.get("packages", {})
     for name in before.keys() & now.keys():
@@ -336,13 +339,30 @@ def environment() -> dict[str, Any]:
 
 @functools.cache
 def code_hash(package: Path) -> str:
-    """A hash of the package's files that can take part in a run: all but the reports, which only read."""
+    """Return a hash of what the package's files compute: their syntax without docstrings and comments, reports and
+    command line left out, since those only read."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package).as_posix()
-        if not name.startswith("reports/"):
-            digest.update(f"{name}\n".encode() + path.read_bytes())
+        if not name.startswith(("reports/", "cli.py", "__main__.py")):
+            tree = ast.parse(path.read_bytes())
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+                    node.body = node.body[1:]
+            digest.update(f"{name}\n{ast.dump(tree)}".encode())
     return digest.hexdigest()[:12]
+
+
+def same_numbers(profile: str) -> frozenset[str]:
+    """Return the codes known to give the same numbers: ``codes.yaml`` of a profile's reference, which runs made again
+    (``gcpo check --replay``) have entered."""
+    path = paths.REFERENCE / profile / CODES
+    return frozenset(read_yaml(path) or ()) if path.exists() else frozenset()
+
+
+def alike(code: str, other: str, profile: str) -> bool:
+    """Return whether two codes are one, or are known to give the same numbers."""
+    return code == other or {code, other} <= same_numbers(profile)
 
 
 def _git(*arguments: str) -> str | None:

@@ -1,0 +1,177 @@
+"""Identity of runs: ids hang on resolved values under written names, and codes that give the same numbers are one."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields, replace
+from inspect import isabstract
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arithmetic import same
+from record_builders import evaluated, finished, publish, write_grid
+
+from gcpo import paths
+from gcpo.cli import main
+from gcpo.methods import METHODS, table
+from gcpo.methods.components import Part
+from gcpo.methods.response import EntropyFactor
+from gcpo.reports import records, replay
+from gcpo.runs import plan as plans
+from gcpo.runs import record
+from gcpo.runs.params import Params, validate
+from gcpo.runs.plan import Plan
+from gcpo.runs.record import RecordError
+
+REFERENCE = [json.loads(line) for line in (paths.REFERENCE / "laptop" / "runs.jsonl").read_text().splitlines()]
+# The proof behind every clean-up: one run of each kind of advantage, reward, loss and measurement.
+NINE = [
+    "tinyqa-grpo-0-02b2564b",
+    "tinyqa-gcpo_bot-0-b537f065",
+    "tinymath-egpo-0-b5dcb914",
+    "tinyqa-care-0-15e36e8c",
+    "tinyqa-clip_cov-3-318d92ee",
+    "tinymath-dapo-0-e325906e",
+    "tinymath-seed_grpo-0-e7178415",
+    "tinyqa-gradients-0-2e09766c",
+    "tinymath_think-evaluate-0-7eac3130",
+]
+
+
+def ids() -> list[str]:
+    return [Plan(manifest["kind"], validate(manifest["params"])).id for manifest in REFERENCE]
+
+
+def test_every_run_of_the_reference_has_the_id_that_it_was_made_under() -> None:
+    assert ids() == [manifest["id"] for manifest in REFERENCE] and len(REFERENCE) > 900
+
+
+def test_a_parameter_added_later_leaves_every_run_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ids()[::40]
+
+    class More(Params):
+        patience: int = 3
+
+    def made(**values: Any) -> list[str]:
+        return [Plan(m["kind"], More.model_validate({**m["params"], **values})).id for m in REFERENCE[::40]]
+
+    assert not set(made()) & set(before)  # without its line every id is another
+    for kind in plans.KINDS:
+        monkeypatch.setitem(plans.SINCE, f"{kind}.params.patience", 3)
+    assert made() == before
+    assert not set(made(patience=4)) & set(before)
+
+
+def test_a_constant_added_later_leaves_every_run_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class More(EntropyFactor):
+        floor: float = 0.0
+
+    egpo = METHODS["egpo"]
+    plain = [factor for factor in egpo.factors if isinstance(factor, EntropyFactor)]
+    more = tuple(More(**{field.name: getattr(one, field.name) for field in fields(one)}) for one in plain)
+    before = Plan("train", validate({"method": "egpo"})).id
+    monkeypatch.setitem(table.METHODS, "egpo", replace(egpo, factors=more))
+    assert Plan("train", validate({"method": "egpo"})).id != before
+    monkeypatch.setitem(plans.SINCE, "train.method.parts.EntropyFactor.floor", 0.0)
+    assert Plan("train", validate({"method": "egpo"})).id == before
+
+
+def test_what_a_class_is_called_is_no_part_of_an_id() -> None:
+    before = ids()[::40]
+    classes = {type(part) for method in METHODS.values() for part in method.parts}
+    names = {cls: cls.__name__ for cls in classes}
+    try:
+        for cls in classes:
+            cls.__name__ = f"Renamed{cls.__name__}"
+        assert ids()[::40] == before
+    finally:
+        for cls, name in names.items():
+            cls.__name__ = name
+
+
+def test_every_rule_has_a_kind_of_its_own() -> None:
+    def below(cls: type) -> list[type]:
+        return [one for sub in cls.__subclasses__() for one in (sub, *below(sub))]
+
+    ours = [cls for cls in below(Part) if cls.__module__.startswith("gcpo.") and not isabstract(cls)]
+    kinds = [vars(cls)["kind"] for cls in ours]
+    assert len(set(kinds)) == len(kinds) >= 15
+
+
+def test_where_a_server_is_and_how_long_to_wait_is_no_part_of_an_id() -> None:
+    def id_of(**grpo: Any) -> str:
+        return Plan("train", validate({"grpo": grpo})).id
+
+    here = {"vllm_server_host": "node7", "vllm_server_port": 8123, "vllm_server_timeout": 9.0, "vllm_group_port": 51000}
+    assert id_of(use_vllm=True, vllm_mode="server", **here) == id_of(use_vllm=True, vllm_mode="server") != id_of()
+
+
+# --- codes that give the same numbers ---------------------------------------------------------------------------------
+
+
+def made_by(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {"code": code, "commit": "beef" * 10, "dirty": False, "hardware": {"threads": 1}}
+    monkeypatch.setattr(record, "environment", lambda: made)
+
+
+def made_again(monkeypatch: pytest.MonkeyPatch, score: float) -> None:
+    """Let replays write their record without training."""
+
+    def run_grid(listed: list[Plan], jobs: int | None = None) -> list[Any]:
+        for plan in listed:
+            finished(profile=plan.params.profile, seed=plan.params.seed, tables=evaluated(score))
+        return []
+
+    monkeypatch.setattr("gcpo.runs.runner.run_grid", run_grid)
+
+
+@pytest.mark.parametrize("score", [0.5, 0.25])
+def test_a_code_is_certified_by_runs_made_again(
+    score: float, places: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1]}])
+    made_by("c0de", monkeypatch)
+    finished(seed=0, tables=evaluated(0.5))
+    publish()
+    made_by("0ther", monkeypatch)
+    finished(seed=1, tables=evaluated(0.5))
+    with pytest.raises(RecordError, match=r"different code.*--replay"):
+        records.find("p", "g")
+    made_again(monkeypatch, score)
+    status = main(["check", "--profile", "p", "--replay", "1"])
+    said = capsys.readouterr()
+    if score == 0.5:
+        assert status == 0 and "the same tables" in said.out
+        assert record.same_numbers("p") == {"c0de", "0ther"}
+        assert len(records.find("p", "g")) == 2
+    else:
+        assert status == 2 and re.search(r"eval.csv: \w+ by up to 5e-01 of its size", said.out)
+        assert not record.same_numbers("p")
+
+
+def test_an_id_that_has_become_another_is_named(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(seed=0)
+    publish()
+    monkeypatch.setattr(plans, "SCHEMA", plans.SCHEMA + 1)
+    runs = records.runs("p", reference=True)
+    with pytest.raises(RecordError, match=r"has become .*SINCE"):
+        replay.replay("p", runs)
+
+
+def test_replays_are_of_every_kind_and_method_before_any_comes_twice() -> None:
+    runs = replay.chosen("laptop", 25)
+    kinds = [run.manifest["kind"] for run in runs]
+    assert sorted(kinds[:2]) == ["evaluate", "gradients"] and set(kinds[2:]) == {"train"}
+    assert len({run.manifest["params"]["method"] for run in runs[2:]}) == 23
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id_", NINE)
+def test_a_run_of_the_reference_made_again_has_the_same_tables(id_: str, outputs: Path) -> None:
+    if not same():
+        pytest.skip("this machine's arithmetic, or its embedded models, are not those of the reference")
+    run = next(run for run in records.runs("laptop", reference=True) if run.manifest["id"] == id_)
+    assert replay.replay("laptop", [run], jobs=1) == {id_: ""}
