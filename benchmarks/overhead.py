@@ -34,7 +34,7 @@ def iterations(method: str) -> int:
 def limit(method: str) -> float:
     """What a method's step may cost, as a multiple of TRL's: by the most expensive thing it reads."""
     row = METHODS[method]
-    if row.entails(mathematics=False):
+    if row.needs_entailment(full_completion=False):
         return 1.5
     if row.reads & {"logps", "entropies", "ratios"}:
         return 1.25

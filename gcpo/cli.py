@@ -322,9 +322,9 @@ def _methods(options: argparse.Namespace) -> int:
 
 
 def _world(options: argparse.Namespace) -> int:
-    from gcpo.world import adopt, bootstrap
+    from gcpo.world import bootstrap, restore_reference
 
-    print(adopt(paths.REFERENCE / options.profile) if options.reference else bootstrap())
+    print(restore_reference(paths.REFERENCE / options.profile) if options.reference else bootstrap())
     return 0
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Let this process end soon after its parent (a process id) has, however that ended."""
 
     def watch() -> None:

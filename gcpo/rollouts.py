@@ -117,7 +117,7 @@ class Rollouts:
         """Where a reward exists; the others take no part in any group statistic."""
         return ~self.rewards.isnan()
 
-    def clusters_as(self, kind: str | None) -> Int[Tensor, "B G"]:
+    def cluster_labels(self, kind: str | None) -> Int[Tensor, "B G"]:
         """Cluster labels of a kind of ``methods.components.CLUSTERS``; where it was not given, ``clusters`` itself,
         or for "bidirectional" what ``nli`` says."""
         name = f"{kind}_clusters"

@@ -60,13 +60,13 @@ def those(flag: Callable[[Method], bool]) -> list[str]:
 
 
 def test_what_methods_need_to_be_told() -> None:
-    assert those(lambda row: row.judges) == ["care", "care_agreement", *EGPOS]
+    assert those(lambda row: row.needs_correctness) == ["care", "care_agreement", *EGPOS]
     assert those(lambda row: row.in_loss) == ["r2vpo", "clip_cov", "kl_cov"]
     assert those(lambda row: row.permuted) == ["gcpo_shuffled"]
     assert those(lambda row: row.drops_equal) == ["dapo"]
     entailment = ["se", "kle", "bot_only", "gcpo_bot", "gcpo_shuffled"]
-    assert those(lambda row: row.entails(mathematics=True)) == entailment
-    assert those(lambda row: row.entails(mathematics=False)) == [*entailment, "empo"]
+    assert those(lambda row: row.needs_entailment(full_completion=True)) == entailment
+    assert those(lambda row: row.needs_entailment(full_completion=False)) == [*entailment, "empo"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,9 @@ def test_a_method_reads_what_its_row_says_and_nothing_else_and_names_what_it_mis
     x["correctness"] = rewards / 2
     lazy = {name: lambda n=name, v=value: (read.append(n), v)[1] for name, value in x.items()}
     use(method, Rollouts(rewards, **lazy))
-    assert sorted(read) == sorted(row.reads | ({"correctness"} if row.judges else set()))  # each of them once
+    assert sorted(read) == sorted(
+        row.reads | ({"correctness"} if row.needs_correctness else set())
+    )  # each of them once
     for missing in row.reads:
         with pytest.raises(MissingFeatureError, match=f"have no '{missing}'"):
             use(method, Rollouts(rewards, **lazy | {missing: None}))
@@ -449,15 +451,15 @@ def test_options_change_what_is_read() -> None:
         assert get_method("se", estimator=estimator).reads == {"clusters", "logps", "mask"}
     assert get_method("seed_grpo", estimator="counts").reads == {"clusters"}
     assert get_method("egpo", scope="answer").reads == {"logps", "mask", "answer_mask"}
-    assert not get_method("edge_grpo", wrong=(0, INF)).judges
-    assert get_method("edge_grpo", wrong=(0, 1.0)).judges
-    assert get_method("egpo", correct=(0, 1), wrong=(0, 1)).judges  # for its entirely wrong groups
+    assert not get_method("edge_grpo", wrong=(0, INF)).needs_correctness
+    assert get_method("edge_grpo", wrong=(0, 1.0)).needs_correctness
+    assert get_method("egpo", correct=(0, 1), wrong=(0, 1)).needs_correctness  # for its entirely wrong groups
     for kind, read in (("greedy", "clusters"), ("bidirectional", "nli")):
         row = get_method("seed_grpo", estimator="counts", clusters=kind)
-        assert row.entails(mathematics=True) and row.reads == {read}
+        assert row.needs_entailment(full_completion=True) and row.reads == {read}
     assert get_method("gcpo_bot", clusters="bidirectional").reads == {"embeddings", "nli"}
     assert get_method("empo", clusters="bidirectional").reads == {"answered", "nli"}
-    assert not get_method("se", clusters="exact").entails(mathematics=False)
+    assert not get_method("se", clusters="exact").needs_entailment(full_completion=False)
     assert get_method("rd_only", form="linear").direction == "damps groups whose rewards differ"
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from papers import Group, features, sampled
 
-from gcpo.methods import METHODS, advantages, entirely_wrong, get_method, modulate, right, weights
+from gcpo.methods import METHODS, advantages, entirely_incorrect, get_method, is_correct, modulate, weights
 from gcpo.rollouts import Rollouts
 
 NAN, INF = math.nan, math.inf
@@ -109,13 +109,13 @@ def test_entropies_scope_counts_the_answer_or_what_comes_before_it() -> None:
 
 def test_right_is_above_the_middle_and_who_has_no_reward_is_neither() -> None:
     rollouts = Rollouts(torch.tensor([[0.0, 1.0, 1.1, NAN], [0.0, NAN, 1.0, 0.5], [2.0, NAN, 2.0, 2.0], [NAN] * 4]))
-    assert right(rollouts).tolist() == [
+    assert is_correct(rollouts).tolist() == [
         [False, False, True, False],
         [False] * 4,
         [True, False, True, True],
         [False] * 4,
     ]
-    assert entirely_wrong(rollouts).tolist() == [[False], [True], [False], [False]]
+    assert entirely_incorrect(rollouts).tolist() == [[False], [True], [False], [False]]
 
 
 @each_egpo

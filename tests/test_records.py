@@ -364,7 +364,7 @@ def test_a_reference_has_the_world_that_its_runs_started_from_and_another_machin
     finished(seed=0)
     publish()
     of_world(monkeypatch, tmp_path / "elsewhere", "other")
-    taken = world.adopt(paths.REFERENCE / "p")
+    taken = world.restore_reference(paths.REFERENCE / "p")
     assert taken.policy == tmp_path / "elsewhere" / here.name / "policy"
     assert io.hashes(taken.policy) == io.hashes(here / "policy") and io.broken(taken.policy.parent) is None
     finished(seed=1)
@@ -372,7 +372,7 @@ def test_a_reference_has_the_world_that_its_runs_started_from_and_another_machin
     (taken.policy / "model.safetensors").write_text("edited")  # and so no world of these runs
     publish()
     with pytest.raises(FileNotFoundError, match=r"no world to take\. Make one: python -m gcpo world"):
-        world.adopt(paths.REFERENCE / "p")
+        world.restore_reference(paths.REFERENCE / "p")
 
 
 def test_runs_of_different_code_are_compared_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

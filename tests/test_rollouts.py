@@ -117,33 +117,33 @@ def test_clusters_are_of_the_kind_that_is_asked_for() -> None:
     kinds = {name: torch.full((2, 4), i) for i, name in enumerate(("exact", "math", "task", "bidirectional"))}
     features = {f"{name}_clusters": value for name, value in kinds.items()}
     rollouts = Rollouts(REWARDS, clusters=torch.full((2, 4), 9), **features)
-    assert all(rollouts.clusters_as(name) is value for name, value in kinds.items())
-    assert all(rollouts.clusters_as(name).eq(9).all() for name in ("greedy", None))
+    assert all(rollouts.cluster_labels(name) is value for name, value in kinds.items())
+    assert all(rollouts.cluster_labels(name).eq(9).all() for name in ("greedy", None))
 
 
 def test_clusters_of_a_kind_that_is_not_given_are_the_clusters() -> None:
     clusters, exact = torch.tensor([[0, 0, 1, 2]] * 2), Counted(torch.zeros(2, 4))
     rollouts = Rollouts(REWARDS, clusters=clusters, exact_clusters=exact)
-    assert rollouts.clusters_as("math") is rollouts.clusters_as("task") is clusters
+    assert rollouts.cluster_labels("math") is rollouts.cluster_labels("task") is clusters
     assert exact.calls == 0
-    assert rollouts.clusters_as("exact") is exact.value and exact.calls == 1
+    assert rollouts.cluster_labels("exact") is exact.value and exact.calls == 1
     with pytest.raises(MissingFeatureError, match=r"have no 'clusters'.*They have: rewards, exact_clusters"):
-        Rollouts(REWARDS, exact_clusters=exact).clusters_as("math")
+        Rollouts(REWARDS, exact_clusters=exact).cluster_labels("math")
 
 
 def test_bidirectional_clusters_are_made_from_nli_once_where_they_are_not_given() -> None:
     nli = Counted(torch.tensor([0.9, 0.05, 0.05]).expand(2, 4, 4, 3))
     rollouts = Rollouts(REWARDS, nli=nli, clusters=torch.zeros(2, 4))
-    assert rollouts.clusters_as("bidirectional").tolist() == [[0] * 4] * 2
-    assert rollouts.clusters_as("bidirectional") is rollouts.clusters_as("bidirectional")
+    assert rollouts.cluster_labels("bidirectional").tolist() == [[0] * 4] * 2
+    assert rollouts.cluster_labels("bidirectional") is rollouts.cluster_labels("bidirectional")
     assert nli.calls == 1
     answered = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1]])
-    assert Rollouts(REWARDS, nli=nli.value, answered=answered).clusters_as("bidirectional").tolist() == [
+    assert Rollouts(REWARDS, nli=nli.value, answered=answered).cluster_labels("bidirectional").tolist() == [
         [0, 1, 0, 2],
         [0, 0, 0, 0],
     ]
     with pytest.raises(MissingFeatureError, match=r"have no 'nli'.*They have: rewards, clusters"):
-        Rollouts(REWARDS, clusters=torch.zeros(2, 4)).clusters_as("bidirectional")
+        Rollouts(REWARDS, clusters=torch.zeros(2, 4)).cluster_labels("bidirectional")
 
 
 # --- rewards --------------------------------------------------------------------------------------------------------
@@ -294,22 +294,22 @@ def test_clusters_of_answers_need_no_model() -> None:
     assert exact[0][0] == exact[0][2] and len(set(exact[0])) == 3
     assert mathematical[0][0] == mathematical[0][1] == mathematical[0][2] != mathematical[0][3]
     assert len(set(exact[1])) == len(set(mathematical[1])) == 4  # whoever says nothing agrees with nobody
-    assert rollouts.clusters_as("task").tolist() == mathematical
+    assert rollouts.cluster_labels("task").tolist() == mathematical
 
 
 @pytest.mark.parametrize("full_completion", [False, True])
 def test_bidirectional_clusters_ask_for_entailment_both_ways(models: Models, full_completion: bool) -> None:
     """ "a cat" entails "cat" and not the other way round; whoever says nothing is alone, whatever is shown."""
     rollouts = models.rollouts(full_completion=full_completion)
-    assert rollouts.clusters_as("greedy").tolist() == [[0, 0, 1, 0], [0, 1, 2, 3]]
-    assert rollouts.clusters_as("bidirectional").tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
+    assert rollouts.cluster_labels("greedy").tolist() == [[0, 0, 1, 0], [0, 1, 2, 3]]
+    assert rollouts.cluster_labels("bidirectional").tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
 
 
 def test_the_tasks_clusters_are_those_of_entailment_where_it_is_not_mathematics(models: Models) -> None:
     rollouts = models.rollouts()
-    assert rollouts.clusters_as("task").tolist() == rollouts.clusters.tolist()
-    assert rollouts.clusters_as("exact").tolist() != rollouts.clusters.tolist()  # "a cat" entails "cat"
-    assert models.rollouts(full_completion=True).clusters_as("task").tolist() != rollouts.clusters.tolist()
+    assert rollouts.cluster_labels("task").tolist() == rollouts.clusters.tolist()
+    assert rollouts.cluster_labels("exact").tolist() != rollouts.clusters.tolist()  # "a cat" entails "cat"
+    assert models.rollouts(full_completion=True).cluster_labels("task").tolist() != rollouts.clusters.tolist()
 
 
 # --- the tokens of the answer ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from gcpo.methods.advantages import (
     permutation,
     weights,
 )
-from gcpo.methods.components import entirely_wrong, right
+from gcpo.methods.components import entirely_incorrect, is_correct
 from gcpo.methods.table import BASES, METHODS, Method
 
 __all__ = [
@@ -21,12 +21,12 @@ __all__ = [
     "Modulation",
     "advantages",
     "base_advantages",
-    "entirely_wrong",
+    "entirely_incorrect",
     "expand",
     "get_method",
+    "is_correct",
     "modulate",
     "one_spelling",
     "permutation",
-    "right",
     "weights",
 ]

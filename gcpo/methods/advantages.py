@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gcpo.errors import nearest, one_of
 from gcpo.masked import deviations
-from gcpo.methods.components import Factor, entirely_wrong, judged
+from gcpo.methods.components import Factor, entirely_incorrect, is_graded
 from gcpo.methods.forms import check_alpha
 from gcpo.methods.table import BASES, METHODS, Method
 from gcpo.rollouts import Rollouts
@@ -26,19 +26,19 @@ def get_method(
     loss_clip: tuple[float, float] | None = None,
     **options: Any,
 ) -> Method:
-    """The row of a method, or the product of several (``"bot_only*egpo"``, or a list of names), with its constants.
+    """Return a method's row, or the product of several (``"bot_only*egpo"``, or a list of names), with its constants.
 
     Args:
         name: names in :data:`METHODS`.
-        alpha: alpha_base of the group factors; None: each factor's own. A method without any does not read it.
-            ``alpha_geo`` and ``alpha_rd`` among the options go before it, for CD and BoT, and for RD.
-        seed: of what the method draws (see :meth:`Method.seeded`).
-        loss_clip: the loss's own clip of the ratio, below and above 1, for a part that asks (``clip_cov``).
+        alpha: alpha_base of the group factors; None: each factor's own. A method without group factors ignores it.
+            The options ``alpha_geo`` (CD and BoT) and ``alpha_rd`` (RD) take precedence.
+        seed: of the method's random draws (see :meth:`Method.seeded`).
+        loss_clip: the loss's own clip of the ratio, below and above 1, read by ``clip_cov``.
         options: constants of its parts, by their names in ``gcpo.methods``; each goes to every part that has it.
 
     Raises:
-        ValueError: unknown name (with the nearest valid one), a product that makes no sense, an option that no part
-            has, two parts that mean different tokens by the answer's, or an alpha that is negative or not finite.
+        ValueError: unknown name (with the nearest valid one), a product without a meaning, an option that no part
+            has, two parts with different masks of the answer's tokens, or an alpha that is negative or not finite.
     """
     names = one_spelling(name).split("*") if isinstance(name, str) else list(name)
     for part in names:
@@ -49,7 +49,7 @@ def get_method(
 
 
 def one_spelling(name: str) -> str:
-    """A product of names without white space around its stars."""
+    """Return a product of names without white space around the stars."""
     return "*".join(part.strip() for part in name.split("*"))
 
 
@@ -61,7 +61,11 @@ def _product(names: list[str]) -> Method:
     bases = {row.base: name for name, row in rows.items() if row.base != "grpo" or name == "grpo"}
     permuted, changing, reinforcing = (
         [name for name, row in rows.items() if has(row)]
-        for has in (lambda row: row.permuted, lambda row: row.reward is not None, lambda row: row.reinforces)
+        for has in (
+            lambda row: row.permuted,
+            lambda row: row.reward is not None,
+            lambda row: row.negative_reinforcement,
+        )
     )
 
     def both(having: Iterable[str], what: str) -> str:
@@ -128,7 +132,7 @@ def _bound(
 
     def bound(part: Any) -> Any:
         own = {key: value for key, value in constants.items() if key in part.OPTIONS and key not in strengths}
-        strength = strengths.get(f"alpha_{part.side}")
+        strength = strengths.get(f"alpha_{part.alpha_key}")
         strength = alpha if strength is None else strength
         if part.has_alpha and strength is not None:
             own["alpha"] = strength
@@ -150,7 +154,7 @@ def _bound(
 
 
 def permutation(size: int, seed: int) -> Tensor:
-    """A seeded cyclic permutation of ``size`` groups, so that none keeps its own place.
+    """Return a seeded cyclic permutation of ``size`` groups, so that no group keeps its own place.
 
     Raises:
         ValueError: fewer than two groups.
@@ -187,8 +191,8 @@ def base_advantages(
 
 
 class Modulation(NamedTuple):
-    """What a method makes of a batch: base advantages A (B, G); the weight, (B, G) or (B, G, T); and the scores and
-    weights of its factors by their columns in logs, (B,), (B, G) or (B, G, T)."""
+    """Base advantages A (B, G) of a batch; the weight, (B, G) or (B, G, T); and the measures and weights of the factors
+    by their columns in logs, (B,), (B, G) or (B, G, T)."""
 
     base: Tensor
     weight: Tensor
@@ -196,12 +200,12 @@ class Modulation(NamedTuple):
 
     @property
     def advantages(self) -> Tensor:
-        """A * weight, shaped like the weight."""
+        """Return A * weight, shaped like the weight."""
         return expand(self.base, self.weight.ndim) * self.weight
 
 
 def expand(values: Tensor, ndim: int) -> Tensor:
-    """A view with dimensions of size 1 at the end."""
+    """Return a view with dimensions of size 1 at the end, ``ndim`` in all."""
     return values[(...,) + (None,) * (ndim - values.ndim)]
 
 
@@ -223,8 +227,8 @@ def modulate(
         rewards = row.reward(rollouts) if row.reward else rollouts.rewards
         scale: Any = BASES[row.base]["scale_rewards"] if scale_rewards is None else scale_rewards
         base = base_advantages(rewards, scale)
-    if "advantage" in stages and rollouts.group_size > 1 and row.reinforces:
-        base = torch.where(entirely_wrong(rollouts) & judged(rollouts), -1, base)  # EGPO, Eq. 13
+    if "advantage" in stages and rollouts.group_size > 1 and row.negative_reinforcement:
+        base = torch.where(entirely_incorrect(rollouts) & is_graded(rollouts), -1, base)  # EGPO, Eq. 13
     columns: dict[str, Tensor] = {}
     weight = torch.ones_like(rollouts.rewards)
     order = permutation(len(weight), row.seed).to(weight.device) if row.permuted else None
@@ -232,12 +236,12 @@ def modulate(
         if factor.stage in stages:
             columns |= factor.columns(rollouts, base)
             own = columns[factor.weight].to(weight.dtype)
-            own = own if order is None or row.shuffle not in ("both", factor.side) else own[order]
+            own = own if order is None or row.shuffle not in ("both", factor.alpha_key) else own[order]
             ndim = max(weight.ndim, own.ndim)
             weight = expand(weight, ndim) * expand(own, ndim)
     if equalize_mean:
         counted = rollouts.scorable if weight.ndim == 2 else rollouts.scorable.unsqueeze(-1) & rollouts.mask.bool()
-        counted = counted & weight.isfinite()  # what is replaced or refused later should not be in every other weight
+        counted = counted & weight.isfinite()  # weights that are replaced or refused later leave the mean alone
         weight = weight / weight[counted].mean() if counted.any() else weight
     return Modulation(base, weight, columns)
 
@@ -246,7 +250,7 @@ def _finite(method: str | Sequence[str], row: Method, modulation: Modulation) ->
     broken = ~modulation.weight.isfinite()
     if broken.any():
         group = int(broken.flatten(1).any(1).nonzero()[0])
-        if row.shuffle in ("both", "geo"):  # whose weight it was: RD's are finite
+        if row.shuffle in ("both", "geo"):  # the group that the weight came from: RD's are finite
             group = int(permutation(len(broken), row.seed)[group])
         reads = ", ".join(["rewards", *sorted(row.reads)])
         raise ValueError(f"{method}: the weight of group {group} is not finite; look at its features, {reads}.")
@@ -262,7 +266,7 @@ def weights(
     equalize_mean: bool = False,
     **options: Any,
 ) -> Float[Tensor, "B G"] | Float[Tensor, "B G T"]:
-    """The factor that a method puts on each advantage; 1 for a base method and for one that acts on rewards.
+    """Return the factor that a method puts on each advantage; 1 for base methods and for methods that act on rewards.
 
     Args:
         method: a name in :data:`METHODS`, a product of names ("bot_only*egpo") or a list of them.

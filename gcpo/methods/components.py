@@ -1,4 +1,4 @@
-"""What methods are made of: weights of groups, responses and tokens, and rules that change rewards.
+"""Parts of methods: weights of groups, responses and tokens, and rules that change rewards.
 
 Every class here is a frozen set of constants with one function of the rollouts. A weight reads the task's own rewards
 and the base advantages A; responses without a reward take no part in any mean, and their weight is 1.
@@ -17,53 +17,53 @@ from gcpo.errors import one_of
 from gcpo.masked import mean
 from gcpo.rollouts import Rollouts
 
-ROUNDING = 1e-6  # what is this little below a mean is at the mean
-# Which responses mean the same: those that the first of a cluster entails (GCPO, App. E.3), those that entail one
-# another, equal texts (SEED-GRPO), equal mathematical answers by Math-Verify, or as the task does it ("math" for
-# mathematics, "greedy" elsewhere).
+ROUNDING = 1e-6  # tolerance for "at or above the mean"
+# Rules of equal meaning: the first response of a cluster entails the others (GCPO, App. E.3), responses entail one
+# another, texts are equal (SEED-GRPO), Math-Verify finds answers equal, or the task's own rule ("math" for mathematics,
+# "greedy" elsewhere).
 CLUSTERS = ("greedy", "bidirectional", "exact", "math", "task")
 
 
 def check_share(share: float, of: str) -> None:
-    """Refuse what is no share, or none of anything."""
+    """Refuse a share outside (0, 1]."""
     if not 0 < share <= 1:
         raise ValueError(f"share is {share}, expected a share of {of}, above 0 and at most 1.")
 
 
-def right(rollouts: Rollouts) -> Bool[Tensor, "B G"]:
-    """Where a response is right: its correctness is above 1/2, strictly (for F1, the papers' accuracy)."""
+def is_correct(rollouts: Rollouts) -> Bool[Tensor, "B G"]:
+    """Return True for responses whose correctness is strictly above 1/2 (for F1, the papers' accuracy)."""
     return rollouts.scorable & (rollouts.correctness > 0.5)
 
 
-def judged(rollouts: Rollouts) -> Bool[Tensor, "B G"]:
-    """Where it is known whether a response is right."""
+def is_graded(rollouts: Rollouts) -> Bool[Tensor, "B G"]:
+    """Return True for responses whose correctness is known."""
     return rollouts.scorable & ~rollouts.correctness.isnan()
 
 
-def entirely_wrong(rollouts: Rollouts) -> Bool[Tensor, "B 1"]:
-    """Groups with at least one response that is known to be wrong and none that is right (EGPO, section 3.2)."""
-    return judged(rollouts).any(1, keepdim=True) & ~right(rollouts).any(1, keepdim=True)
+def entirely_incorrect(rollouts: Rollouts) -> Bool[Tensor, "B 1"]:
+    """Return True for groups with a graded response and no correct one (EGPO, section 3.2)."""
+    return is_graded(rollouts).any(1, keepdim=True) & ~is_correct(rollouts).any(1, keepdim=True)
 
 
 def likelihoods(rollouts: Rollouts) -> tuple[Float[Tensor, "B G"], Bool[Tensor, "B G"]]:
-    """Length-normalised log-likelihood of each response, and which responses have a token at all."""
+    """Return each response's length-normalised log-likelihood, and True for responses that have a token."""
     tokens = rollouts.mask.bool()
     return mean(rollouts.logps, tokens).squeeze(-1), tokens.any(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part(ABC):
-    """A frozen set of constants with one function of the rollouts, and what the rest must know of it.
+    """A frozen set of constants with one function of the rollouts, and the properties that the trainer asks for.
 
     ``kind`` names the rule in the ids of runs, and never changes, whatever the class is called. ``OPTIONS`` are the
-    constants that a user may set; ``reads`` the features of the rollouts it needs beside rewards.
+    constants that a user may set; ``reads`` the features of the rollouts that the part needs beside rewards.
     """
 
     kind: ClassVar[str]
     OPTIONS: ClassVar[tuple[str, ...]] = ()
-    has_alpha: ClassVar[bool] = False  # a strength that is called alpha
-    side: ClassVar[Literal["", "geo", "rd"]] = ""  # which factor of GCPO's two: the end of alpha_geo, a shuffle's name
-    needs_steps: ClassVar[bool] = False  # does nothing while pi = pi_old
+    has_alpha: ClassVar[bool] = False  # the part has a strength called alpha
+    alpha_key: ClassVar[Literal["", "geo", "rd"]] = ""  # alpha_geo, alpha_rd; a shuffle's name
+    needs_off_policy_steps: ClassVar[bool] = False  # the weight is 1 while pi = pi_old
 
     clusters: str | None = None  # a key of CLUSTERS, for a part that reads clusters
 
@@ -73,26 +73,26 @@ class Part(ABC):
     @property
     @abstractmethod
     def reads(self) -> frozenset[str]:
-        """The features of the rollouts it reads, beside rewards."""
+        """Return the names of the features that the part reads, beside rewards."""
 
     @property
     def labels(self) -> frozenset[str]:
-        """The feature that its clusters are."""
+        """Return the name of the feature that holds the part's clusters."""
         return frozenset({"nli" if self.clusters == "bidirectional" else "clusters"})
 
     @property
     @abstractmethod
     def direction(self) -> str:
-        """What it makes smaller or larger, in a few words."""
+        """Return a short phrase for the part's effect on advantages."""
 
     @property
-    def judges(self) -> bool:
-        """Whether it needs to know which responses are right."""
+    def needs_correctness(self) -> bool:
+        """Return True if the part reads the correctness of responses."""
         return False
 
     @property
-    def reinforces(self) -> bool:
-        """Whether it sets the advantage of groups that are entirely wrong (EGPO, Eq. 13)."""
+    def negative_reinforcement(self) -> bool:
+        """Return True if groups without a correct response get A = -1 (negative-sample reinforcement, EGPO Eq. 13)."""
         return False
 
 
@@ -108,15 +108,15 @@ class Factor(Part):
 
     @abstractmethod
     def bounds(self, group_size: int) -> tuple[float, float]:
-        """The lowest and the highest weight for G of at least 2."""
+        """Return the lowest and the highest weight for G of at least 2."""
 
     def seeded(self, seed: int) -> Self:
-        """Itself, or with another seed where it draws random numbers."""
+        """Return the factor with another seed, if the factor draws random numbers."""
         return self
 
     @abstractmethod
     def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
-        """The weight and what it is made from, by column: (B,), (B, G) or (B, G, T) as ``granularity`` says."""
+        """Return the measure and the weight by column: (B,), (B, G) or (B, G, T) as ``granularity`` says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,4 +125,4 @@ class RewardStage(Part):
 
     @abstractmethod
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
-        """New rewards; NaN stays NaN."""
+        """Return the changed rewards, (B, G); NaN stays NaN."""

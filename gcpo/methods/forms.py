@@ -53,7 +53,7 @@ def boost(score: Float[Tensor, "*groups"], strength: float) -> Float[Tensor, "*g
 
 
 def reciprocal(score: Float[Tensor, "*groups"], strength: float) -> Float[Tensor, "*groups"]:
-    """1 / (1 + strength * u): what SEED-GRPO's code computes, unlike its paper's linear form."""
+    """1 / (1 + strength * u): the form in SEED-GRPO's code; its paper prints the linear one."""
     return 1 / (1 + strength * score)
 
 

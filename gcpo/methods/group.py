@@ -90,7 +90,7 @@ class SemanticEntropy(GroupFactor):
         return self.labels if self.estimator == "counts" else self.labels | {"logps", "mask"}
 
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
-        clusters = rollouts.clusters_as(self.clusters)
+        clusters = rollouts.cluster_labels(self.clusters)
         if self.estimator == "counts":
             return measures.semantic_entropy(clusters, mask=rollouts.scorable)
         logps, spoken = likelihoods(rollouts)
@@ -132,7 +132,7 @@ class CosineDispersion(GroupFactor):
 
     kind = "CosineDispersion"
     OPTIONS = ("form", "alpha_norm", "alpha_geo")
-    side = "geo"
+    alpha_key = "geo"
     measure: str = "u_geo"
     weight: str = "w_geo"
     form: str = "square"
@@ -151,7 +151,7 @@ class BarycentricTransport(GroupFactor):
 
     kind = "BarycentricTransport"
     OPTIONS = ("form", "alpha_norm", "alpha_geo", "clusters")
-    side = "geo"
+    alpha_key = "geo"
     measure: str = "u_geo"
     weight: str = "w_geo"
     form: str = "square"
@@ -162,7 +162,7 @@ class BarycentricTransport(GroupFactor):
         return self.labels | {"embeddings"}
 
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
-        clusters = rollouts.clusters_as(self.clusters)
+        clusters = rollouts.cluster_labels(self.clusters)
         return measures.barycentric_transport(rollouts.embeddings, clusters, mask=rollouts.scorable)
 
     def highest(self, group_size: int) -> float:
@@ -175,7 +175,7 @@ class RewardDispersion(GroupFactor):
 
     kind = "RewardDispersion"
     OPTIONS = ("form", "alpha_norm", "alpha_rd")
-    side = "rd"
+    alpha_key = "rd"
     subject = "rewards"
     measure: str = "rd"
     weight: str = "w_rd"

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from gcpo.errors import one_of
 from gcpo.masked import deviations, mean
-from gcpo.methods.components import Factor, entirely_wrong, right
+from gcpo.methods.components import Factor, entirely_incorrect, is_correct
 from gcpo.methods.forms import check_alpha
 from gcpo.rollouts import Rollouts
 
-CEILING = 10.0  # of a ratio of entropies before a mean is taken over it, which one token-sure response could rule alone
+CEILING = 10.0  # of mean H / H_i before renormalising, so that one near-deterministic response cannot dominate the mean
 ALL: tuple[float, float] = (0.0, math.inf)
 
 
@@ -63,11 +63,11 @@ class EntropyFactor(Factor):
                 raise ValueError(f"{name} is {(low, high)}, expected (low, high) with 0 <= low <= high.")
 
     @property
-    def judges(self) -> bool:
-        return self.correct != self.wrong or self.reinforces
+    def needs_correctness(self) -> bool:
+        return self.correct != self.wrong or self.negative_reinforcement
 
     @property
-    def reinforces(self) -> bool:
+    def negative_reinforcement(self) -> bool:
         return self.all_wrong != "none"
 
     @property
@@ -110,12 +110,12 @@ class EntropyFactor(Factor):
             ratio = ratio.clamp(max=CEILING)
             level = mean(ratio, valid)
             ratio = torch.where(level > 0, ratio / level, 1)
-        correct = right(rollouts) if self.judges else torch.ones_like(valid)
+        correct = is_correct(rollouts) if self.needs_correctness else torch.ones_like(valid)
         weight = torch.where(correct, ratio.clamp(*self.correct), ratio.clamp(*self.wrong))
         if self.renorm == "after":
             weight = weight / mean(weight, valid)
         if self.all_wrong == "locked":
-            weight = torch.where(entirely_wrong(rollouts), 1, weight)
+            weight = torch.where(entirely_incorrect(rollouts), 1, weight)
         return {self.measure: entropy, self.weight: torch.where(valid, weight, 1)}
 
 
@@ -128,7 +128,7 @@ class RatioVariance(Factor):
 
     kind = "RatioVariance"
     OPTIONS = ("lambda_",)
-    needs_steps = True
+    needs_off_policy_steps = True
     stage = "loss"
     granularity = "response"
     weight: str = "w_ratio"

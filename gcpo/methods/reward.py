@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gcpo.masked import deviations, mean
-from gcpo.methods.components import ROUNDING, RewardStage, check_share, judged, right
+from gcpo.methods.components import ROUNDING, RewardStage, check_share, is_correct, is_graded
 from gcpo.methods.forms import check_alpha
 from gcpo.rollouts import Rollouts
 
@@ -30,7 +30,7 @@ class ClusterShare(RewardStage):
         return self.labels | {"answered"}
 
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
-        kept, clusters = rollouts.scorable, rollouts.clusters_as(self.clusters)
+        kept, clusters = rollouts.scorable, rollouts.cluster_labels(self.clusters)
         same = (clusters.unsqueeze(2) == clusters.unsqueeze(1)) & kept.unsqueeze(2) & kept.unsqueeze(1)
         size = same.sum(2)
         # A single response agrees with itself alone: there is nobody to differ from.
@@ -64,11 +64,11 @@ class ReferenceBonus(RewardStage):
 
     reads = frozenset({"ref_logps", "answer_mask", "mask"})
     direction = "rewards right answers that the reference finds likely"
-    judges = True
+    needs_correctness = True
 
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
         accuracy = rollouts.correctness
-        known = judged(rollouts)
+        known = is_graded(rollouts)
         accurate = known & (accuracy > 0.1) & (deviations(accuracy, known) >= -ROUNDING)
         tokens = rollouts.mask.bool() & rollouts.answer_mask.bool()
         confidence = mean(rollouts.ref_logps, tokens).squeeze(-1).exp().clamp(max=self.cap)
@@ -94,14 +94,14 @@ class AgreementBonus(RewardStage):
 
     reads = frozenset({"embeddings"})
     direction = "rewards right answers that agree with the group"
-    judges = True
+    needs_correctness = True
 
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
         kept = rollouts.scorable
         unit = torch.nn.functional.normalize(rollouts.embeddings, dim=-1)
         others = kept.unsqueeze(1) & ~torch.eye(rollouts.group_size, dtype=torch.bool, device=unit.device)
         agreement = mean(unit @ unit.mT, others).squeeze(-1)
-        agree = right(rollouts) & (deviations(agreement, kept) >= -ROUNDING)
+        agree = is_correct(rollouts) & (deviations(agreement, kept) >= -ROUNDING)
         low, high = rollouts.reward_range
         bonus = self.coefficient * rollouts.correctness * (high - low)
         return rollouts.rewards + torch.where(agree, bonus, 0)

@@ -21,7 +21,7 @@ from gcpo.methods.response import EntropyFactor, RatioVariance
 from gcpo.methods.reward import AgreementBonus, ClusterShare, OverlongPenalty, ReferenceBonus
 from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty
 
-# What each base advantage sets in TRL's GRPOConfig, unless the user does.
+# Settings of TRL's GRPOConfig for each base advantage, unless the user sets others.
 BASES: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "scale_rewards": "group"},
     "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
@@ -61,71 +61,71 @@ class Method:
 
     @property
     def permuted(self) -> bool:
-        """Whether it is a control that hands groups the weights of others."""
+        """Return True for a control that hands groups the weights of other groups."""
         return self.shuffle is not None
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Everything it is made of."""
+        """Return the reward rule, the factors and the penalty, as far as the method has them."""
         return tuple(part for part in (self.reward, *self.factors, self.penalty) if part is not None)
 
     @property
     def reads(self) -> frozenset[str]:
-        """The features of the rollouts it needs beside rewards."""
+        """Return the names of the features that the method reads beside rewards."""
         return frozenset().union(*(part.reads for part in self.parts))
 
     @property
     def granularity(self) -> Literal["group", "response", "token"]:
-        """The finest thing it tells apart; a base and a reward are the response's."""
+        """Return the finest unit with its own weight; bases and reward rules act on responses."""
         finest = {factor.granularity for factor in self.factors} | ({"token"} if self.penalty else set())
         return next((g for g in ("token", "response", "group") if g in finest), "response")
 
     @property
     def direction(self) -> str:
-        """What it makes smaller or larger."""
+        """Return a short phrase for the method's effect on advantages."""
         if self.permuted:
             return "moves weights to other groups"
         return "; ".join(dict.fromkeys(part.direction for part in self.parts))
 
     @property
     def reads_range(self) -> bool:
-        """Whether a part compares rewards with the lowest and highest that they can reach."""
-        return any(part.judges or getattr(part, "subject", None) == "rewards" for part in self.parts)
+        """Return True if a part compares rewards with the ends of their range."""
+        return any(part.needs_correctness or getattr(part, "subject", None) == "rewards" for part in self.parts)
 
     @property
-    def judges(self) -> bool:
-        """Whether it needs to know which responses are right."""
-        return any(part.judges for part in self.parts)
+    def needs_correctness(self) -> bool:
+        """Return True if a part reads the correctness of responses."""
+        return any(part.needs_correctness for part in self.parts)
 
     @property
-    def reinforces(self) -> bool:
-        """Whether it sets the advantage of groups that are entirely wrong (EGPO, Eq. 13)."""
-        return any(part.reinforces for part in self.parts)
+    def negative_reinforcement(self) -> bool:
+        """Return True if groups without a correct response get A = -1 (EGPO, Eq. 13)."""
+        return any(part.negative_reinforcement for part in self.parts)
 
-    def entails(self, mathematics: bool) -> bool:
-        """Whether it asks an entailment model; clusters "as the task does it" do so where it is not mathematics."""
+    def needs_entailment(self, full_completion: bool) -> bool:
+        """Return True if the method needs an entailment model; the task's clusters of full completions do not."""
         kinds = {part.clusters for part in self.parts}
-        return "nli" in self.reads or "greedy" in kinds or ("task" in kinds and not mathematics)
+        return "nli" in self.reads or "greedy" in kinds or ("task" in kinds and not full_completion)
 
     @property
     def in_loss(self) -> bool:
-        """Whether it acts on the ratios of each optimiser step."""
+        """Return True if a part reads the ratios of each optimiser step."""
         return self.penalty is not None or any(factor.stage == "loss" for factor in self.factors)
 
     def constants(self) -> dict[str, Any]:
-        """Everything that decides what it does, in values that JSON can hold."""
+        """Return every constant of the method, in values that JSON can hold."""
         parts = [{"part": part.kind, **asdict(part)} for part in self.parts]
         named = {key: getattr(self, key) for key in ("alpha", "base", "trl", "drops_equal", "shuffle", "seed")}
-        return json.loads(json.dumps({"parts": parts, **named}), parse_constant=str)  # infinity is a word there
+        return json.loads(json.dumps({"parts": parts, **named}), parse_constant=str)  # JSON has no infinity
 
     @property
     def alpha(self) -> float | None:
-        """alpha_base of its group factors; None without any, and where they differ."""
+        """Return the alpha_base that all group factors share, or None."""
         alphas = {factor.alpha for factor in self.factors if isinstance(factor, GroupFactor)}
         return alphas.pop() if len(alphas) == 1 else None
 
     def seeded(self, seed: int) -> Method:
-        """The same method with another seed of what it draws: tokens (``clip_cov``), or whose weight each group gets
+        """Return the method with another seed of its random draws: tokens (``clip_cov``) or the permutation of groups
         (``gcpo_shuffled``)."""
         return replace(self, seed=seed, factors=tuple(factor.seeded(seed) for factor in self.factors))
 
@@ -135,8 +135,8 @@ SEED = SemanticEntropy(clusters="exact", estimator="rao", form="reciprocal", alp
 KLE, CD, BOT = KernelEntropy(), CosineDispersion(), BarycentricTransport()
 RD, VARIANCE = RewardDispersion(), RewardVariance()
 
-CALM, BOLD, BOTH = (0.8, 1.0), (1.0, 2.0), (0.8, 2.0)  # EGPO's bounds of a weight
-EGPO = EntropyFactor(correct=BOLD, wrong=CALM, all_wrong="weighted", epsilon=1e-5)
+WRONG_CLAMP, CORRECT_CLAMP, JOINT_CLAMP = (0.8, 1.0), (1.0, 2.0), (0.8, 2.0)  # EGPO's bounds of a weight
+EGPO = EntropyFactor(correct=CORRECT_CLAMP, wrong=WRONG_CLAMP, all_wrong="weighted", epsilon=1e-5)
 
 
 def _egpo(rule: str, **changes: Any) -> Method:
@@ -177,9 +177,9 @@ METHODS: dict[str, Method] = {
         EntropyFactor(signal="shannon"),)),
     "egpo": Method(paper="EGPO", rule="mean H / H, NLL; right in [1, 2], wrong in [0.8, 1]; A = -1 if all wrong",
                    factors=(EGPO,)),
-    "egpo_c1": _egpo("egpo with one clamp [0.8, 2] for all", correct=BOTH, wrong=BOTH),
-    "egpo_c2": _egpo("egpo, only wrong responses bounded by 1", correct=BOTH),
-    "egpo_c3": _egpo("egpo, only right responses bounded by 1", wrong=BOTH),
+    "egpo_c1": _egpo("egpo with one clamp [0.8, 2] for all", correct=JOINT_CLAMP, wrong=JOINT_CLAMP),
+    "egpo_c2": _egpo("egpo, only wrong responses bounded by 1", correct=JOINT_CLAMP),
+    "egpo_c3": _egpo("egpo, only right responses bounded by 1", wrong=JOINT_CLAMP),
     "egpo_c4": _egpo("egpo, weight 1 if all wrong", all_wrong="locked"),
     "egpo_c5": _egpo("egpo, divided by the group's mean weight", renorm="after"),
     "egpo_c6": _egpo("egpo, divided by the group's mean before the clamp", renorm="before"),

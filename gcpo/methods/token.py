@@ -120,7 +120,7 @@ class CovariancePenalty(Part):
 
     kind = "CovariancePenalty"
     OPTIONS = ("share", "coefficient")
-    needs_steps = True
+    needs_off_policy_steps = True
     share: float = 2e-3
     coefficient: float = 1.0
 
@@ -133,7 +133,7 @@ class CovariancePenalty(Part):
     direction = "holds tokens of high covariance"
 
     def coefficients(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> Float[Tensor, "B G T"]:
-        """What each token pays per nat."""
+        """Return each token's penalty per nat of |log-ratio|."""
         covariance, kept = token_covariance(rollouts, base)
         total = int(kept.sum())
         count = min(total, max(1, int(self.share * total)))

@@ -286,7 +286,9 @@ def _memory(plan: Plan, counts: _Counts) -> dict[str, float]:
         "gradients": trained / parts if training else 0.0,
         "optimizer": 2 * trained / parts if training else 0.0,
         "reference": whole / parts if training and settings["beta"] and not params.lora_rank else 0.0,
-        "judges": JUDGES if gradients or (training and plan.method.entails(plan.task.full_completion)) else 0.0,
+        "judges": JUDGES
+        if gradients or (training and plan.method.needs_entailment(plan.task.full_completion))
+        else 0.0,
         "generation": 0.0 if _vllm(plan) else generation,
         "backward": 0.0,
     }

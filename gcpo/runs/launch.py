@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from gcpo.processes import end_with
+from gcpo.processes import exit_with_parent
 from gcpo.runs.params import sharing
 from gcpo.runs.plan import COPIES, Plan
 
@@ -52,7 +52,7 @@ def main(parent: int, processes: str, config: str, folder: str) -> None:
     """Start them: what accelerate's own command does, in a process that ends with the one that asked for it."""
     from accelerate.commands.launch import launch_command, launch_command_parser
 
-    end_with(parent)
+    exit_with_parent(parent)
     given = ["--config_file", config, "--num_processes", processes, "--main_process_port", "0"]
     launch_command(launch_command_parser().parse_args([*given, "--module", "gcpo.runs.worker", folder]))
 

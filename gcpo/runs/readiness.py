@@ -50,7 +50,7 @@ def _models(plan: Plan) -> list[tuple[str, str]]:
     """Kinds and names of the models that a plan loads."""
     params = plan.params
     reads = params.max_steps > 0 if plan.kind == "train" else "embedder" not in UNREAD[plan.kind]
-    judged = reads and (plan.kind != "train" or plan.method.entails(plan.task.full_completion))
+    judged = reads and (plan.kind != "train" or plan.method.needs_entailment(plan.task.full_completion))
     judges = [("embedder", params.embedder)] * reads + [("entailment", params.entailment)] * judged
     return [("policy", params.policy), *judges]
 

@@ -23,7 +23,7 @@ from jupyter_client.manager import AsyncKernelManager
 from tqdm import tqdm
 
 from gcpo import paths
-from gcpo.processes import end_with
+from gcpo.processes import exit_with_parent
 from gcpo.runs import gpus
 from gcpo.runs.params import ParameterError
 from gcpo.runs.plan import KINDS, Plan
@@ -193,7 +193,7 @@ def _worker(parent: int, shares: Any) -> None:
     global _gpus
     _gpus = shares.get()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with(parent)
+    exit_with_parent(parent)
 
 
 def _progress(folder: Path) -> str:

@@ -17,7 +17,7 @@ import transformers
 from accelerate import PartialState
 
 from gcpo import io
-from gcpo.processes import end_with
+from gcpo.processes import exit_with_parent
 from gcpo.runs import gpus
 from gcpo.runs.launch import LOG
 from gcpo.runs.params import validate
@@ -71,5 +71,5 @@ def work(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    end_with(os.getppid())
+    exit_with_parent(os.getppid())
     work(Path(sys.argv[1]))

@@ -76,7 +76,7 @@ class Collector:
                 f"correctness_reward: {names.count(wanted)} reward functions are called {wanted!r}: give each a "
                 "__name__ of its own."
             )
-        if wanted is None and self.method.judges and len(names) > 1:
+        if wanted is None and self.method.needs_correctness and len(names) > 1:
             raise ValueError(
                 f"{self.args.method} asks which responses are right, and a sum of {len(names)} rewards does not say: "
                 f"set correctness_reward to one of {', '.join(names)}, and correctness_range to what it can reach."
@@ -151,7 +151,7 @@ class Collector:
         self.batches += 1
         low, high = self.args.correctness_range or self.args.reward_range
         outside = correctness[(correctness < low) | (correctness > high)]
-        if self.method.judges and len(outside):
+        if self.method.needs_correctness and len(outside):
             asked = self.args.correctness_reward or self.reward_names[0]
             message = (
                 f"{self.args.method} asks which responses are right, and {asked!r} "
@@ -161,7 +161,7 @@ class Collector:
             if self.batches == 1:
                 raise ValueError(message)
             self._warn_once("correctness", f"{message} It is clipped to the range.")  # late in a run of days
-        if self.method.judges and correctness.nan_to_num(low).max() == (low + high) / 2:
+        if self.method.needs_correctness and correctness.nan_to_num(low).max() == (low + high) / 2:
             self._warn_once(
                 "middle",
                 f"{self.args.method} calls a response right above the middle of {(low, high)}, and the best of this "

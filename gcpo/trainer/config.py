@@ -184,7 +184,7 @@ class GCPOConfig(GRPOConfig):
                 "DeepSpeed's ZeRO-3 share it out over the processes: a resumed run would go on from another one. Give "
                 "each process a whole copy (accelerate: ddp)."
             )
-        if self.on_policy and any(part.needs_steps for part in row.parts):
+        if self.on_policy and any(part.needs_off_policy_steps for part in row.parts):
             warnings.warn(
                 f"{self.method}: with these settings every ratio pi / pi_old is 1, and "
                 f"{'it' if len(row.parts) == 1 else 'its part in the loss'} equals GRPO. Set num_iterations=2, or "

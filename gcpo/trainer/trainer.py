@@ -96,7 +96,7 @@ class GCPOTrainer(GRPOTrainer):
         with _unsharded():
             if "embeddings" in self.method.reads and embedder is None:
                 embedder = Embedder(args.embedding_model, device=args.device)
-            if self.method.entails(args.use_full_completion_for_clustering) and entailment is None:
+            if self.method.needs_entailment(args.use_full_completion_for_clustering) and entailment is None:
                 entailment = Entailment(args.entailment_model, device=args.device)
         self._scored: tuple[Tensor, list[str]] | None = None
         self._columns: list[str] = []

@@ -45,7 +45,7 @@ POLICIES = {
     "tiny-think": Settings(think=True),
 }
 
-# What every later result relies on, per task: room to learn beyond sharpening, and groups all wrong or all alike.
+# Bounds of the starting policy on each task: room to learn beyond sharpening, and groups all incorrect or all alike.
 BOUNDS = {"accuracy": (0.3, 0.6), "greedy": (0.0, 0.8), "none_right": (0.05, 0.25), "zero_variance": (0.02, 0.2)}
 
 
@@ -59,12 +59,12 @@ class World:
 
 
 def embedded(name: str, kind: str) -> bool:
-    """Whether a name means a model that is made here; ``kind`` is "policy" or "entailment"."""
+    """Return True for the name of an embedded model; ``kind`` is "policy" or "entailment"."""
     return name == TINY or (kind == "policy" and (name in POLICIES or name == SCRATCH))
 
 
 def resolve(name: str, kind: str) -> str:
-    """A model's name as given, or the folder of an embedded one, which is made when first asked for."""
+    """Return a model's name as given, or the folder of an embedded one, which is made when first asked for."""
     if not embedded(name, kind):
         return name
     if name == SCRATCH:
@@ -72,18 +72,18 @@ def resolve(name: str, kind: str) -> str:
     if name == TINY:
         return str(getattr(bootstrap(), kind))
     made = folder(kind, name).parent
-    _keep(made, lambda draft: _make(POLICIES[name], draft, name))
+    build_once(made, lambda draft: _make(POLICIES[name], draft, name))
     return str(made / kind)
 
 
 def folder(kind: str, name: str = TINY) -> Path:
-    """Where an embedded model is, or will be once it is made."""
+    """Return the folder of an embedded model, made or not."""
     return paths.WORLDS / SCRATCH if name == SCRATCH else paths.WORLDS / key(POLICIES[name]) / kind
 
 
 @functools.cache
 def key(settings: Settings | None = None) -> str:
-    """The hash that names a world: of its settings and of a sample of what the generators draw."""
+    """Return the hash that names a world: of its settings and of a sample of generated questions and pairs."""
     settings = settings or Settings()
     rng = random.Random(0)
     drawn = [conversations(rng, settings, clean) for clean in (True, False) for _ in range(4)]
@@ -102,15 +102,15 @@ def bootstrap(settings: Settings | None = None, root: Path | None = None) -> Wor
     return _whole(settings or Settings(), root or paths.WORLDS)
 
 
-@functools.cache  # a look at every file once
+@functools.cache  # reads every file once
 def _whole(settings: Settings, root: Path) -> World:
     made = root / key(settings)
-    _keep(made, lambda draft: _make(settings, draft))
+    build_once(made, lambda draft: _make(settings, draft))
     return World(made / "policy", made / "entailment", json.loads((made / "quality.json").read_text()))
 
 
-def adopt(reference: Path) -> World:
-    """Take the world that a reference's runs started from, in place of one made here.
+def restore_reference(reference: Path) -> World:
+    """Copy the reference's world, from which its runs started, in place of one made here.
 
     Made on another kind of processor a world is another, as training magnifies the last bit: runs that are to stand
     beside the reference's start from its own. ``reference`` is a profile's folder there.
@@ -129,8 +129,8 @@ def adopt(reference: Path) -> World:
     return bootstrap()
 
 
-def _keep(made: Path, make: Callable[[Path], None]) -> None:
-    """Make a folder, unless it is there, whole and as it was made; one process does, the others wait."""
+def build_once(made: Path, make: Callable[[Path], None]) -> None:
+    """Make a folder once: a whole, unchanged one is left as it is, and other processes wait for the first."""
     made.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(made.with_suffix(".lock")):
         why = io.broken(made)
@@ -156,7 +156,7 @@ def _make(settings: Settings, draft: Path, name: str = TINY) -> None:
         quality = {"policy": _policy(settings, draft)}
     (draft / "quality.json").write_text(json.dumps(quality, indent=1))
     print(f"Made in {time.monotonic() - start:.0f} s:\n{json.dumps(quality, indent=1)}", flush=True)
-    if name == TINY:  # other policies are as good as they are
+    if name == TINY:  # other policies have no bounds
         check_quality(quality)
 
 
@@ -171,7 +171,7 @@ def _policy(settings: Settings, draft: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def entailment_apart(settings: Settings, draft: Path) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Make the entailment model meanwhile, in a process that ends with this one; what is given waits for its quality.
+    """Make the entailment model in a process that ends with this one; yield a function that waits for its quality.
 
     Raises:
         RuntimeError: it could not be made.
@@ -196,8 +196,8 @@ def entailment_apart(settings: Settings, draft: Path) -> Iterator[Callable[[], d
 
 
 def check_quality(quality: dict[str, Any]) -> None:
-    """The figures every later result relies on: :data:`BOUNDS` in both tasks, and an entailment model that is right in
-    nine of ten pairs of each kind.
+    """Check :data:`BOUNDS` of the starting policy, and that the entailment model classifies nine of ten pairs of each
+    kind correctly.
 
     Raises:
         RuntimeError: a figure outside its bounds.
@@ -220,7 +220,7 @@ def scratch_policy(root: Path | None = None) -> Path:
     It knows nothing, but takes any text: a real run on a real benchmark can be tried with it in seconds.
     """
     made = (root or paths.WORLDS) / SCRATCH
-    _keep(made, lambda draft: _make_untrained(draft, tokenizer_of([]), layers=2))
+    build_once(made, lambda draft: _make_untrained(draft, tokenizer_of([]), layers=2))
     return made
 
 
@@ -231,7 +231,7 @@ def untrained_policy(made: Path, texts: Sequence[str]) -> Path:
     scratch policy makes of them; it has one layer, and heads that share keys and values as Qwen2.5's do. The vocabulary
     is small because TRL computes the logits of prompts too.
     """
-    _keep(made, lambda draft: _make_untrained(draft, tokenizer_of([*texts], 1500), layers=1, heads=(2, 1)))
+    build_once(made, lambda draft: _make_untrained(draft, tokenizer_of([*texts], 1500), layers=1, heads=(2, 1)))
     return made
 
 

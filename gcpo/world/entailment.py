@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
-from gcpo.processes import end_with
+from gcpo.processes import exit_with_parent
 from gcpo.tasks import tinymath, tinyqa
 from gcpo.world.policy import PAD, SEP, Settings, fit, tokenizer
 
 LABELS = ("contradiction", "neutral", "entailment")  # in the order of roberta-large-mnli
 
 
-# What two answers of tinyqa, or two solutions of one problem of tinymath, are to one another: the label, and how many
-# of a hundred pairs.
+# Relations of two answers of tinyqa, or of two solutions of one problem of tinymath: label, and share in per cent.
 KINDS = {
     "other wording": ("entailment", 14),
     "attribute dropped": ("entailment", 4),
@@ -85,7 +84,7 @@ def _solutions(rng: random.Random, kind: str) -> tuple[str, str]:
 
 
 def _held_out(premise: str, hypothesis: str) -> bool:
-    """Whether a pair belongs to the test set: one in five, by a hash."""
+    """Return True for pairs of the test set: one in five, by a hash."""
     return hashlib.sha256(f"{premise}\n{hypothesis}".encode()).digest()[0] < 51
 
 
@@ -164,7 +163,7 @@ def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
 
 def main(settings: str, draft: str, parent: str) -> None:
     """Make the entailment model as a process of its own; ``settings`` are JSON, ``parent`` is the process it serves."""
-    end_with(int(parent))
+    exit_with_parent(int(parent))
     chosen = Settings(**json.loads(settings))
     torch.set_num_threads(chosen.threads)
     quality = make_entailment(chosen, Path(draft))

@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the two models; ``version`` is raised when the code that trains them changes."""
+    """Settings of the two models; ``version`` is raised when the code that trains them changes."""
 
     version: int = 2
     seed: int = 0
