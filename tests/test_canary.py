@@ -27,10 +27,15 @@ from helpers import (
     settings,
 )
 from torch import Tensor
+from transformers.distributed.fsdp import is_fsdp_managed_module
+from transformers.integrations import deepspeed
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
 
+from gcpo.runs.train import weights_arithmetic
+from gcpo.runs.worker import generate_together
 from gcpo.tasks.sampling import load_policy
+from gcpo.trainer.trainer import _unsharded
 
 pytestmark = pytest.mark.usefixtures("frozen")
 
@@ -297,3 +302,74 @@ def test_the_reference_becomes_a_mixture_of_itself_and_the_policy() -> None:
     SyncRefModelCallback.sync_target_model(policy, reference, 0.005)
     for found, value in zip(reference.parameters(), expected, strict=True):
         torch.testing.assert_close(found, value, msg="care: ref_model_mixup_alpha is the policy's share")
+
+
+# --- private names ----------------------------------------------------------------------------------------------------
+
+OVERRIDDEN = ("_calculate_rewards", GENERATE, "_compute_loss", LOGPS, "log")
+CHECKPOINTED = ("_save_checkpoint", "_get_output_dir", "_load_optimizer_and_scheduler")
+
+
+def test_training_calls_every_method_that_the_trainer_overrides(trl: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: set[str] = set()
+
+    def spied(name: str) -> Callable[..., Any]:
+        inherited = getattr(GRPOTrainer, name)
+
+        def spy(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            calls.add(name)
+            return inherited(self, *arguments, **keywords)
+
+        return spy
+
+    for name in (*OVERRIDDEN, *CHECKPOINTED):
+        monkeypatch.setattr(GRPOTrainer, name, spied(name))
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trl(max_steps=1, **saving).train()
+    trl(max_steps=2, **saving).train(resume_from_checkpoint=True)
+    assert calls == {*OVERRIDDEN, *CHECKPOINTED}, "GCPOTrainer overrides these, and nothing calls one of them"
+
+
+def test_the_tokenizer_and_the_names_on_a_model_card(trl: Make) -> None:
+    trainer = trl()
+    assert trainer._tokenizer is trainer.processing_class, "_tokenizer: decodes completions"
+    trainer._name, trainer._tag_names = "Name of a method", [*trainer._tag_names, "tag-of-a-method"]
+    trainer.create_model_card()
+    card = (Path(trainer.args.output_dir) / "README.md").read_text()
+    assert "Name of a method" in card, "_name: the trainer's name on a model card"
+    assert "- tag-of-a-method" in card, "_tag_names: the tags of a model card"
+
+
+def test_accelerate_keeps_the_forward_pass_that_mixed_precision_replaces(trl: Make) -> None:
+    trainer = trl(bf16=True, max_steps=1)
+    trainer.train()
+    model, ids = trainer.model, torch.arange(4)[None]
+    assert "_original_forward" in model.__dict__, "_original_forward: accelerate's name of the forward pass it replaces"
+    with torch.no_grad():
+        expected = type(model).forward(model, ids).logits
+        assert not torch.equal(model(ids).logits, expected), "training computes in bfloat16"
+        with weights_arithmetic(model):
+            assert torch.equal(model(ids).logits, expected), "evaluation computes in the type of the weights"
+
+
+def test_transformers_reads_the_mark_of_a_sharded_policy(trl: Make) -> None:
+    model = trl().model
+    assert not is_fsdp_managed_module(model)
+    generate_together(model)
+    assert is_fsdp_managed_module(model), "_is_fsdp_managed_module: generation goes on until all processes are done"
+
+
+def test_transformers_shards_no_model_while_its_deepspeed_config_is_unset() -> None:
+    class Stage3:
+        def is_zero3(self) -> bool:
+            return True
+
+    config = Stage3()
+    deepspeed.set_hf_deepspeed_config(config)
+    try:
+        assert deepspeed.is_deepspeed_zero3_enabled()
+        with _unsharded():
+            assert not deepspeed.is_deepspeed_zero3_enabled(), "models are loaded whole"
+        assert deepspeed.is_deepspeed_zero3_enabled(), "_hf_deepspeed_config_weak_ref: the config that is set again"
+    finally:
+        deepspeed.unset_hf_deepspeed_config()
