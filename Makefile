@@ -3,9 +3,6 @@ PYTHON ?= python3
 JOBS ?= 2
 PROFILE ?= laptop
 BIN := .venv/bin
-# For tasks reasoning_gym:<name>, which nothing else needs: the first asks for another tabulate than is pinned, the second
-# needs a C compiler.
-APART := ^(reasoning-gym|pycosat)==
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
@@ -47,10 +44,8 @@ setup: .venv/installed  ## the virtual environment with the pinned packages and 
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' requirements.lock)
-	grep -vE '$(APART)' requirements.lock > .venv/most.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r .venv/most.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $$(grep -E '$(APART)' requirements.lock)
 	touch $@
 
 smoke: setup  ## every kind of run and every report at toy size

@@ -1,4 +1,4 @@
-"""A process of its own for what cannot be trusted to end.
+"""A process of its own that compares mathematics, which cannot be trusted to end.
 
 What a policy writes can keep a grader busy for ever (``9^{9^{9^9}}``), signals reach main threads only, and nothing
 within a process interrupts a long product; so the operating system ends that process once an answer has taken
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 SECONDS = 1.2
@@ -27,18 +27,17 @@ SECONDS = 1.2
 
 MEMORY = 8 * 2**30  # bytes of address space: a power tower asks for all there is before its time is over
 READY = "ready\n"
+SERVE = "from gcpo.mathematics import serve; serve()"  # what it runs
 
 
 class GraderProcess:
     """A process that answers questions: started when first asked, and again after it was ended.
 
-    ``module`` is the one whose function ``serve`` runs there, and ``extra`` gcpo's extra with what that imports. Sets
-    have the same order in every such process. Questions are numbered and so are answers, as a process that is ended
-    between two questions says so as well.
+    Sets have the same order in every such process. Questions are numbered and so are answers, as a process that is
+    ended between two questions says so as well.
     """
 
-    def __init__(self, module: str, extra: str) -> None:
-        self.module, self.extra = module, extra
+    def __init__(self) -> None:
         self.numbers = itertools.count(1)
         self.lock = threading.Lock()
         self.process: subprocess.Popen[str] | None = None
@@ -69,7 +68,7 @@ class GraderProcess:
             return None
 
     def _start(self) -> None:
-        command = [sys.executable, "-c", f"from {self.module} import serve; serve()"]
+        command = [sys.executable, "-c", SERVE]
         path = os.pathsep.join(path for path in sys.path if path)
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
         pipe = subprocess.PIPE
@@ -82,8 +81,8 @@ class GraderProcess:
                     said.seek(0)
                     reason = (said.read().decode(errors="replace").splitlines() or ["it does not say why"])[-1]
                     raise RuntimeError(
-                        f"The process in which {self.module} answers cannot start: {reason}. If a package is missing: "
-                        f'pip install "gcpo[{self.extra}]"'
+                        f"The process that compares mathematics cannot start: {reason}. If a package is missing: "
+                        'pip install "gcpo[trl]"'
                     )
 
     def close(self) -> None:
@@ -97,11 +96,10 @@ class GraderProcess:
             process.wait()
 
 
-def serve(answers: Mapping[str, Callable[..., Any]], prepare: Callable[..., None] | None = None) -> None:
+def serve(answers: dict[str, Callable[..., Any]]) -> None:
     """Answer questions, a JSON list per line of standard input, until there are no more; None where that fails.
 
-    The first entry of a question says which of ``answers`` takes the others. ``prepare`` gets all of them first, and as
-    much time as it takes: for work that no model's answer has a part in. What either prints is lost.
+    The first entry of a question says which of ``answers`` takes the others. What that prints is lost.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     print(READY, end="", flush=True)
@@ -116,8 +114,6 @@ def serve(answers: Mapping[str, Callable[..., Any]], prepare: Callable[..., None
         asked[:] = number.to_bytes(8)
         found = "null"
         with contextlib.suppress(Exception):  # of whatever a grader makes of what a model wrote
-            if prepare:
-                prepare(kind, *question)
             _limit_time(SECONDS)
             found = json.dumps(answers[kind](*question))
         _limit_time(0)

@@ -247,7 +247,7 @@ def _value(answer: str) -> float | None:
     return found
 
 
-_ask = grader.GraderProcess("gcpo.mathematics", extra="trl").ask
+_ask = grader.GraderProcess().ask
 
 
 def serve() -> None:

@@ -31,7 +31,7 @@ def needed(*extras: str) -> set[str]:
 
 
 def test_lock_pins_every_dependency_and_the_cpu_neutral_torch() -> None:
-    assert needed("trl", "repro", "dev", "tasks") <= set(pins())
+    assert needed("trl", "repro", "dev") <= set(pins())
     assert pins()["torch"] == "torch==2.13.0"
     assert not [pin for pin in pins().values() if "+" in pin]
 

@@ -398,7 +398,8 @@ def serve():
 """
     (tmp_path / "grader.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = GraderProcess("grader", extra="trl")
+    monkeypatch.setattr("gcpo.grader.SERVE", "from grader import serve; serve()")
+    made = GraderProcess()
     yield made
     made.close()
 
@@ -428,7 +429,7 @@ def test_a_grader_that_cannot_start_is_no_grade(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "math_verify.py").write_text('raise ModuleNotFoundError("No module named math_verify")')
     with monkeypatch.context() as without:
         without.syspath_prepend(str(tmp_path))
-        without.setattr(mathematics, "_ask", GraderProcess("gcpo.mathematics", extra="trl").ask)
+        without.setattr(mathematics, "_ask", GraderProcess().ask)
         for grade in (math_correct, same_answer):
             with pytest.raises(RuntimeError, match=r'No module named math_verify\..*pip install "gcpo\[trl\]"'):
                 grade("0.53125", r"\frac{17}{32}")

@@ -53,7 +53,7 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     profile: str = Field("smoke", description="names the folder of outputs", pattern=f"^{NAME}$")
-    task: str = Field("tinyqa", description="a name in gcpo.tasks.TASKS, or reasoning_gym:<name>")
+    task: str = Field("tinyqa", description="a name in gcpo.tasks.TASKS")
     method: str = Field("gcpo_bot", description="a name in gcpo.methods.METHODS, or a product of them")
     method_options: dict[str, Any] = Field({}, description="constants of the method")
     seed: Seed = Field(0, description="of everything random in the run")

@@ -214,11 +214,9 @@ class Plan:
 
     @cached_property
     def id(self) -> str:
-        """task-method-seed-hash for training, task-kind-seed-hash for others; "a+b" for a product, and "a.b" for a task
-        "a:b", since not every system allows ":" in the name of a folder."""
-        task = self.params.task.replace(":", ".")
+        """task-method-seed-hash for training, task-kind-seed-hash for others; "a+b" for a product."""
         name = self.params.method.replace("*", "+") if self.kind == "train" else self.kind
-        return f"{task}-{name}-{self.params.seed}-{digest(self.values)}"
+        return f"{self.params.task}-{name}-{self.params.seed}-{digest(self.values)}"
 
     @property
     def folder(self) -> Path:

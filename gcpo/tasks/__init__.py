@@ -1,7 +1,4 @@
-"""The benchmarks by name. To add one: a module ``gcpo/tasks/<name>.py`` with a ``TASK``, and its name below.
-
-Beside them stand the procedural tasks of the package reasoning-gym, each as ``reasoning_gym:<name>``.
-"""
+"""The benchmarks by name. To add one: a module ``gcpo/tasks/<name>.py`` with a ``TASK``, and its name below."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ TASKS = (
     *(*GENERATED, "narrativeqa", "qasper", "hotpotqa", "math", "aime24", "olympiadbench"),
     *("amc23", "minerva", "gsm8k", "mmlu_stem"),
 )
-GYM = "reasoning_gym"
 REWARDS = ("metric", "binary")
 
 
@@ -27,19 +23,17 @@ def check_task(name: str) -> None:
     """Refuse a name that is no task's.
 
     Raises:
-        ValueError: with the nearest valid name; or that reasoning-gym, whose task it is, is not installed.
+        ValueError: with the nearest valid name.
     """
-    if name.startswith(f"{GYM}:"):
-        importlib.import_module(f"gcpo.tasks.{GYM}").check(name)
-    elif name not in TASKS:
-        raise ValueError(f"Unknown task {name!r}.{nearest(name, [*TASKS, f'{GYM}:<name>'])}")
+    if name not in TASKS:
+        raise ValueError(f"Unknown task {name!r}.{nearest(name, TASKS)}")
 
 
 def get_task(name: str, *, reward: str = "metric", full_completion: bool | None = None) -> Task:
     """The task of that name.
 
     Args:
-        name: one of :data:`TASKS`, or "reasoning_gym:" and a name of that package's.
+        name: one of :data:`TASKS`.
         reward: "metric" is the task's own, from its metric; "binary" gives the largest reward where the accuracy is 1
             and the smallest elsewhere, as papers that ask "right or wrong" train.
         full_completion: embed and cluster whole completions, or the answers in them; None is the task's own choice.
@@ -49,9 +43,7 @@ def get_task(name: str, *, reward: str = "metric", full_completion: bool | None 
     """
     check_task(name)
     one_of("reward", reward, REWARDS)
-    module, _, short = name.partition(":")
-    made = importlib.import_module(f"gcpo.tasks.{module}")
-    task: Task = made.get(name) if short else made.TASK
+    task: Task = importlib.import_module(f"gcpo.tasks.{name}").TASK
     if reward == "binary":
         task = replace(task, reward_metric="accuracy")
     return task if full_completion is None else replace(task, full_completion=full_completion)
@@ -59,4 +51,4 @@ def get_task(name: str, *, reward: str = "metric", full_completion: bool | None 
 
 def sources(name: str) -> dict[str, Source]:
     """Where each split of a task is read from; nothing for a task that is generated."""
-    return getattr(importlib.import_module(f"gcpo.tasks.{name.partition(':')[0]}"), "SPLITS", {})
+    return getattr(importlib.import_module(f"gcpo.tasks.{name}"), "SPLITS", {})
