@@ -14,7 +14,7 @@ from record_builders import evaluated, finished, planned, scored, write_grid
 
 from gcpo import paths
 from gcpo import statistics as s
-from gcpo.reports import claims, compare, cost, margins, records
+from gcpo.reports import claims, compare, margins, records
 from gcpo.reports.claims import decide
 from gcpo.reports.compare import Comparison
 from gcpo.runs.params import ParameterError
@@ -251,38 +251,6 @@ def test_figures_of_runs_are_paired_by_seed() -> None:
     assert corrected["se", "grpo"].corrected.low < corrected["se", "grpo"].interval.low
 
 
-def test_overhead_is_a_ratio_to_the_base_s_run_of_the_same_seed_and_hardware() -> None:
-    # A quarter of each run was evaluation. Training took 1.1 and 1.2 times GRPO's; the run elsewhere has no partner.
-    rows = [("grpo", 0, "a", 100.0), ("grpo", 1, "a", 200.0), ("se", 0, "a", 110.0), ("se", 1, "a", 240.0)]
-    runs = pd.DataFrame([*rows, ("se", 2, "b", 900.0)], columns=["label", "seed", "hardware", "cpu_seconds"])
-    times = {"seconds": runs["cpu_seconds"], "seconds_evaluate": runs["cpu_seconds"] / 4}
-    runs = runs.assign(**times, seconds_measure=[0.0, 0.0, 7.0, 9.0, 80.0])
-    runs["started"] = [f"2026-01-01T{clock}:00+00:00" for clock in ("10:00", "12:00", "11:59", "10:01", "12:00")]
-    found = cost.overhead(runs, "se")
-    assert math.exp(found.interval.estimate) == pytest.approx(math.sqrt(1.1 * 1.2)) and found.seeds == 2
-    verdict = cost.noticeable(runs, "se", "python -m gcpo grid zoo")
-    assert verdict.word == "cannot tell" and verdict.because.startswith("14.9 [")
-    assert verdict.because.endswith("measuring alone takes 8 s more per run.")
-    assert "% more processor time (2 of 2 seeds have a pair of undisturbed runs)" in verdict.because
-    (phase,) = cost.by_phase(runs, "se").to_dict("records")  # 7 and 9 more; what has no partner counts for nothing
-    assert (phase["phase"], phase["seconds"], phase["more"]) == ("measure", 0, 8)
-    assert phase["low"] == pytest.approx(8 - 12.7062, abs=1e-4)  # t(1) at 97.5 %, and a standard error of 1
-    assert cost.noticeable(runs, "kle", "the grid").because.endswith("First, side by side: the grid.")
-    much = runs.assign(cpu_seconds=[100.0, 200.0, 200.0, 400.1, 1.0])
-    assert cost.noticeable(much, "se", "").word == "does not hold"
-    little = runs.assign(cpu_seconds=[100.0, 200.0, 101.0, 202.1, 1.0])
-    assert cost.noticeable(little, "se", "").word == "holds"
-    apart = runs.assign(started=runs["started"].where(runs["seed"] == 0, "2026-01-01T14:01:00+00:00"))
-    apart.loc[1, "started"] = "2026-01-01T12:00:00+00:00"  # machines differ: two hours between them, and a minute
-    assert cost.overhead(apart, "se").seeds < 2
-    disturbed = runs.assign(seconds=[130.0, 200.0, 110.0, 240.0, 900.0])  # GRPO's seed 0 was kept waiting
-    assert cost.overhead(disturbed, "se").seeds < 2
-    third = pd.concat([runs, disturbed[disturbed["seed"] == 0].assign(seed=3)], ignore_index=True)
-    assert "(2 of 3 seeds have" in cost.noticeable(third, "se", "").because
-    for some in (runs.iloc[2:], runs.iloc[:0]):  # without a run of the base, and without any
-        assert not cost.overhead(some, "se").tested
-
-
 # --- over tasks -----------------------------------------------------------------------------------------------------
 
 
@@ -440,26 +408,6 @@ def test_whether_a_word_depends_on_a_setting_is_not_known_where_a_setting_is_ope
     assert table[0.5].item() == (
         f"cannot tell {4:+.1f} [{-1:+.1f}, {9:+.1f}]" if verdicts[0] is OPEN else table[0.5][0]
     )
-
-
-def test_the_time_that_a_run_took_is_the_processor_s_without_a_gpu_and_the_clock_s_with_one() -> None:
-    hardware = [{"gpus": []}, {"gpus": ["RTX 4090"]}]
-    runs = pd.DataFrame({"hardware": hardware, "seconds": [232.0, 100.0], "cpu_seconds": [106.0, 60.0]})
-    assert cost.taken(runs).tolist() == [106, 100]
-
-
-def test_a_table_of_costs_has_a_row_per_task_and_method_with_what_pairs_say() -> None:
-    rows = [("qa", "grpo", 0, 10.0), ("qa", "grpo", 1, 10.0), ("qa", "se", 0, 11.0), ("qa", "se", 1, 12.0)]
-    runs = pd.DataFrame([*rows, ("maths", "grpo", 0, 50.0)], columns=["task", "label", "seed", "cpu_seconds"])
-    runs = runs.assign(hardware=[{"gpus": []}] * 5, seconds=runs["cpu_seconds"], seconds_evaluate=0.0)
-    runs = runs.assign(started="2026-01-01T10:00:00+00:00", peak_memory_gb=1.0)
-    table = cost.summary(runs, {"grpo": "GRPO", "kle": "KLE", "se": "SE"})
-    assert table[["task", "method", "runs", "least seconds", "pairs"]].to_numpy().tolist() == [
-        ["qa", "GRPO", 2, 10, ""],
-        ["qa", "SE", 2, 11, 2],
-        ["maths", "GRPO", 1, 50, ""],
-    ]
-    assert table["times GRPO's [95 %]"].tolist()[1].startswith(f"{math.sqrt(1.1 * 1.2):.2f} [")
 
 
 # --- from records ---------------------------------------------------------------------------------------------------

@@ -52,7 +52,6 @@ def test_several_processes_leave_a_record_like_one_and_go_on_after_a_kill(output
     assert whole.manifest["attempts"] == 1
     assert kept == {name: (plan.folder / name).read_bytes() for name in RECORDS}
     assert whole.manifest["trl"]["per_device_train_batch_size"] == 4  # of 8 completions
-    assert {"generate", "loss", "optimise", "evaluate"} <= set(whole.manifest["phases"])
     along = pd.read_csv(plan.folder / "validation.csv")
     assert sorted(set(along["step"])) == [0, 2, 3, 4, 6]  # a quarter of 6 is 1.5
     assert len(pd.read_csv(plan.folder / "metrics.csv")) == 6

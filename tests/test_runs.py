@@ -75,9 +75,6 @@ def test_two_runs_of_the_same_parameters_give_the_same_files(outputs: Path) -> N
     metrics = pd.read_csv(second.folder / "metrics.csv")
     assert list(metrics["step"]) == list(range(1, 9)) and metrics["reward"].nunique() > 1
     assert train(params(**LONGER)).manifest["attempts"] == 1  # a finished run is only read
-    phases = second.manifest["phases"]
-    assert set(phases) == {"generate", "score", "measure", "loss", "optimise", "evaluate"}
-    assert 0.5 * second.manifest["seconds"] < sum(phases.values()) < second.manifest["seconds"] + 0.5
     other = train(params(**LONGER, seed=1))
     assert (other.folder / "metrics.csv").read_bytes() != kept["metrics.csv"]
 

@@ -137,3 +137,9 @@ def test_one_lucky_seed_is_not_picked(swept: pd.DataFrame) -> None:
     assert sweep.choice(lucky)["learning_rate"].tolist() == [0.003]
     more = swept.assign(seeds=swept["seeds"].where(swept["learning_rate"] != 0.002, 10))
     assert sweep.choice(more)[["learning_rate", "seeds"]].to_numpy().tolist() == [[0.002, 10]]
+
+
+def test_the_time_that_a_run_took_is_the_processor_s_without_a_gpu_and_the_clock_s_with_one() -> None:
+    hardware = [{"gpus": []}, {"gpus": ["RTX 4090"]}]
+    runs = pd.DataFrame({"hardware": hardware, "seconds": [232.0, 100.0], "cpu_seconds": [106.0, 60.0]})
+    assert sweep.taken(runs).tolist() == [106, 100]

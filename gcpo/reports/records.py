@@ -88,8 +88,8 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
 
     Columns: id, kind, label (the method, with what varies among these runs), every parameter and every setting of
     TRL's config, as resolved (alpha is the alpha that ran), reward_range, every figure of the manifest's ``results``,
-    hardware (a mapping), started, seconds (all of them, and by phase: seconds_generate and so on) and cpu_seconds (NaN
-    of a run that was interrupted), peak_memory_gb (of the machine) and peak_gpu_memory_gb (NaN without a GPU), code,
+    hardware (a mapping), started, seconds and cpu_seconds (NaN of a run that was
+    interrupted), peak_memory_gb (of the machine) and peak_gpu_memory_gb (NaN without a GPU), code,
     commit, dirty, schema, folder (a Path) and reference (bool). Empty where nothing has run.
 
     Raises:
@@ -132,10 +132,9 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
 
 
 def _times(manifest: dict[str, Any]) -> dict[str, float]:
-    """Seconds of a run, of its processor and by phase; unknown of one that was interrupted. They add up over attempts
-    that failed, but one that was killed could not write its own, and what an attempt made again counts twice."""
+    """Seconds of a run and of its processor; unknown of one that was interrupted. They add up over attempts that
+    failed, but one that was killed could not write its own, and what an attempt made again counts twice."""
     times = {key: manifest.get(key, nan) for key in ("seconds", "cpu_seconds")}
-    times |= {f"seconds_{phase}": seconds for phase, seconds in manifest.get("phases", {}).items()}
     return times if manifest.get("attempts", 1) == 1 else dict.fromkeys(times, nan)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from gcpo.reports import cost, records
+from gcpo.reports import records
 from gcpo.runs.record import RecordError
 from gcpo.statistics import DETECTABLE
 from gcpo.tasks import get_task
@@ -29,8 +29,8 @@ def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
         ends below its start), hours (of a run), and mde_hour (points): the difference of two methods that is detected
         with 80 % power if each gets an hour of runs, DETECTABLE sqrt(2) sampled_std sqrt(hours); NaN where all seeds
         have one score, which is chance and no spread of 0. Hours are the least that a run of the task and batch size
-        took, at any rate, as :func:`gcpo.reports.cost.taken` counts: the steps are the same
-        at each, and other work on the machine only adds to them.
+        took, at any rate, as :func:`taken` counts: the steps are the same at each, and other
+        work on the machine only adds to them.
 
     Raises:
         RecordError: a task with one rate, or runs without validation scores.
@@ -46,7 +46,7 @@ def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
     scores = records.gather(runs, "validation", [*AXES, "seed", "max_steps"], optional=True)
     if scores.empty:
         raise RecordError("No run of the sweep has validation scores: run it with validation_limit above 0")
-    least: dict[Any, float] = (cost.taken(runs) / 3600).groupby([runs[axis] for axis in AXES[:2]]).min().to_dict()
+    least: dict[Any, float] = (taken(runs) / 3600).groupby([runs[axis] for axis in AXES[:2]]).min().to_dict()
     rows = []
     for (task, prompts, rate), part in scores.groupby(AXES, sort=False):
         metric = get_task(str(task)).reward_metric
@@ -61,6 +61,13 @@ def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
         detectable = DETECTABLE * sqrt(2) * (row["sampled_std"] or nan) * sqrt(hours)
         rows.append({**row, "fell": row["greedy"] < row["start_greedy"], "hours": hours, "mde_hour": detectable})
     return pd.DataFrame(rows).sort_values(AXES, ignore_index=True)
+
+
+def taken(runs: pd.DataFrame) -> pd.Series:
+    """Seconds that each run took of its machine: of the processor where there is no GPU, as other work beside a run
+    keeps it waiting for up to three times as long; by the clock where there is one."""
+    alone = runs["hardware"].map(lambda machine: not (machine or {}).get("gpus")).astype(bool)
+    return runs["cpu_seconds"].where(alone, runs["seconds"])
 
 
 def choice(table: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,8 @@ import pandas as pd
 from gcpo import paths, statistics
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
-from gcpo.reports import cost, records
+from gcpo.reports import records
+from gcpo.reports.sweep import taken
 from gcpo.runs import estimates
 from gcpo.runs.grids import expand
 from gcpo.runs.params import Params, load_profile, validate
@@ -280,7 +281,7 @@ def write_readme(profile: str) -> None:
 
 def needs_table(profile: str) -> pd.DataFrame:
     """What one training run takes: of a profile's reference as measured (medians of GCPO-BoT's and GRPO's runs of the
-    policy that most of a task's have; time as :func:`gcpo.reports.cost.taken` counts), of the profiles for one GPU as
+    policy that most of a task's have; time as :func:`gcpo.reports.sweep.taken` counts), of the profiles for one GPU as
     estimated.
 
     Columns: profile, task, hardware, time of a run, memory, and how they are known.
@@ -292,7 +293,7 @@ def needs_table(profile: str) -> pd.DataFrame:
         part = part[part["policy"] == part["policy"].mode()[0]]
         hardware = part["hardware"].map(_hardware).mode()[0]
         memory = part["peak_gpu_memory_gb"].fillna(part["peak_memory_gb"])  # of the GPU where there was one
-        took = f"{cost.taken(part).median() / 60:.0f} min", f"{memory.median():.1f} GB"
+        took = f"{taken(part).median() / 60:.0f} min", f"{memory.median():.1f} GB"
         rows.append([profile, task, hardware, *took, f"measured ({len(part)} runs)"])
     for name, gpu in (("single_gpu", 24.0), ("paper", 80.0)):
         for task in ("narrativeqa", "qasper", "hotpotqa", "math", "olympiadbench"):
@@ -353,5 +354,4 @@ RESULTS = {
     "table1": "## Table 1 on both tasks\nSampled answers in per cent, beside the paper's NarrativeQA and MATH500.",
     "zoo": "## All methods\nSampled answers in per cent, and the difference from GRPO under the same protocol.",
     "sweep_choice": "## The sweep\nWhat its rule picks, for both tasks together and for each.",
-    "cost": "## Cost\nOf Table 1's runs.",
 }

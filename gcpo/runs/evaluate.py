@@ -68,7 +68,7 @@ def _evaluate(plan: Plan, trained: Run | None) -> Run:
                     line
                     for decoding, count in (("greedy", 1), ("sampled", params.eval_samples))
                     if count
-                    for line in _answers(plan, run, (model, tokens), questions[part], decoding, count)
+                    for line in _answers(plan, (model, tokens), questions[part], decoding, count)
                 ]
                 with io.replacing(path) as draft:
                     pd.DataFrame(lines).to_parquet(draft, index=False)
@@ -86,28 +86,23 @@ def _evaluate(plan: Plan, trained: Run | None) -> Run:
     return run
 
 
-def _answers(
-    plan: Plan, run: Run, policy: tuple[Any, Any], rows: Sequence[Row], decoding: str, n: int
-) -> list[dict[str, Any]]:
+def _answers(plan: Plan, policy: tuple[Any, Any], rows: Sequence[Row], decoding: str, n: int) -> list[dict[str, Any]]:
     """The lines of ``answers.csv`` of some questions, with each answer's text."""
     (model, tokens), params, task = policy, plan.params, plan.task
     heat = params.temperature
-    with run.clock.phase("generate"):
-        prompts, own_heat = [row.prompt for row in rows], heat if decoding == "sampled" else 0.0
-        asked = generate(model, tokens, prompts, n=n, temperature=own_heat, max_new_tokens=params.max_completion_length)
-        ids, attention, completion = asked
-    with run.clock.phase("measure"):
-        logps, entropies, mask = token_statistics(model, ids, attention, completion, heat)
-        made = [row[kept].tolist() for row, kept in zip(ids.cpu(), completion.bool().cpu(), strict=True)]
-        measured = certainty(logps, entropies, mask, made, lambda some: tokens.decode(some, skip_special_tokens=True))
-    with run.clock.phase("score"):
-        lines, last = [], set(ends(model, tokens))
-        for number, (text, own) in enumerate(zip(texts(tokens, ids, completion), made, strict=True)):
-            row, answer = rows[number // n], task.extract(text)
-            line: dict[str, Any] = {"query": row.id, "decoding": decoding, "sample": number % n}
-            line |= {**task.score(answer, row.references), "answered": float(answer is not None), "tokens": len(own)}
-            line |= {"cut_off": own[-1] not in last, **measured[number], "completion": text}
-            lines.append(line)
+    prompts, own_heat = [row.prompt for row in rows], heat if decoding == "sampled" else 0.0
+    asked = generate(model, tokens, prompts, n=n, temperature=own_heat, max_new_tokens=params.max_completion_length)
+    ids, attention, completion = asked
+    logps, entropies, mask = token_statistics(model, ids, attention, completion, heat)
+    made = [row[kept].tolist() for row, kept in zip(ids.cpu(), completion.bool().cpu(), strict=True)]
+    measured = certainty(logps, entropies, mask, made, lambda some: tokens.decode(some, skip_special_tokens=True))
+    lines, last = [], set(ends(model, tokens))
+    for number, (text, own) in enumerate(zip(texts(tokens, ids, completion), made, strict=True)):
+        row, answer = rows[number // n], task.extract(text)
+        line: dict[str, Any] = {"query": row.id, "decoding": decoding, "sample": number % n}
+        line |= {**task.score(answer, row.references), "answered": float(answer is not None), "tokens": len(own)}
+        line |= {"cut_off": own[-1] not in last, **measured[number], "completion": text}
+        lines.append(line)
     return lines
 
 

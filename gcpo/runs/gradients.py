@@ -87,8 +87,8 @@ def _measure(plan: Plan, trained: Run | None) -> Run:
             if not queries.exists():
                 transformers.set_seed(chunk_seed(params.seed, first))
                 rows = questions[part]
-                sampled = _sample(run, plan, model, tokens, rows)
-                found = _statistics(run, plan, model, embedder, entailment, rows, sampled)
+                sampled = _sample(plan, model, tokens, rows)
+                found = _statistics(plan, model, embedder, entailment, rows, sampled)
                 drawn = np.random.default_rng(chunk_seed(params.seed, first))
                 _write(pairs, pd.concat([_some(table, drawn) for _, table in found]))
                 _write(queries, pd.DataFrame([line for line, _ in found]))  # last: it says that the chunk is done
@@ -155,28 +155,24 @@ class _Sampled:
     mask: Int[Tensor, "B G T"]
 
 
-def _sample(run: Run, plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> _Sampled:
+def _sample(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> _Sampled:
     params, task, shape = plan.params, plan.task, (len(rows), plan.params.group_size)
-    with run.clock.phase("generate"):
-        ids, attention, completion = generate(
-            model,
-            tokens,
-            [row.prompt for row in rows],
-            n=params.group_size,
-            temperature=params.temperature,
-            max_new_tokens=params.max_completion_length,
-        )
+    ids, attention, completion = generate(
+        model,
+        tokens,
+        [row.prompt for row in rows],
+        n=params.group_size,
+        temperature=params.temperature,
+        max_new_tokens=params.max_completion_length,
+    )
     flat = texts(tokens, ids, completion)
     groups = [flat[shape[1] * i : shape[1] * (i + 1)] for i in range(len(rows))]
-    with run.clock.phase("score"):
-        scores = grade(task, rows, groups)
-    with run.clock.phase("measure"):
-        of_tokens = token_statistics(model, ids, attention, completion, params.temperature)
+    scores = grade(task, rows, groups)
+    of_tokens = token_statistics(model, ids, attention, completion, params.temperature)
     return _Sampled(ids, attention, completion, groups, scores, *(values.unflatten(0, shape) for values in of_tokens))
 
 
 def _statistics(
-    run: Run,
     plan: Plan,
     model: Any,
     embedder: Embedder,
@@ -204,18 +200,16 @@ def _statistics(
         )
 
     whole, half = rollouts(slice(size)), size // 2 if size >= 4 else 0
-    with run.clock.phase("measure"):
-        columns, halves = uncertainties(whole), uncertainties(rollouts(slice(half))) if half else {}
-        columns |= {f"{name}_half": halves.get(name, torch.full((len(rows),), torch.nan)) for name in columns}
+    columns, halves = uncertainties(whole), uncertainties(rollouts(slice(half))) if half else {}
+    columns |= {f"{name}_half": halves.get(name, torch.full((len(rows),), torch.nan)) for name in columns}
     advantages, others = base_advantages(rewards), base_advantages(rewards[:, half:]) if half else None
     found = []
     for i, row in enumerate(rows):
         group = slice(size * i, size * (i + 1))
         batch = sampled.ids[group], sampled.attention[group], sampled.completion[group]
-        with run.clock.phase("gradients"):
-            chosen, heat = params.gradient_parameters, params.temperature
-            gram = gradient_gram(model, *batch, params=chosen, temperature=heat)
-            plain = gradient_variance(model, *batch, advantages[i], params=chosen, temperature=1.0)
+        chosen, heat = params.gradient_parameters, params.temperature
+        gram = gradient_gram(model, *batch, params=chosen, temperature=heat)
+        plain = gradient_variance(model, *batch, advantages[i], params=chosen, temperature=1.0)
         pairs = pair_table(whole.embeddings[i], gram, advantages[i], whole.clusters[i], sampled.texts[i])
         line = {
             "query": row.id,

@@ -15,7 +15,6 @@ import resource
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,7 +28,6 @@ from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from gcpo import io, paths
 from gcpo.runs import gpus
-from gcpo.runs.clock import Clock
 from gcpo.runs.contents import Seen, changed, contents
 from gcpo.runs.launch import LOG
 from gcpo.runs.params import read_yaml
@@ -48,12 +46,11 @@ ASIDE = "set-aside-"  # folders of what could not be trusted, kept inside the ru
 @dataclass
 class Run:
     """One run's folder and manifest. ``manifest["status"]`` is running, finished or failed; ``fault`` says why the
-    record is not to be trusted, None if it is; ``clock`` counts the phases of an attempt."""
+    record is not to be trusted, None if it is."""
 
     folder: Path
     manifest: dict[str, Any] = field(default_factory=dict)
     fault: str | None = None
-    clock: Clock = field(default_factory=Clock)
 
     @property
     def finished(self) -> bool:
@@ -215,7 +212,7 @@ def record(plan: Plan) -> Iterator[Run]:
     It goes on from what an attempt before left; what other code, packages or models began is set aside instead, since
     the record names one of each.
 
-    Seconds, those by phase (``phases``) and those of the processor (``cpu_seconds``: fewer than ``seconds`` times
+    Seconds and those of the processor (``cpu_seconds``: fewer than ``seconds`` times
     threads where the machine did other work) add up over attempts; one that was killed could not write its own.
     """
     if plan.kind == "train" and plan.params.processes == 1:
@@ -229,7 +226,6 @@ def record(plan: Plan) -> Iterator[Run]:
     gpus.forget_peak()
     gpu_before = run.manifest.get("peak_gpu_memory_gb", 0.0)
     before = {key: run.manifest.get(key, 0.0) for key in ("seconds", "cpu_seconds")}
-    phases: Counter[str] = Counter(run.manifest.get("phases", {}))
     start, start_cpu = time.monotonic(), _cpu_seconds()
     run.manifest = {
         **describe(plan),
@@ -237,7 +233,6 @@ def record(plan: Plan) -> Iterator[Run]:
         "started": run.manifest.get("started") or _now(),
         "attempts": run.manifest.get("attempts", 0) + 1,
         **before,
-        "phases": phases,
         "pid": os.getpid(),
         "exit": None,
         **here,
@@ -256,8 +251,6 @@ def record(plan: Plan) -> Iterator[Run]:
         run.manifest["ended"] = _now()
         run.manifest["seconds"] = round(before["seconds"] + time.monotonic() - start, 1)
         run.manifest["cpu_seconds"] = round(before["cpu_seconds"] + _cpu_seconds() - start_cpu, 1)
-        phases.update(run.clock.seconds)  # which adds
-        run.manifest["phases"] = {phase: round(seconds, 2) for phase, seconds in phases.items()}
         run.manifest["peak_memory_gb"] = round(_peak_memory(), 2)
         if peak := max(gpu_before, gpus.peak_memory(), _peak_of_processes(run)):
             run.manifest["peak_gpu_memory_gb"] = round(peak, 2)

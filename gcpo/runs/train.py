@@ -96,8 +96,7 @@ def _train(plan: Plan) -> Run:
             run.manifest["replaced_weights"] = int(sum(entry.get(REPLACED, 0) for entry in log))
         if validation:
             run.table("validation.csv", validation.table())
-        with run.clock.phase("evaluate"):
-            scores = _evaluate(plan, model, tokens, eval_rows.rows)
+        scores = _evaluate(plan, model, tokens, eval_rows.rows)
         run.table("eval.csv", scores)
         run.manifest["results"] = summary(scores, task)
     return run
@@ -117,9 +116,7 @@ def fit(trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | No
         trainer.add_callback(callback)
     with trainer.accelerator.main_process_first():  # which removes what is not whole
         checkpoint = _last_checkpoint(run.folder, trainer.args.max_steps)
-    run.clock.watch(trainer)
-    with run.clock.phase("optimise"):
-        trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model(str(run.folder / "policy"))
 
 
@@ -129,7 +126,6 @@ def _fit_in_processes(plan: Plan, run: Run, validation: _Validation | None) -> l
         launch(plan, run.folder)
     made = json.loads((run.folder / LOG).read_text(encoding="utf-8"))
     run.manifest["trl"] = made["trl"]
-    run.clock.seconds.update(made["phases"])
     if validation:
         for step in validation.steps[1:]:
             last = step == plan.params.max_steps
@@ -203,7 +199,7 @@ class _Validation(transformers.TrainerCallback):
         """Ask the policy of a step, unless that was done."""
         path = self.folder / f"{step:06d}.csv"
         if not path.exists():
-            with self.run.clock.phase("evaluate"), io.replacing(path) as draft:
+            with io.replacing(path) as draft:
                 scores = _evaluate(self.plan, model, self.tokens, self.rows)
                 scores.insert(0, "step", step)
                 scores.to_csv(draft, index=False)

@@ -64,7 +64,7 @@ def work(folder: Path) -> None:
     trainer.accelerator.wait_for_everyone()  # after which all that is left to do is to end
     peaks = trainer.accelerator.gather(torch.tensor([gpus.peak_memory()], device=trainer.accelerator.device))
     if trainer.is_world_process_zero():
-        made = {"trl": settings(trainer), "log": trainer.state.log_history, "phases": run.clock.seconds}
+        made = {"trl": settings(trainer), "log": trainer.state.log_history}
         made["peak_gpu_memory_gb"] = peaks.max().item()
         io.write(folder / LOG, json.dumps(made, default=str))
     trainer.accelerator.end_training()
