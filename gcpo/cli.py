@@ -246,10 +246,10 @@ def _check(options: argparse.Namespace) -> int:
         counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
         print(f"grid {name} with {options.profile}: {len(plans)} runs ({counts})")
         too_large += _estimated(name, plans, options.gpu_memory)
-    from gcpo.runs import readiness  # seconds to import
+    from gcpo.runs import preflight  # seconds to import
 
-    refused = readiness.refused(asked)
-    print(*readiness.at_hand(asked), *refused, *too_large, sep="\n")
+    refused = preflight.refused(asked)
+    print(*refused, *too_large, sep="\n")
     for fault in records.faults(options.profile):
         print(f"left out: {fault}")
     return 1 if refused or too_large else 0

@@ -10,7 +10,7 @@ import torch
 
 from gcpo import records
 from gcpo.cli import main
-from gcpo.runs import estimates, readiness
+from gcpo.runs import estimates, preflight
 from gcpo.runs.params import load_profile, validate
 from gcpo.runs.plan import Plan
 from gcpo.tasks.sampling import load_policy
@@ -167,8 +167,6 @@ def test_check_says_what_does_not_fit(capsys: pytest.CaptureFixture[str], monkey
     said = capsys.readouterr().out
     assert "estimated, not measured, for a GPU of 80 GB as fast as an H100:" in said
     assert "all of paper_figure1: at most" in said
-    assert "policy Qwen/Qwen2.5-1.5B-Instruct: NOT THERE, and HF_HUB_OFFLINE is set" in said
-    assert "data allenai/qasper (test): NOT THERE, and HF_HUB_OFFLINE is set: set GCPO_DATA_DIR to a folder" in said
     assert main(["check", "paper_figure1", "--profile", "paper", "--gpu-memory", "8"]) == 1
     assert "DOES NOT FIT: narrativeqa-gradients-0-" in capsys.readouterr().out
     whole, part = (estimates.estimate(plan(kind="gradients", gradient_parameters=some)) for some in (None, ["*.27.*"]))
@@ -188,14 +186,6 @@ def test_check_knows_the_gpu_of_a_profile_and_what_adapters_cannot_do(capsys: py
 
 
 def test_what_trl_refuses_is_said_before_anything_runs() -> None:
-    assert readiness.refused([plan(), plan("single_gpu", task="math")]) == []
-    (said,) = readiness.refused([plan(grpo={"steps_per_generation": 2, "generation_batch_size": 64})] * 2)
+    assert preflight.refused([plan(), plan("single_gpu", task="math")]) == []
+    (said,) = preflight.refused([plan(grpo={"steps_per_generation": 2, "generation_batch_size": 64})] * 2)
     assert said.startswith("TRL refuses narrativeqa-gcpo_bot-0-") and "generation_batch_size" in said
-
-
-def test_files_that_are_missing_are_named(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path))
-    listed = readiness.at_hand([plan(task="math")])
-    assert f"data HuggingFaceH4/MATH-500 (test): NOT THERE: {tmp_path}/math500/test.jsonl does not exist" in listed[-2]
-    assert readiness.at_hand([plan("laptop")])[0] == "policy tiny: made by this package"
-    assert "no such path" in readiness.at_hand([plan(policy="../no/such/folder")])[0]
