@@ -220,7 +220,7 @@ def make_trainer(scratch: Path, folder: Path, method: str, **changes: Any) -> gc
         "embedder": Vowels(),
         "entailment": Entailment(first_letter),
     }
-    for name in {*arguments, "peft_config", "rollout_func"} & changes.keys():
+    for name in {*arguments, "callback", "peft_config", "rollout_func"} & changes.keys():
         arguments[name] = changes.pop(name)
     args = gcpo.GCPOConfig(method=method, **settings(folder, **{**NEEDS.get(method, {}), **changes}))
     return gcpo.GCPOTrainer(model, args=args, **arguments)

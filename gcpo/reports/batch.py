@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,24 +18,17 @@ from gcpo.tasks.sampling import load_policy
 from gcpo.trainer import GCPOConfig, GCPOTrainer
 
 
-class Recorder(GCPOTrainer):
-    """Keeps the groups that it scores."""
+class _Trainer(GCPOTrainer):
+    """Keeps the batch that it has generated, and the ratios that its policy has then."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.collect, self.collector.rollouts = self.collector.rollouts, self.keep  # type: ignore[method-assign]
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        self.output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self.fresh = self.now()
+        return self.output
 
-    def keep(self, per_function: Tensor, texts: Sequence[str], output: dict[str, Any]) -> Rollouts:
-        rollouts = self.collect(per_function, texts, output)
-        self.rewards, self.texts, self.output = rollouts.rewards, list(texts), output
-        self.features = {name: getattr(rollouts, name) for name in rollouts.features}
-        self.fresh = self.ratios()
-        return rollouts
-
-    def ratios(self) -> Tensor:
-        """Of new to old probability, for every sampled token and the policy as it is now."""
-        now = self._policy_pass(self.output)[0].view_as(self.features["logps"])
-        return (now - self.features["logps"]).exp()
+    def now(self) -> Tensor:
+        """Return the log probability of every sampled token under the policy as it is now."""
+        return self._policy_pass(self.output)[0]
 
 
 class OneBatch(NamedTuple):
@@ -81,49 +73,43 @@ def one_batch(
         {"prompt": [{"role": "user", "content": row.prompt}], "references": list(row.references)}
         for row in task.load("train", limit=n_prompts, seed=seed).rows
     ]
-    args = GCPOConfig(
-        str(folder / "run"),
-        method="egspo",
-        method_options={"correct": (1.0, 1.0), "wrong": (1.0, 1.0)},
-        max_steps=1,
-        learning_rate=learning_rate,
-        beta=0.002,
-        seed=seed,
-        per_device_train_batch_size=n_prompts * group_size,
-        num_generations=group_size,
-        temperature=temperature,
-        max_completion_length=longest,
-        bf16=False,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-    )
+    settings: dict[str, Any] = {
+        **{"method": "egspo", "method_options": {"correct": (1.0, 1.0), "wrong": (1.0, 1.0)}, "max_steps": 1},
+        **{"learning_rate": learning_rate, "beta": 0.002, "seed": seed, "temperature": temperature},
+        **{"per_device_train_batch_size": n_prompts * group_size, "num_generations": group_size},
+        **{"max_completion_length": longest, "bf16": False},
+        **{"report_to": "none", "disable_tqdm": True, "save_strategy": "no"},
+    }
     transformers.set_seed(seed)
     policy, tokens = load_policy(world.resolve("tiny", "policy"))
-    trainer = Recorder(
-        policy,
-        task_reward(task),
-        args,
+    scored: list[Rollouts] = []
+    trainer = _Trainer(
+        *(policy, task_reward(task), GCPOConfig(str(folder / "run"), **settings)),
         processing_class=tokens,
         embedder=Embedder("all-MiniLM-L6-v2"),
         entailment=Entailment(world.resolve("tiny", "entailment")),
         train_dataset=Dataset.from_list(rows),
         answer_extractor=task.extract,
+        callback=scored.append,
     )
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
+    return _in_order(trainer, scored[0], tokens, longest)
 
-    correct = trainer.features["correctness"].gt(0.5).sum(1)
-    dispute = measures.semantic_entropy(trainer.features["clusters"])
-    order = torch.tensor(sorted(range(n_prompts), key=lambda i: (correct[i], -dispute[i])))
-    known = {name: x[order] for name, x in trainer.features.items() if name != "correctness"}
-    known["ratios"] = trainer.ratios()[order]
-    rewards = trainer.rewards[order]
-    prompts = tokens.batch_decode(trainer.output["prompt_ids"][::group_size], skip_special_tokens=True)
+
+def _in_order(trainer: _Trainer, scored: Rollouts, tokens: Any, longest: int) -> OneBatch:
+    correct, dispute = scored.correctness.gt(0.5).sum(1), measures.semantic_entropy(scored.clusters)
+    order = torch.tensor(sorted(range(len(correct)), key=lambda i: (correct[i], -dispute[i])))
+    known = {name: getattr(scored, name)[order] for name in scored.features if name != "correctness"}
+    before = scored.logps
+    known["ratios"] = (trainer.now().view_as(before) - before).exp()[order]
+    rewards, size = scored.rewards[order], scored.rewards.shape[1]
+    prompts = tokens.batch_decode(trainer.output["prompt_ids"][::size], skip_special_tokens=True)
+    texts = tokens.batch_decode(trainer.output["completion_ids"], skip_special_tokens=True)
     return OneBatch(
         Rollouts(rewards, **known, max_completion_length=longest),
         Rollouts(2 * rewards.gt(1.99).float(), **known, max_completion_length=longest),
-        trainer.fresh[order],
+        (trainer.fresh.view_as(before) - before).exp()[order],
         [prompts[i].split(" . ")[-1] for i in order],
-        [trainer.texts[group_size * i : group_size * (i + 1)] for i in order],
+        [texts[size * i : size * (i + 1)] for i in order],
     )

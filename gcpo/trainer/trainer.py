@@ -59,6 +59,8 @@ class GCPOTrainer(GRPOTrainer):
             :func:`gcpo.rewards.any_answer` reads the usual formats.
         embedder: used instead of loading ``args.embedding_model``.
         entailment: used instead of loading ``args.entailment_model``.
+        callback: called with the `Rollouts` of each batch that is scored for training, before the policy moves; never
+            by a base method, which scores no groups.
         trl_args, trl_kwargs: every other argument of `GRPOTrainer`, in its order or by name.
 
     Raises:
@@ -81,6 +83,7 @@ class GCPOTrainer(GRPOTrainer):
         answer_extractor: Callable[[str], str | None] = any_answer,
         embedder: Embedder | None = None,
         entailment: Entailment | None = None,
+        callback: Callable[[Rollouts], object] | None = None,
         **trl_kwargs: Any,
     ) -> None:
         args = args if args is not None else GCPOConfig("gcpo-output")
@@ -98,6 +101,7 @@ class GCPOTrainer(GRPOTrainer):
                 embedder = Embedder(args.embedding_model, device=args.device)
             if self.method.needs_entailment(args.use_full_completion_for_clustering) and entailment is None:
                 entailment = Entailment(args.entailment_model, device=args.device)
+        self._callback = callback
         self._scored: tuple[Tensor, list[str]] | None = None
         self._columns: list[str] = []
         self._loss_inputs: dict[str, Any] | None = None
@@ -135,6 +139,8 @@ class GCPOTrainer(GRPOTrainer):
             return output
         (per_function, texts), self._scored = self._scored, None
         rollouts = self.collector.rollouts(per_function, texts, output)
+        if self._callback:
+            self._callback(rollouts)
         base = self.collector.gathered(output["advantages"]).view_as(rollouts.rewards)
         modulation = self._modulate(rollouts, None if self.method.reward else base, stage="advantage")
         columns = {**modulation.columns, "weight": modulation.weight}
