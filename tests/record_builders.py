@@ -7,23 +7,22 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 
 from gcpo import paths
 from gcpo.reports import records
 from gcpo.runs import record
-from gcpo.runs.params import validate
+from gcpo.runs.params import validate, yaml_text
 from gcpo.runs.plan import Plan
 
 TINY = {"profile": "p", "task": "tinyqa"}
 
 
 def write_profile(name: str, values: dict[str, Any]) -> None:
-    (paths.PARAMS / f"{name}.yaml").write_text(yaml.safe_dump({"profile": name, **values}))
+    (paths.PARAMS / f"{name}.yaml").write_text(yaml_text({"profile": name, **values}))
 
 
 def write_grid(name: str, blocks: Any) -> None:
-    (paths.PARAMS / "grids" / f"{name}.yaml").write_text(yaml.safe_dump(blocks))
+    (paths.PARAMS / "grids" / f"{name}.yaml").write_text(yaml_text(blocks))
 
 
 def planned(kind: str = "train", **values: Any) -> Plan:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from record_builders import evaluated, finished, planned, scored, write_grid
 
 from gcpo import paths
@@ -17,7 +16,7 @@ from gcpo import statistics as s
 from gcpo.reports import claims, compare, margins, records
 from gcpo.reports.claims import decide
 from gcpo.reports.compare import Comparison
-from gcpo.runs.params import ParameterError
+from gcpo.runs.params import ParameterError, yaml_text
 from gcpo.statistics import Interval
 
 BASE = [0.50, 0.51, 0.49, 0.50, 0.505]
@@ -463,7 +462,7 @@ def test_the_declared_margins_are_good_and_cover_what_is_rewarded() -> None:
 )
 def test_a_bad_margin_is_an_error_in_one_line_with_file_and_key(tmp_path: Path, values: object, message: str) -> None:
     path = tmp_path / "m.yaml"
-    path.write_text(yaml.safe_dump(values))
+    path.write_text(yaml_text(values))
     with pytest.raises(ParameterError, match=message) as raised:
         margins.margins(path)
     assert "\n" not in str(raised.value)

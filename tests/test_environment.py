@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 
-import yaml
-
 from gcpo import paths
+from gcpo.runs.params import read_yaml
 
 
 def name_of(requirement: str) -> str:
@@ -37,7 +36,7 @@ def test_lock_pins_every_dependency_and_the_cpu_neutral_torch() -> None:
 
 
 def test_conda_environment_has_the_same_pins_as_the_lock() -> None:
-    environment = yaml.safe_load((paths.ROOT / "environment.yml").read_text())
+    environment = read_yaml(paths.ROOT / "environment.yml")
     (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
     pinned = {name_of(line): line for line in pip if "==" in line}
     assert pinned == {name: pins()[name] for name in pinned}

@@ -11,12 +11,11 @@ from typing import Any
 import nbformat
 import pandas as pd
 import pytest
-import yaml
 
 from gcpo import io, paths
 from gcpo.reports import ledger, records
 from gcpo.reports.claims import MIME
-from gcpo.runs.params import ParameterError
+from gcpo.runs.params import ParameterError, yaml_text
 from gcpo.runs.runner import execute
 
 CLAIM = {
@@ -31,7 +30,7 @@ CLAIM = {
 
 def declared(folder: Path, *entries: Any) -> list[ledger.Claim]:
     path = folder / "claims.yaml"
-    path.write_text(yaml.safe_dump([*entries]))
+    path.write_text(yaml_text([*entries]))
     return ledger.claims(path)
 
 
@@ -67,7 +66,7 @@ WRONG = {
 def test_claims_that_are_none_are_refused_by_name(fault: str, tmp_path: Path) -> None:
     entries, message = WRONG[fault]
     path = tmp_path / "claims.yaml"
-    path.write_text(yaml.safe_dump(entries))
+    path.write_text(yaml_text(entries))
     with pytest.raises(ParameterError, match=message) as raised:
         ledger.claims(path)
     assert "\n" not in str(raised.value) and str(path) in str(raised.value)

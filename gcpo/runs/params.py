@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from gcpo import paths, world
 from gcpo.errors import nearest
@@ -24,23 +36,31 @@ class ParameterError(ValueError):
     """A parameter is unknown, of the wrong type or impossible; the message names the key, the value and the way out."""
 
 
-def _number(value: Any) -> Any:
-    """YAML reads 5e-5 as text; a text that is a number is that number. A truth value is none."""
+def _no_truth(value: Any) -> Any:
+    """Refuse a truth value as a number, which pydantic would read as 0 or 1."""
     if isinstance(value, bool):
         raise ValueError("Input should be a number")
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
     return value
 
 
-Positive = Annotated[int, BeforeValidator(_number), Field(gt=0)]
-Count = Annotated[int, BeforeValidator(_number), Field(ge=0)]
-Number = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
-Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**32)]  # what numpy takes
-Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
+def _of_text(value: Any, kind: Any = float) -> Any:
+    """Return the number or truth value that a text stands for, else the value as given.
+
+    papermill reads parameter files by YAML 1.1, for which 5e-5 is a text.
+    """
+    if isinstance(value, str) and {*(get_args(kind) or (kind,))} <= {bool, int, float, type(None)}:
+        with contextlib.suppress(ValidationError):
+            return TypeAdapter(kind).validate_python(value)
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth)]
+Real = Annotated[float, BeforeValidator(_no_truth)]
+Positive = Annotated[Whole, Field(gt=0)]
+Count = Annotated[Whole, Field(ge=0)]
+Number = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
+Seed = Annotated[Whole, Field(ge=0, lt=2**32)]  # numpy's range
+Share = Annotated[Real, Field(ge=0, le=1)]
 
 
 class Params(BaseModel):
@@ -93,9 +113,7 @@ class Params(BaseModel):
         8, description="questions of it, asked at 0, 25, 50, 75 and 100 % of the steps; 0 for none"
     )
     eval_split: str = Field("test", description="held-out split")
-    eval_limit: Annotated[int, BeforeValidator(_number), Field(ge=2)] = Field(
-        16, description="questions of it, for evaluation and gradient statistics"
-    )
+    eval_limit: Whole = Field(16, ge=2, description="questions of it, for evaluation and gradient statistics")
     eval_samples: Count = Field(2, description="sampled answers per question beside the greedy one")
     data_revision: str | None = Field(None, description="commit of the data set on the Hub")
     skip_malformed: bool = Field(False, description="leave out, and count, rows of the data set that are malformed")
@@ -175,7 +193,7 @@ class Params(BaseModel):
     @field_validator("method_options")
     @classmethod
     def _numbers(cls, options: dict[str, Any]) -> dict[str, Any]:
-        return {name: _number(value) if isinstance(value, str) else value for name, value in options.items()}
+        return {name: _of_text(value) for name, value in options.items()}
 
     @field_validator("grpo")
     @classmethod
@@ -191,10 +209,7 @@ class Params(BaseModel):
                 raise ValueError(f"GRPOConfig has no field {name!r}.{nearest(name, sorted(valid))[:200]}")
             if name in _OWN:
                 raise ValueError(f"{name!r} is set by the parameter {_OWN[name]!r}; set that instead")
-        return {
-            name: _number(value) if isinstance(value, str) and "float" in str(valid[name].annotation) else value
-            for name, value in fields.items()
-        }
+        return {name: _of_text(value, valid[name].annotation) for name, value in fields.items()}
 
     @model_validator(mode="after")
     def _possible(self) -> Params:
@@ -382,7 +397,7 @@ def read_yaml(path: Path) -> Any:
 
     Raises:
         ParameterError: in one line that names file and line: not UTF-8 or not readable, not YAML, several documents, a
-            key twice, a tag, or a number with a leading zero (which YAML reads as octal).
+            key twice, or a tag.
     """
     try:
         return parse_yaml(path.read_text(encoding="utf-8"), str(path))
@@ -392,36 +407,30 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value that a YAML text holds; ``where`` names it in errors, as in :func:`read_yaml`."""
+    """Return the value of a YAML 1.2 text; ``where`` names the text in errors, as in :func:`read_yaml`."""
     try:
-        return yaml.load(text, _PlainLoader)
-    except yaml.MarkedYAMLError as error:
+        return _yaml().load(text)
+    except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise ParameterError(f"{where}{line}: {error.problem or error.context}.") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a forbidden character, 5,000 digits, a deep nest
+        raise ParameterError(f"{where}{line}: {' '.join((error.problem or error.context).split())}.") from None
+    except (YAMLError, ValueError, RecursionError) as error:  # a forbidden character, 5,000 digits, a deep nest
         raise ParameterError(f"{where}: not readable as YAML ({' '.join(str(error).split())[:120]}).") from None
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """YAML that means what it says: no key twice, and no octal number by accident."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        if re.fullmatch(r"[+-]?0[0-9_]+", str(node.value)):
-            reason = f"{node.value} begins with 0, which YAML reads as octal: write it without"
-            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
-        return int(super().construct_yaml_int(node))
+def yaml_text(values: Any) -> str:
+    """Return plain values as YAML, keys in their order."""
+    text = io.StringIO()
+    _yaml().dump(values, text)
+    return text.getvalue()
 
 
-_PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yaml_int)
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.allow_duplicate_keys = False
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None
+    return yaml
 
 
 def profiles() -> list[str]:

@@ -23,14 +23,13 @@ from typing import Any
 
 import pandas as pd
 import torch
-import yaml
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from gcpo import io, paths
 from gcpo.runs import gpus
 from gcpo.runs.contents import Seen, changed, contents
 from gcpo.runs.launch import LOG
-from gcpo.runs.params import read_yaml
+from gcpo.runs.params import read_yaml, yaml_text
 from gcpo.runs.plan import SCHEMA, Plan, digest
 
 # Of TRL's config, where things are (params and contents name the models) and who may write there.
@@ -222,7 +221,7 @@ def record(plan: Plan) -> Iterator[Run]:
         run.fault = why
         run = _set_aside(run)
     run.folder.mkdir(parents=True, exist_ok=True)
-    io.write(run.folder / "params.yaml", yaml.safe_dump(plan.params.model_dump(mode="json"), sort_keys=False))
+    io.write(run.folder / "params.yaml", yaml_text(plan.params.model_dump(mode="json")))
     gpus.forget_peak()
     gpu_before = run.manifest.get("peak_gpu_memory_gb", 0.0)
     before = {key: run.manifest.get(key, 0.0) for key in ("seconds", "cpu_seconds")}

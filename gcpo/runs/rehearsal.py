@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from gcpo import io, paths, world
 from gcpo.runs.grids import expand
-from gcpo.runs.params import ParameterError, Params, profile_name, validate
+from gcpo.runs.params import ParameterError, Params, profile_name, validate, yaml_text
 from gcpo.runs.plan import UNREAD, Plan
 from gcpo.runs.policies import quiet
 from gcpo.runs.record import Run, code_hash, load
@@ -153,8 +152,8 @@ def prepare(profile: str, listed: Sequence[Rehearsal]) -> tuple[Path, Path]:
         values = one.plan.params.model_dump(mode="json", exclude={"profile"})
         blocks.append({"kind": one.plan.kind, **{key: [value] for key, value in values.items()}})
     own, grid = folder / "profile.yaml", folder / "grid.yaml"
-    io.write(own, yaml.safe_dump({"profile": folder.name}))
-    io.write(grid, yaml.safe_dump(blocks, sort_keys=False))
+    io.write(own, yaml_text({"profile": folder.name}))
+    io.write(grid, yaml_text(blocks))
     return own, grid
 
 
