@@ -52,7 +52,7 @@ def test_a_command_line_and_a_file_give_all_settings(tmp_path: Path) -> None:
     plain = ["--output_dir", str(tmp_path), "--bf16", "false", "--use_cpu", "true"]
     (parsed,) = TrlParser((GCPOConfig,)).parse_args_and_config([*plain, *given])
     assert (parsed.reward_range, parsed.correctness_range, parsed.scale_rewards) == ((0, 1), (-1, 1), "none")
-    assert parsed.resolved_method() == get_method("seed_grpo", form="linear", seed=parsed.seed, loss_clip=(0.2, 0.2))
+    assert parsed.resolved_method() == get_method("seed_grpo", form="linear", seed=parsed.seed)
     file = tmp_path / "given.yaml"
     file.write_text("method: seed_grpo\nreward_range: [0, 1]\nmethod_options: {form: linear}\nscale_rewards: none\n")
     (again,) = TrlParser((GCPOConfig,)).parse_args_and_config([*plain, "--config", str(file)])
@@ -240,3 +240,9 @@ def test_a_reference_that_moves_is_refused_where_processes_share_models_out(
         refused()
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     refused()
+
+
+def test_a_resolved_method_goes_before_its_name(quiet: Make) -> None:
+    given = get_method("egpo", seed=7, epsilon=0.5)
+    assert quiet(method="egpo", resolved=given).resolved_method() is given
+    assert quiet(method="egpo").resolved_method() != given

@@ -25,9 +25,10 @@ from transformers.integrations import integration_utils
 
 from gcpo import paths, records
 from gcpo.cli import main
+from gcpo.methods import get_method
 from gcpo.runs import record, runner
 from gcpo.runs.gradients import gradient_statistics
-from gcpo.runs.params import load_profile, validate
+from gcpo.runs.params import from_notebook, load_profile, validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.train import train, weights_arithmetic
 from gcpo.world import untrained_policy
@@ -61,6 +62,22 @@ def kill_when(process: subprocess.Popen[bytes], reached: Any) -> None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
+
+
+def test_a_run_resolves_its_method_once(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the values that papermill hands to a notebook to the trained policy."""
+    resolve, calls = get_method, []
+
+    def counted(*given: Any, **options: Any) -> Any:
+        calls.append(given)
+        return resolve(*given, **options)
+
+    for module in [module for name, module in sys.modules.items() if name.startswith("gcpo")]:
+        if getattr(module, "get_method", None) is resolve:
+            monkeypatch.setattr(module, "get_method", counted)
+    values = {**load_profile("smoke"), "method": "clip_cov", "max_steps": 2, "eval_limit": 2, "validation_limit": 0}
+    assert train(from_notebook({**values, "grpo": {"epsilon": 0.1}})).finished
+    assert calls == [("clip_cov",)]
 
 
 def test_two_runs_of_the_same_parameters_give_the_same_files(outputs: Path) -> None:

@@ -23,7 +23,6 @@ def get_method(
     *,
     alpha: float | None = None,
     seed: int = 0,
-    loss_clip: tuple[float, float] | None = None,
     **options: Any,
 ) -> Method:
     """Return a method's row, or the product of several (``"bot_only*egpo"``, or a list of names), with its constants.
@@ -33,7 +32,6 @@ def get_method(
         alpha: alpha_base of the group factors; None: each factor's own. A method without group factors ignores it.
             The options ``alpha_geo`` (CD and BoT) and ``alpha_rd`` (RD) take precedence.
         seed: of the method's random draws (see :meth:`Method.seeded`).
-        loss_clip: the loss's own clip of the ratio, below and above 1, read by ``clip_cov``.
         options: constants of its parts, by their names in ``gcpo.methods``; each goes to every part that has it.
 
     Raises:
@@ -45,7 +43,7 @@ def get_method(
         if part not in METHODS:
             raise ValueError(f"Unknown method {part!r}.{nearest(str(part), METHODS)}")
     row = METHODS[names[0]] if len(names) == 1 else _product(names)
-    return _bound("*".join(names), row, alpha, loss_clip, options).seeded(seed)
+    return _bound("*".join(names), row, alpha, options).seeded(seed)
 
 
 def one_spelling(name: str) -> str:
@@ -112,7 +110,6 @@ def _bound(
     title: str,
     row: Method,
     alpha: float | None,
-    loss_clip: tuple[float, float] | None,
     options: Mapping[str, Any],
 ) -> Method:
     valid = dict.fromkeys([option for part in row.parts for option in part.OPTIONS] + ["shuffle"] * row.permuted)
@@ -127,8 +124,6 @@ def _bound(
         if strength is not None:
             check_alpha(strength, name)
     constants = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    if loss_clip is not None:
-        constants = {"clip": loss_clip} | constants
 
     def bound(part: Any) -> Any:
         own = {key: value for key, value in constants.items() if key in part.OPTIONS and key not in strengths}

@@ -124,6 +124,13 @@ class Method:
         alphas = {factor.alpha for factor in self.factors if isinstance(factor, GroupFactor)}
         return alphas.pop() if len(alphas) == 1 else None
 
+    def clipped(self, epsilon: float, epsilon_high: float | None) -> Method:
+        """Return the same method with the loss's own clip of the ratio, below and above 1, in the parts that ask
+        (``clip_cov``)."""
+        clip = epsilon, epsilon if epsilon_high is None else epsilon_high
+        own = (replace(part, clip=clip) if isinstance(part, CovarianceClip) else part for part in self.factors)
+        return replace(self, factors=tuple(own))
+
     def seeded(self, seed: int) -> Method:
         """Return the method with another seed of its random draws: tokens (``clip_cov``) or the permutation of groups
         (``gcpo_shuffled``)."""

@@ -8,6 +8,7 @@ import io
 import math
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -26,7 +27,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from gcpo import paths, world
 from gcpo.errors import nearest
-from gcpo.methods import get_method, one_spelling
+from gcpo.methods import Method, get_method, one_spelling
 from gcpo.tasks import check_task
 
 NAME = r"[\w-]{1,60}"  # of a profile or grid: also a folder's
@@ -171,8 +172,7 @@ class Params(BaseModel):
 
     @field_validator("method")
     @classmethod
-    def _known_method(cls, name: str) -> str:
-        get_method(name)
+    def _one_spelling(cls, name: str) -> str:
         return one_spelling(name)
 
     @field_validator("accelerate")
@@ -213,6 +213,10 @@ class Params(BaseModel):
 
     @model_validator(mode="after")
     def _possible(self) -> Params:
+        try:
+            permuted = self.resolved.permuted
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"method: {error}") from None
         if self.group_size < 2:
             raise ValueError("group_size: G = 1 leaves nothing to compare; training needs at least 2")
         if self.train_limit < self.prompts_per_step:
@@ -239,9 +243,20 @@ class Params(BaseModel):
         self._checkpoints_between_generations(share)
         if self.temperature == 0:
             raise ValueError("temperature: 0 samples the same answer G times; use a value above 0")
-        if get_method(self.method, **self.method_options).permuted and self.prompts_per_step < 2:
+        if permuted and self.prompts_per_step < 2:
             raise ValueError(f"prompts_per_step: {self.method} permutes weights across groups and needs at least 2")
         return self
+
+    @cached_property
+    def resolved(self) -> Method:
+        """The method with its constants, alpha and seed bound: everything else of a run takes it from here."""
+        return get_method(self.method, alpha=self.alpha, seed=self.seed, **self.method_options)
+
+    def model_copy(self, **options: Any) -> Params:
+        """Return a copy, whose method is resolved anew."""
+        copied = super().model_copy(**options)
+        copied.__dict__.pop("resolved", None)
+        return copied
 
     def _checkpoints_between_generations(self, share: int) -> None:
         """Refuse checkpoints amid the steps that TRL takes on one generation: going on from one, it samples anew.

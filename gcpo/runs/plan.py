@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gcpo import paths, world
-from gcpo.methods import BASES, Method, get_method
+from gcpo.methods import BASES, Method
 from gcpo.runs.params import ParameterError, Params, read_yaml, sharing
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Split, Task
@@ -147,12 +147,11 @@ class Plan:
 
     @cached_property
     def method(self) -> Method:
-        """The method with its constants, alpha and seed bound."""
-        params = self.params
-        bound = {"alpha": params.alpha, "seed": params.seed, **params.method_options}
-        settings = {**TRAINER, **BASES[get_method(params.method, **bound).base], **params.grpo}
-        low, high = settings["epsilon"], settings.get("epsilon_high")
-        return get_method(params.method, loss_clip=(low, low if high is None else high), **bound)
+        """The method with its constants, alpha, seed and the loss's own clip of the ratio bound."""
+        row = self.params.resolved
+        settings = {**TRAINER, **BASES[row.base], **self.params.grpo}
+        own = "clip" in self.params.method_options
+        return row if own else row.clipped(settings["epsilon"], settings.get("epsilon_high"))
 
     @property
     def trainer(self) -> dict[str, Any]:

@@ -242,6 +242,7 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
     }
     return GCPOConfig(
         output_dir=str(folder),
+        resolved=plan.method,
         method=params.method,
         method_options=params.method_options,
         alpha=params.alpha,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from accelerate.utils import parse_flag_from_env
@@ -50,6 +51,7 @@ class GCPOConfig(GRPOConfig):
             E.3).
         use_full_completion_for_clustering: embed and cluster the whole completion instead of the extracted answer,
             as GCPO does for mathematics.
+        resolved: the method itself, of a caller who has it; it goes before its name, options and alpha.
 
     Raises:
         ValueError: unknown method or option (with the nearest valid name), a setting outside its range, or TRL settings
@@ -83,13 +85,11 @@ class GCPOConfig(GRPOConfig):
         default=None, metadata={"help": "As in TRL; None: the method's own."}
     )
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.method, str):
-            if not isinstance(self.method, Sequence) or not all(isinstance(name, str) for name in self.method):
-                raise ValueError(f"method is {self.method!r}: give a name in gcpo.methods.METHODS, or a list of them.")
-            self.method = "*".join(self.method)
-        self.method = one_spelling(self.method)
-        row = self.resolved_method()
+    resolved: InitVar[Method | None] = None
+
+    def __post_init__(self, resolved: Method | None) -> None:
+        self.method, options = _one_name(self.method), _mapping(self.method_options)
+        row = resolved or get_method(self.method, alpha=self.alpha, seed=self.seed, **options)
         if self.alpha is not None and not any(part.has_alpha for part in row.parts):
             warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
         for name in ("reward_range", "correctness_range"):
@@ -111,23 +111,21 @@ class GCPOConfig(GRPOConfig):
                 "to one prompt with one another."
             )
         super().__post_init__()
-        self._check_method()
+        self._method = row if resolved or "clip" in options else row.clipped(self.epsilon, self.epsilon_high)
+        for refused, why in (*self._refused_in_batches(row), *self._refused_settings(row)):
+            if refused:
+                raise ValueError(f"{self.method}{why}")
+        if self.on_policy and any(part.needs_off_policy_steps for part in row.parts):
+            warnings.warn(
+                f"{self.method}: with these settings every ratio pi / pi_old is 1, and "
+                f"{'it' if len(row.parts) == 1 else 'its part in the loss'} equals GRPO. Set num_iterations=2, or "
+                "steps_per_generation above gradient_accumulation_steps, to take more than one step per generation.",
+                stacklevel=3,  # where the settings are written
+            )
 
     def resolved_method(self) -> Method:
         """The method with its constants, its alpha and, for a method that asks, the loss's own clip of the ratio."""
-        options: Any = self.method_options or {}
-        if isinstance(options, str):  # of a command line
-            try:
-                options = json.loads(options)
-            except ValueError:
-                options = None
-        if not isinstance(options, dict):
-            raise ValueError(
-                f"method_options must be a mapping of names to values, got {self.method_options!r}. On a command line: "
-                """'{"form": "linear"}'."""
-            )
-        clip = self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high
-        return get_method(self.method, alpha=self.alpha, seed=self.seed, loss_clip=clip, **options)
+        return self._method
 
     @property
     def on_policy(self) -> bool:
@@ -137,57 +135,82 @@ class GCPOConfig(GRPOConfig):
 
     @property
     def shares_out(self) -> bool:
-        """Whether processes have a part of each model, and none the whole."""
+        """Whether parameters are sharded (FSDP or ZeRO-3)."""
         return bool(self.fsdp) or parse_flag_from_env("ACCELERATE_USE_FSDP") or is_deepspeed_zero3_enabled()
 
-    def _check_method(self) -> None:
-        row = self.resolved_method()
-        if row.permuted and self.generation_batch_size == self.num_generations:
-            raise ValueError(
-                f"{self.method} permutes weights across the groups of a generation batch, and this one holds "
-                f"{self.generation_batch_size} completions in groups of {self.num_generations}: one group. "
-                "Raise per_device_train_batch_size or steps_per_generation."
-            )
-        if "ref_logps" in row.reads and self.beta == 0:
-            raise ValueError(
-                f"{self.method} asks a reference model how likely answers are, and TRL keeps one only where it has a "
-                "KL term: set beta above 0 (1e-6 is next to none)."
-            )
-        if "token" in {factor.granularity for factor in row.factors} and self.importance_sampling_level != "token":
-            raise ValueError(
-                f"{self.method} weighs tokens, and importance_sampling_level={self.importance_sampling_level!r} has "
-                'one ratio per sequence, which would spread each weight: set importance_sampling_level="token".'
-            )
-        if row.reward is not None and self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"{self.method} changes the summed reward, and multi_objective_aggregation="
-                f'{self.multi_objective_aggregation!r} never sums rewards: set "sum_then_normalize".'
-            )
-        if isinstance(row.reward, OverlongPenalty) and self.max_completion_length is None:
-            raise ValueError(
-                f"{self.method} penalises responses that come near max_completion_length, which is None: set it."
-            )
-        if isinstance(row.reward, OverlongPenalty) and self.mask_truncated_completions:
-            raise ValueError(
-                f"{self.method} penalises long responses by their tokens in the loss, and mask_truncated_completions "
-                "takes all tokens of the longest ones out, which would cost them nothing: leave it False."
-            )
+    def _refused_in_batches(self, row: Method) -> list[tuple[bool, str]]:
+        """Reasons against the sizes of batches and the share of each process, and whether each applies."""
         compares = any(isinstance(part, CovarianceClip | CovariancePenalty) for part in row.parts)
-        if compares and self.per_device_train_batch_size * self.world_size == 1:
-            raise ValueError(
-                f"{self.method} compares the tokens of the rows that one pass of the loss holds, and with one row all "
-                "its covariances are 0: set per_device_train_batch_size above 1."
-            )
-        if self.sync_ref_model and self.shares_out:
-            raise ValueError(
-                f"{self.method}: sync_ref_model moves a reference model that a checkpoint keeps whole, and FSDP and "
-                "DeepSpeed's ZeRO-3 share it out over the processes: a resumed run would go on from another one. Give "
-                "each process a whole copy (accelerate: ddp)."
-            )
-        if self.on_policy and any(part.needs_off_policy_steps for part in row.parts):
-            warnings.warn(
-                f"{self.method}: with these settings every ratio pi / pi_old is 1, and "
-                f"{'it' if len(row.parts) == 1 else 'its part in the loss'} equals GRPO. Set num_iterations=2, or "
-                "steps_per_generation above gradient_accumulation_steps, to take more than one step per generation.",
-                stacklevel=4,  # where the settings are written: this is called by __post_init__, and that by __init__
-            )
+        return [
+            (
+                row.permuted and self.generation_batch_size == self.num_generations,
+                " permutes weights across the groups of a generation batch, and this one holds "
+                f"{self.generation_batch_size} completions in groups of {self.num_generations}: one group. "
+                "Raise per_device_train_batch_size or steps_per_generation.",
+            ),
+            (
+                compares and self.per_device_train_batch_size * self.world_size == 1,
+                " compares the tokens of the rows that one pass of the loss holds, and with one row all its "
+                "covariances are 0: set per_device_train_batch_size above 1.",
+            ),
+            (
+                self.sync_ref_model and self.shares_out,
+                ": sync_ref_model moves a reference model that a checkpoint keeps whole, and FSDP and DeepSpeed's "
+                "ZeRO-3 share it out over the processes: a resumed run would go on from another one. Give each process "
+                "a whole copy (accelerate: ddp).",
+            ),
+        ]
+
+    def _refused_settings(self, row: Method) -> list[tuple[bool, str]]:
+        """Reasons against settings of the loss and the rewards, and whether each applies."""
+        weighs_tokens = "token" in {factor.granularity for factor in row.factors}
+        penalises = isinstance(row.reward, OverlongPenalty)
+        return [
+            (
+                "ref_logps" in row.reads and self.beta == 0,
+                " asks a reference model how likely answers are, and TRL keeps one only where it has a KL term: set "
+                "beta above 0 (1e-6 is next to none).",
+            ),
+            (
+                weighs_tokens and self.importance_sampling_level != "token",
+                f" weighs tokens, and importance_sampling_level={self.importance_sampling_level!r} has one ratio per "
+                'sequence, which would spread each weight: set importance_sampling_level="token".',
+            ),
+            (
+                row.reward is not None and self.multi_objective_aggregation != "sum_then_normalize",
+                f" changes the summed reward, and multi_objective_aggregation={self.multi_objective_aggregation!r} "
+                'never sums rewards: set "sum_then_normalize".',
+            ),
+            (
+                penalises and self.max_completion_length is None,
+                " penalises responses that come near max_completion_length, which is None: set it.",
+            ),
+            (
+                penalises and self.mask_truncated_completions,
+                " penalises long responses by their tokens in the loss, and mask_truncated_completions takes all "
+                "tokens of the longest ones out, which would cost them nothing: leave it False.",
+            ),
+        ]
+
+
+def _one_name(method: Any) -> str:
+    """Return the name of a method, or of the product that a list of names means, in one spelling."""
+    if isinstance(method, str):
+        return one_spelling(method)
+    if not isinstance(method, Sequence) or not all(isinstance(name, str) for name in method):
+        raise ValueError(f"method is {method!r}: give a name in gcpo.methods.METHODS, or a list of them.")
+    return one_spelling("*".join(method))
+
+
+def _mapping(given: Any) -> dict[str, Any]:
+    """Return a method's options, which a command line gives as JSON."""
+    options = given or {}
+    if isinstance(options, str):
+        with contextlib.suppress(ValueError):
+            options = json.loads(options)
+    if not isinstance(options, dict):
+        raise ValueError(
+            f"method_options must be a mapping of names to values, got {given!r}. On a command line: "
+            """'{"form": "linear"}'."""
+        )
+    return options
