@@ -12,9 +12,8 @@ import transformers
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gcpo import io, statistics
+from gcpo import io, seeds, statistics
 from gcpo.masked import mean
-from gcpo.runs.gradients import chunk_seed
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import looked_at
@@ -63,7 +62,7 @@ def _evaluate(plan: Plan, trained: Run | None) -> Run:
         for part in batches(tokens, prompts, n=n, max_new_tokens=params.max_completion_length):
             path = parts / f"answers-{part.start:06d}.parquet"
             if not path.exists():
-                transformers.set_seed(chunk_seed(params.seed, part.start))
+                transformers.set_seed(seeds.of_chunk(params.seed, part.start))
                 lines = [
                     line
                     for decoding, count in (("greedy", 1), ("sampled", params.eval_samples))

@@ -8,7 +8,6 @@ and pairs are of g_i unless they say otherwise.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gcpo import io, measures, statistics, world
+from gcpo import io, measures, seeds, statistics, world
 from gcpo.gradients import gradient_gram, gradient_variance, gram_decomposition, gram_distances
 from gcpo.methods import base_advantages
 from gcpo.methods.components import likelihoods
@@ -85,11 +84,11 @@ def _measure(plan: Plan, trained: Run | None) -> Run:
             first = part.start
             queries, pairs = (parts / f"{name}-{first:06d}.csv" for name in TABLES)
             if not queries.exists():
-                transformers.set_seed(chunk_seed(params.seed, first))
+                transformers.set_seed(seeds.of_chunk(params.seed, first))
                 rows = questions[part]
                 sampled = _sample(plan, model, tokens, rows)
                 found = _statistics(plan, model, embedder, entailment, rows, sampled)
-                drawn = np.random.default_rng(chunk_seed(params.seed, first))
+                drawn = np.random.default_rng(seeds.of_chunk(params.seed, first))
                 _write(pairs, pd.concat([_some(table, drawn) for _, table in found]))
                 _write(queries, pd.DataFrame([line for line, _ in found]))  # last: it says that the chunk is done
                 run.progress(part.stop, len(questions), "queries")
@@ -100,11 +99,6 @@ def _measure(plan: Plan, trained: Run | None) -> Run:
         run.manifest["results"] = {"queries": len(whole["queries"]), **means.dropna().astype(float).to_dict()}
         shutil.rmtree(parts)
     return run
-
-
-def chunk_seed(seed: int, first: int) -> int:
-    """A seed below 2^32 for the chunk that begins at query ``first``: chunks and runs draw apart."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{first}".encode()).digest()[:4])
 
 
 def _write(path: Path, lines: pd.DataFrame) -> None:

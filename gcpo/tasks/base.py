@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gcpo import seeds
 from gcpo.measures import REWARD_RANGE
 from gcpo.rewards import bleu1, boxed_answer, exact_match, math_correct, token_f1
 from gcpo.rewards import final_answer as qa_answer
@@ -280,7 +281,7 @@ def read_rows(
             rows[unique] = replace(row, id=unique)
     if not rows:
         raise ValueError(f"{benchmark}/{split} has no usable row ({skipped} malformed rows skipped)")
-    ordered = sorted(rows.values(), key=lambda row: hashlib.sha256(f"{seed}:{row.id}".encode()).digest())
+    ordered = sorted(rows.values(), key=lambda row: seeds.place(seed, row.id))
     chosen = tuple(ordered[:limit])
     return Split(chosen, source | {"skipped": skipped, "cut": sum(row.cut for row in chosen)})
 

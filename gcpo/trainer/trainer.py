@@ -18,6 +18,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
+from gcpo import seeds
 from gcpo.masked import deviations, mean
 from gcpo.methods import Modulation, expand, modulate
 from gcpo.rewards import any_answer
@@ -171,7 +172,7 @@ class GCPOTrainer(GRPOTrainer):
         """The method's weights of this step. Those that are not finite become 1, and are counted: a run of days should
         not end by one group. Where none is finite, the method itself is broken."""
         modulation = modulate(
-            self.method.seeded(self.args.seed + self.state.global_step),  # TRL's own count starts anew in a resumed run
+            self.method.seeded(seeds.of_step(self.args.seed, self.state.global_step)),
             rollouts,
             base,
             equalize_mean=self.args.equalize_mean,

@@ -1,0 +1,25 @@
+"""Every seed that is derived from a run's one seed."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def of_step(seed: int, step: int) -> int:
+    """Return the seed of what a method draws in an optimiser step; a resumed run goes on with the same ones."""
+    return seed + step
+
+
+def of_chunk(seed: int, first: int) -> int:
+    """Return a seed below 2^32 for the questions from number ``first`` on that are asked together: chunks and runs draw
+    apart, and a resumed run as an uninterrupted one."""
+    return int.from_bytes(_hash(seed, first)[:4])
+
+
+def place(seed: int, row_id: str) -> bytes:
+    """Return the key that rows of a split are sorted by: an order that depends on the seed and the rows' ids alone."""
+    return _hash(seed, row_id)
+
+
+def _hash(seed: int, what: object) -> bytes:
+    return hashlib.sha256(f"{seed}:{what}".encode()).digest()
