@@ -202,6 +202,29 @@ def test_a_task_without_value_and_default_is_an_error() -> None:
     assert "alpha: no value for task 'tinyqa' and no default, only for tinymath, narrativeqa" in message
 
 
+@pytest.mark.parametrize(
+    ("task", "lengths"),
+    [
+        *((task, (64, 48, 16)) for task in ("tinyqa", "narrativeqa", "qasper", "hotpotqa", "mmlu_stem")),
+        *((task, (1024, 512, 16)) for task in ("math", "aime24", "olympiadbench", "amc23", "minerva")),
+        ("gsm8k", (512, 320, 16)),
+        ("tinymath", (64, 48, 40)),
+        ("tinymath_think", (64, 48, 48)),
+    ],
+)
+def test_a_task_says_how_long_its_answers_are(task: str, lengths: tuple[int, ...]) -> None:
+    for profile, length in zip(("paper", "single_gpu", "laptop"), lengths, strict=True):
+        assert validate({**load_profile(profile), "task": task}).max_completion_length == length
+
+
+def test_a_length_of_answers_goes_before_the_default_and_after_the_task() -> None:
+    lengths = {"gsm8k": 3, "solution": 2, "default": 1}
+    found = [validate({"task": task, "max_completion_length": lengths}) for task in ("gsm8k", "math", "tinyqa")]
+    assert [made.max_completion_length for made in found] == [3, 2, 1]
+    message = refused(task="math", max_completion_length={"short": 64, "gsm8k": 3})
+    assert "no value for task 'math', 'solution' answers, and no default, only for short" in message
+
+
 def test_the_value_of_a_task_is_checked_too() -> None:
     assert "alpha: " in refused(alpha={"default": "strong"})
     assert "(got 'strong')" in refused(alpha={"default": "strong"})

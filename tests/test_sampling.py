@@ -233,7 +233,9 @@ def score(answer: str | None, references: Any) -> dict[str, float]:
     return {"all": float(share == 1), "share": share}
 
 
-TASK = Task("letters", ("all", "share"), lambda: Split((), {}), lambda text: text.strip() or None, score, "share")
+TASK = Task(
+    "letters", ("all", "share"), lambda: Split((), {}), lambda text: text.strip() or None, score, "share", "short"
+)
 ROWS = [Row(f"q{number}", prompt, (LETTERS[number:],)) for number, prompt in enumerate(PROMPTS)]
 
 

@@ -87,7 +87,7 @@ def test_math_scores_have_one_reference_and_perhaps_a_tolerance() -> None:
 
 def test_a_reward_metric_that_is_not_scored_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"'t': reward_metric 'em' is not among \('f1',\)"):
-        Task("t", ("f1",), lambda: Split((), {}), str, lambda *_: {}, "em")
+        Task("t", ("f1",), lambda: Split((), {}), str, lambda *_: {}, "em", "short")
 
 
 # --- fields ---------------------------------------------------------------------------------------------------------

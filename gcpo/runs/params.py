@@ -28,8 +28,9 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from gcpo import paths, world
 from gcpo.errors import nearest
 from gcpo.methods import Method, get_method, one_spelling
-from gcpo.tasks import check_task
+from gcpo.tasks import check_task, get_task
 
+LENGTHS = ("short", "solution")  # of the answers to a task: keys beside names of tasks
 NAME = r"[\w-]{1,60}"  # of a profile or grid: also a folder's
 
 
@@ -68,7 +69,8 @@ class Params(BaseModel):
     """Every parameter of a run; the defaults are the smoke profile.
 
     In a file, any value but ``task``, ``trained_on``, ``method_options`` and ``grpo`` may be a mapping from task to
-    value, with ``default`` for the other tasks.
+    value, with ``short`` and ``solution`` for the other tasks whose answers are so long (``Task.answer_length``), and
+    ``default`` for the rest.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -130,22 +132,23 @@ class Params(BaseModel):
         if not isinstance(values, Mapping):
             return values
         task = str(values.get("task", cls.model_fields["task"].default))
-        chosen = {}
+        chosen, length = {}, ""
         for key, value in values.items():
             if key in ("grpo", "method_options", "task", "trained_on") or not isinstance(value, Mapping):
                 chosen[key] = value
                 continue
             try:
-                for name in value.keys() - {"default"}:
+                for name in value.keys() - {"default", *LENGTHS}:
                     check_task(str(name))
+                if not value.keys().isdisjoint(LENGTHS):
+                    length = get_task(task).answer_length
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
-            if task in value or "default" in value:
-                chosen[key] = value.get(task, value.get("default"))
-            else:
-                raise ValueError(
-                    f"{key}: no value for task {task!r} and no default, only for {', '.join(map(str, value))}"
-                )
+            found = next((name for name in (task, length, "default") if name in value), None)
+            if found is None:
+                whose = f"task {task!r}" + (f", {length!r} answers," if length else "")
+                raise ValueError(f"{key}: no value for {whose} and no default, only for {', '.join(map(str, value))}")
+            chosen[key] = value[found]
         return chosen
 
     @field_validator("profile")

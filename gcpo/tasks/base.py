@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from gcpo import seeds
 from gcpo.measures import REWARD_RANGE
@@ -100,6 +100,8 @@ class Task:
     none; ``score(answer, references)`` every metric, each in [0, 1]. With ``full_completion`` (mathematics, GCPO
     App. E.3) it is the whole completion that is embedded and clustered, else the extracted answer. The reward goes from
     one end of ``reward_range`` to the other as ``reward_metric`` goes from 0 to 1; nothing else says what it can reach.
+    ``answer_length`` says how much a completion has to hold: "short" is a name, a number or a few short lines,
+    "solution" the worked steps of a problem.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Task:
     extract: Callable[[str], str | None]
     score: Callable[[str | None, Sequence[str]], dict[str, float]]
     reward_metric: str
+    answer_length: Literal["short", "solution"]
     full_completion: bool = False
     reward_range: tuple[float, float] = REWARD_RANGE
 

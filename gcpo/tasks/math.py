@@ -41,5 +41,6 @@ TASK = Task(
     extract=boxed_answer,
     score=math_scores,
     reward_metric="accuracy",
+    answer_length="solution",
     full_completion=True,
 )

@@ -60,5 +60,11 @@ def convert(record: Record) -> list[Row]:
 
 SPLITS = {"test": Source("mmlu_stem", "test", "TIGER-Lab/MMLU-STEM")}
 TASK = replace(
-    math.TASK, name="mmlu_stem", load=reader(SPLITS, convert), extract=extract, score=score, full_completion=False
+    math.TASK,
+    name="mmlu_stem",
+    load=reader(SPLITS, convert),
+    extract=extract,
+    score=score,
+    answer_length="short",
+    full_completion=False,
 )

@@ -151,5 +151,6 @@ TASK = Task(
     extract=boxed_answer,
     score=math_scores,
     reward_metric="accuracy",
+    answer_length="short",
     full_completion=True,
 )

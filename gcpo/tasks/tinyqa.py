@@ -247,4 +247,5 @@ TASK = Task(
     extract=qa_answer,
     score=qa_scores,
     reward_metric="f1",
+    answer_length="short",
 )
