@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import math
 import re
 import types
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import nbformat
 import pytest
 
 from gcpo import paths
 from gcpo.methods import METHODS
 from gcpo.runs.grids import expand, grids
-from gcpo.runs.params import ParameterError, Params, from_notebook, load_profile, parse_yaml, profiles, validate
+from gcpo.runs.params import ParameterError, Params, from_notebook, load_profile, parse_yaml, profiles, schema, validate
 from gcpo.runs.plan import KINDS
 from gcpo.tasks import TASKS
 
@@ -324,6 +326,36 @@ def test_a_profile_that_is_no_mapping_is_an_error_that_names_the_file(tmp_path: 
     path.write_text(text)
     with pytest.raises(ParameterError, match=r"mine\.yaml: expected a mapping of parameter names to values, got"):
         load_profile(str(path))
+
+
+# --- the schema for editors -----------------------------------------------------------------------------------------
+
+
+def test_the_schema_is_the_one_of_these_parameters() -> None:
+    kept = json.loads((paths.PARAMS / "schema.json").read_text())
+    assert kept == schema(), "write it again: python -m gcpo.runs.params > params/schema.json"
+
+
+@pytest.mark.parametrize("name", profiles())
+def test_every_profile_names_the_schema_and_satisfies_it(name: str) -> None:
+    assert (paths.PARAMS / f"{name}.yaml").read_text().startswith("# yaml-language-server: $schema=schema.json\n")
+    jsonschema.validate(load_profile(name), schema())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"grop_size": 4},
+        {"group_size": "four"},
+        {"seed": True},
+        {"alpha": {"default": "strong"}},
+        {"task": {"default": "tinyqa"}},
+    ],
+)
+def test_the_schema_refuses_what_the_parameters_refuse(values: dict[str, Any]) -> None:
+    refused(**values)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(values, schema())
 
 
 # --- notebooks' namespaces ------------------------------------------------------------------------------------------

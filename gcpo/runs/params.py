@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from gcpo.errors import nearest
 from gcpo.methods import Method, get_method, one_spelling
 from gcpo.tasks import check_task, get_task
 
+WHOLE = ("grpo", "method_options", "task", "trained_on")  # which no mapping from task to value can give
 LENGTHS = ("short", "solution")  # of the answers to a task: keys beside names of tasks
 NAME = r"[\w-]{1,60}"  # of a profile or grid: also a folder's
 
@@ -134,7 +136,7 @@ class Params(BaseModel):
         task = str(values.get("task", cls.model_fields["task"].default))
         chosen, length = {}, ""
         for key, value in values.items():
-            if key in ("grpo", "method_options", "task", "trained_on") or not isinstance(value, Mapping):
+            if key in WHOLE or not isinstance(value, Mapping):
                 chosen[key] = value
                 continue
             try:
@@ -328,6 +330,18 @@ def validate(values: Mapping[str, Any], source: str = "parameters") -> Params:
         raise ParameterError(f"Bad {source}:{listed}") from None
 
 
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a parameter file, for editors: ``params/schema.json``, written by
+    ``python -m gcpo.runs.params``."""
+    made = Params.model_json_schema()
+    for key, value in made["properties"].items():
+        if key not in WHOLE:
+            about = {name: value.pop(name) for name in ("description", "default") if name in value}
+            for_each_task = {"type": "object", "additionalProperties": value}
+            made["properties"][key] = {**about, "anyOf": [value, for_each_task]}
+    return made
+
+
 def from_notebook(namespace: Mapping[str, Any]) -> Params:
     """The parameters of a notebook: every plain value in its globals, as the parameters cell and papermill set them.
 
@@ -454,3 +468,7 @@ def _yaml() -> YAML:
 def profiles() -> list[str]:
     """Names of the profiles in ``params/``."""
     return names_in(paths.PARAMS)
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=2))
