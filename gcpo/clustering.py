@@ -1,13 +1,18 @@
-"""Clusterings as rules on the matrix of entailment probabilities: tensors in, tensors out, no model.
+"""Clusterings by rules on entailment probabilities, on strings or on mathematical answers; no model is loaded.
 
-Labels count from 0 in the order of first appearance.
+Labels count from 0 in the order of first appearance. The text ``None`` stands for a completion without an answer: each
+one is a cluster of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+
+from gcpo.mathematics import same_answer
 
 THRESHOLD = 0.35
 """Entailment probability from which a response joins a cluster (GCPO App. E.3)."""
@@ -113,3 +118,33 @@ def cluster_nli(
     columns = p_entail.transpose(-1, -2)
     by_hypothesis = (columns.unsqueeze(-2) == columns.unsqueeze(-3)).all(dim=-1)
     return _greedy(p_entail, threshold, (by_premise & by_hypothesis).int().argmax(dim=-1))
+
+
+def _clusters(items: Sequence[str | None], same: Callable[[str, str], bool]) -> Int64[Tensor, " U"]:
+    """Greedy clusters by a relation with the first member of each cluster; ``None`` is never the same as anything."""
+    members: dict[int, str] = {}  # label -> first member
+    labels: list[int] = []
+    for item in items:
+        new = max(labels, default=-1) + 1
+        label = next((k for k, member in members.items() if item is not None and same(member, item)), new)
+        if label == new and item is not None:
+            members[label] = item
+        labels.append(label)
+    return torch.tensor(labels, dtype=torch.int64)
+
+
+def exact_clusters(texts: Sequence[str | None]) -> Int64[Tensor, " U"]:
+    """Clusters of equal strings, apart from surrounding white space (SEED-GRPO); ``None``: each one alone.
+
+    Returns (U,) labels.
+    """
+    return _clusters(texts, lambda member, text: member.strip() == text.strip())
+
+
+def math_clusters(answers: Sequence[str | None]) -> Int64[Tensor, " U"]:
+    """Clusters of equal mathematical answers by Math-Verify, each answer compared with the first member of every
+    cluster and equal only if both ways round are (``gcpo.rewards.same_answer``); ``None``: each one alone.
+
+    Returns (U,) labels.
+    """
+    return _clusters(answers, same_answer)

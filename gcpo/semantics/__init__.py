@@ -1,8 +1,14 @@
 """Meaning of texts: embeddings, entailment, the clusterings made from them, and features of whole groups."""
 
-from gcpo.clustering import THRESHOLD, bidirectional_clusters, cluster_nli, greedy_clusters
-from gcpo.semantics.clusters import cluster_texts, exact_clusters, group_nli, math_clusters
-from gcpo.semantics.features import NO_ANSWER, TextFeatures, answer_mask, from_texts
+from gcpo.clustering import (
+    THRESHOLD,
+    bidirectional_clusters,
+    cluster_nli,
+    exact_clusters,
+    greedy_clusters,
+    math_clusters,
+)
+from gcpo.semantics.features import NO_ANSWER, TextFeatures, answer_mask, cluster_texts, from_texts, group_nli
 from gcpo.semantics.loading import explain_loading
 from gcpo.semantics.models import Embedder, Entailment
 

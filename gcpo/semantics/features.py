@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,27 +13,61 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from gcpo.clustering import cluster_nli
+from gcpo.clustering import THRESHOLD, cluster_nli, exact_clusters, math_clusters
 from gcpo.rollouts import Rollouts
-from gcpo.semantics.clusters import exact_clusters, group_nli, math_clusters
 from gcpo.semantics.models import Embedder, Entailment
 
 END_OF_THOUGHT = "</think>"  # of reasoning models
 NO_ANSWER = "no answer"  # the text that stands for a missing answer in embeddings
 
 
-class TextFeatures:
-    """What the texts of B groups of G completions mean; a property is computed once, when first read.
+def group_nli(groups: Sequence[Sequence[str | None]], entailment: Entailment) -> Float[Tensor, "B G G 3"]:
+    """Entailment probabilities within each of B groups of G texts, all asked in one go.
 
-    What is embedded and clustered by entailment is the extracted answer, or the whole completion with
-    ``full_completion`` (GCPO, App. E.3: mathematics); exact and mathematical clusters are of answers. A completion
+    Returns (B, G, G, 3) float32 as in ``Entailment.pairwise``. A missing text (``None``) contradicts all others,
+    missing ones too. Raises ``ValueError`` if the groups differ in size.
+    """
+    sizes = {len(group) for group in groups}
+    if len(sizes) > 1:
+        raise ValueError(f"groups have {sorted(sizes)} texts: all must have the same number")
+    size = sizes.pop() if sizes else 0
+    pairs = [pair for group in groups for pair in itertools.product(group, repeat=2)]
+    answered = [
+        (at, premise, hypothesis)
+        for at, (premise, hypothesis) in enumerate(pairs)
+        if premise is not None and hypothesis is not None
+    ]
+    nli = torch.tensor([0.0, 0.0, 1.0]).repeat(len(pairs), 1)
+    nli[[at for at, _, _ in answered]] = entailment.pairs([p for _, p, _ in answered], [h for _, _, h in answered])
+    nli = nli.reshape(len(groups), size, size, 3)
+    nli[:, range(size), range(size)] = torch.tensor([1.0, 0.0, 0.0])
+    return nli
+
+
+def cluster_texts(
+    texts: Sequence[str | None], entailment: Entailment, threshold: float = THRESHOLD
+) -> Int64[Tensor, " G"]:
+    """The semantic clusters of one group, as used in training (GCPO App. E.3): greedy on its distinct texts in the
+    order of first appearance, equal texts together, missing ones (``None``) alone. Returns (G,) labels."""
+    if not texts:
+        return torch.zeros(0, dtype=torch.int64)
+    answered = torch.tensor([[text is not None for text in texts]])
+    return cluster_nli(group_nli([texts], entailment), answered, threshold)[0]
+
+
+@dataclass(eq=False)
+class TextFeatures:
+    """Features of the texts of B groups of G completions; each is computed once, when first read.
+
+    Extracted answers are embedded and clustered by entailment, or whole completions with ``full_completion`` (GCPO,
+    App. E.3: mathematics); exact and mathematical clusters are of answers. A completion
     without an answer is a cluster of its own; it is embedded as :data:`NO_ANSWER`, a fixed text, unless the whole
     completion is embedded.
 
     Args:
         groups: B lists of G texts.
         extract: text -> answer, or None when there is none.
-        full_completion: whether whole completions are embedded and clustered by entailment.
+        full_completion: embed and cluster whole completions instead of answers.
         embedder, entailment: the models; a feature of one that is None cannot be read.
         threshold: a response joins a cluster at this entailment probability or above.
 
@@ -39,24 +75,21 @@ class TextFeatures:
         TypeError: ``extract`` returns something that is neither text nor None.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Sequence[str]],
-        *,
-        extract: Callable[[str], str | None],
-        full_completion: bool,
-        embedder: Embedder | None,
-        entailment: Entailment | None,
-        threshold: float,
-    ) -> None:
-        self.groups, self.full_completion, self.threshold = groups, full_completion, threshold
-        self.embedder, self.entailment = embedder, entailment
-        self.answers = [[_answer(extract, text) for text in group] for group in groups]
+    groups: Sequence[Sequence[str]]
+    _: KW_ONLY
+    extract: Callable[[str], str | None]
+    full_completion: bool
+    embedder: Embedder | None
+    entailment: Entailment | None
+    threshold: float
+
+    def __post_init__(self) -> None:
+        self.answers = [[_answer(self.extract, text) for text in group] for group in self.groups]
         self.answered = torch.tensor([[answer is not None for answer in group] for group in self.answers]).bool()
 
     @property
     def readable(self) -> tuple[str, ...]:
-        """Names of the features that can be read with the models there are."""
+        """Return the names of the features that can be read with the given models."""
         by_embedder = ("embeddings",) if self.embedder else ()
         by_entailment = ("nli", "clusters") if self.entailment else ()
         by_task = ("task_clusters",) if self.full_completion or self.entailment else ()
@@ -64,12 +97,12 @@ class TextFeatures:
 
     @property
     def shown(self) -> Sequence[Sequence[str | None]]:
-        """What is embedded and clustered by entailment."""
+        """Return the texts that are embedded and clustered by entailment."""
         return self.groups if self.full_completion else self.answers
 
     @cached_property
     def embeddings(self) -> Float[Tensor, "B G d"]:
-        """Of what is shown."""
+        """Embeddings of the shown texts."""
         assert self.embedder is not None
         flat = [NO_ANSWER if text is None else text for group in self.shown for text in group]
         return self.embedder(flat).cpu().unflatten(0, self.answered.shape)
@@ -120,24 +153,15 @@ def from_texts(
     rewards: Float[Tensor, "B G"],
     groups: Sequence[Sequence[str]],
     *,
-    extract: Callable[[str], str | None],
-    full_completion: bool,
-    embedder: Embedder | None,
-    entailment: Entailment | None,
-    threshold: float,
     reward_range: tuple[float, float],
-    **features: Any,
+    **arguments: Any,
 ) -> Rollouts:
-    """Rollouts whose features come from texts, when first read; arguments as in :class:`TextFeatures`."""
-    texts = TextFeatures(
-        groups,
-        extract=extract,
-        full_completion=full_completion,
-        embedder=embedder,
-        entailment=entailment,
-        threshold=threshold,
-    )
-    return texts.rollouts(rewards, reward_range=reward_range, **features)
+    """Return rollouts whose features come from texts, when first read.
+
+    ``arguments`` are those of :class:`TextFeatures`, and any other feature of :class:`gcpo.rollouts.Rollouts`.
+    """
+    own = {field.name: arguments.pop(field.name) for field in fields(TextFeatures) if field.name in arguments}
+    return TextFeatures(groups, **own).rollouts(rewards, reward_range=reward_range, **arguments)
 
 
 def answer_mask(
@@ -145,7 +169,7 @@ def answer_mask(
     decode: Callable[[Sequence[int]], str],
     extract: Callable[[str], str | None] | None = None,
 ) -> Bool[Tensor, "N T"]:
-    """Which tokens of N completions are the answer's; T is the longest completion's length.
+    """Return True for the answer's tokens of N completions; T is the longest completion's length.
 
     With ``extract``: the tokens of the extracted answer, where it occurs last. Without: what follows the last
     ``</think>``. All tokens of a completion in which neither is found.
