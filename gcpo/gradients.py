@@ -229,8 +229,10 @@ def _score_gradient(
 
 
 def _keeps(model: Any, device: torch.device) -> bool:
-    """Whether to leave out the prompt's logits, most of the memory. Not on a CPU: with fewer rows in one product the
-    last bit of what is recorded would be another."""
+    """Return True where the prompt's logits, most of the memory, are left out.
+
+    Off on CPU: another matmul shape changes the last bit of recorded values.
+    """
     forward = model.get_base_model().forward if hasattr(model, "get_base_model") else model.forward  # of adapters
     return device.type != "cpu" and "logits_to_keep" in inspect.signature(forward).parameters
 

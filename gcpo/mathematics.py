@@ -20,11 +20,11 @@ LONGEST = 2000
 """How many characters an answer may have; a longer one is wrong."""
 
 _BOXED = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # a brace, or what a backslash escapes
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # a brace, or an escaped character
 _SPACE = r"(?:[\s$,;.~&]|\\[(),;:! \[\]\\]|\\q?quad(?![A-Za-z]))*"
 _BETWEEN_BOXES = re.compile(
     rf"{_SPACE}(?:\\(?:text|mathrm|mbox)\{{\s*(?:and|or)\s*\}}|\b(?:and|or)\b)?{_SPACE}"
-    rf"(?:[A-Za-z](?:_\{{?\w+\}}?)?\s*=)?{_SPACE}"  # whose value the next box has: x_2 =
+    rf"(?:[A-Za-z](?:_\{{?\w+\}}?)?\s*=)?{_SPACE}"  # the variable of the next box: x_2 =
 )
 _DELIMITED = re.compile(r"(?<!\\)\$|\\\(|\\\[")
 _COMMAND = re.compile(r"\\[A-Za-z]+(\{[^{}]*\})?")
@@ -83,13 +83,13 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _beside(between: str) -> bool:
-    """Whether two boxes with this between them are one answer."""
+    """Return True if two boxes separated by this text are one answer."""
     return len(between) <= 60 and bool(_BETWEEN_BOXES.fullmatch(between))
 
 
 def read(answer: str) -> str:
-    r"""An answer as a careful person reads it: no currency signs, ``10 000`` and ``10\,000`` as 10000, ``3e-4`` as a
-    power of ten, ``3 1/2`` as a sum, ``0.\overline{3}`` as a fraction, and a number that is followed by one word
+    r"""Return an answer in the form that is compared: no currency signs, ``10 000`` and ``10\,000`` as 10000, ``3e-4``
+    as a power of ten, ``3 1/2`` as a sum, ``0.\overline{3}`` as a fraction, and a number that is followed by one word
     without it; ``2xy`` is a product."""
     answer = _TWO_DOLLARS.sub(" ", _DISPLAYED.sub(lambda found: f"${(found[1] or found[2]).strip()}$", answer))
     answer = _REPEATING.sub(_fraction, _CURRENCY.sub("", answer)).strip().removesuffix(".")
@@ -141,8 +141,10 @@ def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, re
 
 
 def same_answer(first: str, second: str) -> bool:
-    """Whether two mathematical answers are the same: equal strings, or equal for Math-Verify with either as the gold
-    answer. Symmetric, where Math-Verify's comparison is not. Raises ``RuntimeError`` where that cannot start."""
+    """Return True for equal strings, and for answers that Math-Verify finds equal with either as the gold answer.
+
+    Symmetric, unlike Math-Verify's own comparison. Raises ``RuntimeError`` if Math-Verify cannot start.
+    """
     first, second = _answer_text(first), _answer_text(second)
     if first == second or max(len(first), len(second)) > LONGEST:
         return first == second
@@ -150,7 +152,7 @@ def same_answer(first: str, second: str) -> bool:
 
 
 def _answer_text(text: str) -> str:
-    """The content of the last box, or the text itself when it has none; as it is read."""
+    """Return the content of the last box, or the whole text without a box, as :func:`read` gives it."""
     if _BOXED.search(text):
         text = boxed_answer(text) or ""
     return read(text.strip())
@@ -182,7 +184,7 @@ def _right(gold: str, answer: str, absolute: float, relative: float) -> bool:
 
 
 def _matched(parts: list[str], answers: list[str], same: Callable[[str, str], bool]) -> bool:
-    """Whether every entry of a set has an answer of its own."""
+    """Return True if each entry of a set can be paired with an entry of the answer."""
     left = list(answers)
     for part in parts:
         found = next((place for place, answer in enumerate(left) if same(part, answer)), None)
@@ -193,7 +195,7 @@ def _matched(parts: list[str], answers: list[str], same: Callable[[str, str], bo
 
 
 def _bare(answer: str) -> str:
-    r"""Without dollars and size commands, and without what says whose value it is: ``x =``."""
+    r"""Return an answer without dollars, size commands and the name of its variable (``x =``)."""
     return _WHOSE.sub("", _LAYOUT.sub("", answer).strip())
 
 
@@ -214,7 +216,7 @@ def _parts(answer: str) -> tuple[str, list[str]] | None:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside of brackets."""
+    """Return the parts of a text between commas that stand outside of brackets."""
     parts, depth, begin = [], 0, 0
     for place, character in enumerate(text):
         depth += (character in _OPENING) - (character in _CLOSING)
@@ -250,12 +252,10 @@ def _value(answer: str) -> float | None:
 _ask = grader.GraderProcess().ask
 
 
-def serve() -> None:
-    """Answer the questions of :func:`_ask`, in a process of its own."""
+def _reader() -> Callable[[str], list[Any]]:
+    """Return the cached function from an answer to Math-Verify's readings of it."""
     import math_verify  # slow to import
-    from sympy import Expr, N, Rational, Symbol
-
-    grader.limit_memory()
+    from sympy import Symbol
 
     read_all = functools.partial(math_verify.parse, parsing_timeout=None)
     read_latex = functools.partial(read_all, extraction_config=[math_verify.LatexExtractionConfig()])
@@ -269,7 +269,7 @@ def serve() -> None:
             answer = f"\\boxed{{{answer.rstrip('. ')}}}"
         found = list(map(real, read_all(answer)))
         if "\\" in answer and not prose and all(isinstance(part, str) for part in read_latex(answer)):
-            # mathematics that it cannot read, of which it would take the last number
+            # unreadable mathematics: Math-Verify would take the last number in it
             found = [part for part in found if isinstance(part, str)]
         return found
 
@@ -279,6 +279,34 @@ def serve() -> None:
         others = {symbol: Symbol(symbol.name, real=True) for symbol in symbols if symbol.is_real is False}
         return part.xreplace(others) if others else part
 
+    return parse
+
+
+def _differ(first: Any, second: Any) -> bool:
+    """Return True if two expressions in the same letters differ at one point: simplifying takes seconds."""
+    from sympy import Expr, N, Rational
+
+    if not (isinstance(first, Expr) and isinstance(second, Expr)):
+        return False
+    names = sorted({symbol.name for symbol in first.free_symbols})
+    if not names or names != sorted({symbol.name for symbol in second.free_symbols}):
+        return False
+    place = {name: Rational(7 * number + 5, 11) for number, name in enumerate(names)}
+    try:
+        values = [complex(N(part.subs({s: place[s.name] for s in part.free_symbols}))) for part in (first, second)]
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
+        return False
+    return abs(values[0] - values[1]) > 1e-6 * max(map(abs, values))
+
+
+def serve() -> None:
+    """Answer the questions of :func:`_ask`, in a process of its own."""
+    import math_verify  # slow to import
+    from sympy import N
+
+    grader.limit_memory()
+    parse = _reader()
+
     def value(answer: str) -> float | None:
         for found in parse(answer):
             try:
@@ -287,23 +315,9 @@ def serve() -> None:
                 continue
         return None
 
-    def differ(first: Any, second: Any) -> bool:
-        """Whether two expressions in the same letters differ where these are numbers: simplifying takes seconds."""
-        if not (isinstance(first, Expr) and isinstance(second, Expr)):
-            return False
-        names = sorted({symbol.name for symbol in first.free_symbols})
-        if not names or names != sorted({symbol.name for symbol in second.free_symbols}):
-            return False
-        place = {name: Rational(7 * number + 5, 11) for number, name in enumerate(names)}
-        try:
-            values = [complex(N(part.subs({s: place[s.name] for s in part.free_symbols}))) for part in (first, second)]
-        except (TypeError, ValueError, ArithmeticError, AttributeError):
-            return False
-        return abs(values[0] - values[1]) > 1e-6 * max(map(abs, values))
-
     def equal(gold: str, answer: str) -> bool:
         expected_parts, parts = parse(gold), parse(answer)
-        if any(map(differ, expected_parts[:1], parts)):
+        if any(map(_differ, expected_parts[:1], parts)):
             return False
         if not math_verify.verify(expected_parts, parts, timeout_seconds=None):
             return False
@@ -314,5 +328,5 @@ def serve() -> None:
         return found is not None and abs(found - expected) <= 1e-6 * abs(expected)
 
     answers: dict[str, Callable[..., Any]] = {"known": lambda gold: bool(parse(gold)), "equal": equal, "value": value}
-    answers["equal"](r"\frac{1}{2}", "x+1")  # its parser loads when first used, which is no answer's fault
+    answers["equal"](r"\frac{1}{2}", "x+1")  # loads the parser, so that no answer is charged for it
     grader.serve(answers)

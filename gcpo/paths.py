@@ -1,4 +1,4 @@
-"""Where things are: anchored to the checkout, never to the working directory."""
+"""Folders of the project, anchored to the checkout and never to the working directory."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import time
 
 
 def exit_with_parent(parent: int) -> None:
-    """Let this process end soon after its parent (a process id) has, however that ended."""
+    """End this process soon after its parent (a process id), however the parent ended."""
 
     def watch() -> None:
         while os.getppid() == parent:

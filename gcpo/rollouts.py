@@ -1,4 +1,4 @@
-"""What every method reads: the rewards and features of B groups of G sampled responses."""
+"""Rewards and features of B groups of G sampled responses, from which every method computes its weights."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Rollouts:
         ref_logps: (B, G, T), token log-probabilities under a reference policy.
         ratios: (B, G, T), probability ratios of the current to the sampling policy.
         answered: (B, G) bool, False where no answer could be extracted.
-        correctness: (B, G) in [0, 1], how right each response is; the reward's place in ``reward_range`` if not given.
-            Above 1/2 is right; NaN is neither right nor wrong.
+        correctness: (B, G) in [0, 1]; default: the reward's place in ``reward_range``. Above 1/2 is correct; NaN is
+            neither correct nor incorrect.
         reward_range: lowest and highest possible reward.
         max_completion_length: the longest completion that can be sampled, in tokens; T of ``mask`` if not given.
 
@@ -114,12 +114,12 @@ class Rollouts:
 
     @functools.cached_property
     def scorable(self) -> Bool[Tensor, "B G"]:
-        """Where a reward exists; the others take no part in any group statistic."""
+        """Return True for responses with a reward; the others take no part in any group statistic."""
         return ~self.rewards.isnan()
 
     def cluster_labels(self, kind: str | None) -> Int[Tensor, "B G"]:
-        """Cluster labels of a kind of ``methods.components.CLUSTERS``; where it was not given, ``clusters`` itself,
-        or for "bidirectional" what ``nli`` says."""
+        """Return the cluster labels of a kind of ``methods.components.CLUSTERS``. A kind that was not given is replaced
+        by ``clusters``, and "bidirectional" is made from ``nli``."""
         name = f"{kind}_clusters"
         if kind == "bidirectional" and name not in self._features:
             answered = self.answered.bool() if "answered" in self._features else None

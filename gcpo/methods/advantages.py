@@ -82,6 +82,22 @@ def _product(names: list[str]) -> Method:
         if refused:
             raise ValueError(message)
 
+    acts = [row.acts for row in rows.values()]
+    return Method(
+        paper="; ".join(dict.fromkeys(row.paper for row in rows.values())),
+        rule=" * ".join(row.rule for row in rows.values()),
+        acts=next(kind for kind in ("loss", "advantage", "reward", "base") if kind in acts),
+        factors=_factors(title, rows),
+        reward=next((row.reward for row in rows.values() if row.reward is not None), None),
+        penalty=next((row.penalty for row in rows.values() if row.penalty is not None), None),
+        base=next(iter(bases), "grpo"),
+        trl={key: value for row in rows.values() for key, value in row.trl.items()},
+        drops_equal=any(row.drops_equal for row in rows.values()),
+    )
+
+
+def _factors(title: str, rows: Mapping[str, Method]) -> tuple[Factor, ...]:
+    """Return the factors of a product, each with columns of its own."""
     factors: list[Factor] = []
     for name, row in rows.items():
         for factor in row.factors:
@@ -92,18 +108,7 @@ def _product(names: list[str]) -> Method:
                 own = {"measure": f"{factor.measure}_{name}", "weight": f"{factor.weight}_{name}"}
                 factor = dataclasses.replace(factor, **own)
             factors.append(factor)
-    acts = [row.acts for row in rows.values()]
-    return Method(
-        paper="; ".join(dict.fromkeys(row.paper for row in rows.values())),
-        rule=" * ".join(row.rule for row in rows.values()),
-        acts=next(kind for kind in ("loss", "advantage", "reward", "base") if kind in acts),
-        factors=tuple(factors),
-        reward=next((row.reward for row in rows.values() if row.reward is not None), None),
-        penalty=next((row.penalty for row in rows.values() if row.penalty is not None), None),
-        base=next(iter(bases), "grpo"),
-        trl={key: value for row in rows.values() for key, value in row.trl.items()},
-        drops_equal=any(row.drops_equal for row in rows.values()),
-    )
+    return tuple(factors)
 
 
 def _bound(
@@ -139,13 +144,8 @@ def _bound(
             f"{title}: the reward reads the tokens of the extracted answer, and scope={options['scope']!r} parts "
             'tokens at </think>; one mask cannot say both. Leave scope at "joint", or take one of the two methods.'
         )
-    return dataclasses.replace(
-        row,
-        factors=factors,
-        reward=reward,
-        penalty=row.penalty and bound(row.penalty),
-        shuffle=shuffle,
-    )
+    penalty = row.penalty and bound(row.penalty)
+    return dataclasses.replace(row, factors=factors, reward=reward, penalty=penalty, shuffle=shuffle)
 
 
 def permutation(size: int, seed: int) -> Tensor:
@@ -309,3 +309,28 @@ def advantages(
     row = get_method(method, alpha=alpha, seed=seed, **options)
     modulation = modulate(row, rollouts, equalize_mean=equalize_mean, scale_rewards=scale_rewards)
     return _finite(method, row, modulation).advantages
+
+
+def weight_range(
+    method: str | Sequence[str], alpha: float | None, group_size: int, **options: Any
+) -> tuple[float, float]:
+    """Return the lowest and the highest weight that a method can give at this alpha and G.
+
+    Every factor knows its own ends; those of a product are multiplied. ``math.inf`` where nothing bounds a weight from
+    above; (1, 1) for base methods, for methods that act on rewards, and for G = 1.
+
+    Args:
+        method: a name in ``METHODS``, a product of names ("bot_only*egpo") or a list of them.
+        alpha: alpha_base, or None for each factor's own; factors that have none do not read it.
+        group_size: G.
+        options: constants of the method, as in ``gcpo.methods.weights``.
+
+    Raises:
+        ValueError: unknown method or option (with the nearest valid name).
+    """
+    low = high = 1.0
+    if group_size > 1:
+        for factor in get_method(method, alpha=alpha, **options).factors:
+            lowest, highest = factor.bounds(group_size)
+            low, high = low * lowest, high * highest
+    return low, high

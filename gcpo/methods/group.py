@@ -29,7 +29,7 @@ class GroupFactor(Factor):
     OPTIONS: ClassVar[tuple[str, ...]] = ("form", "alpha_norm")
     has_alpha = True
     granularity = "group"
-    subject: ClassVar[str] = "answers"  # what differs in a group with a high score
+    subject: ClassVar[str] = "answers"  # the noun for a group with a high score: its answers or rewards differ
 
     form: str = "linear"
     alpha: float = 0.6
@@ -42,11 +42,11 @@ class GroupFactor(Factor):
 
     @abstractmethod
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
-        """The disagreement of each group, at least 0."""
+        """Return the disagreement of each group, at least 0."""
 
     @abstractmethod
     def highest(self, group_size: int) -> float:
-        """The largest score of a group of this size."""
+        """Return the largest score of a group of this size."""
 
     @property
     def direction(self) -> str:
@@ -54,7 +54,7 @@ class GroupFactor(Factor):
         return f"{'boosts' if high > low else 'damps'} groups whose {self.subject} differ"
 
     def strength(self, group_size: int) -> float:
-        """alpha_G of GCPO, or alpha where it is not divided by log G."""
+        """Return GCPO's alpha_G, or alpha itself with ``alpha_norm="none"``."""
         return alpha_g(self.alpha, group_size) if self.alpha_norm == "log_g" else self.alpha
 
     def bounds(self, group_size: int) -> tuple[float, float]:

@@ -30,7 +30,7 @@ BOXES = (  # centre, size, colour, text
 
 
 def way_of_a_group() -> Figure:
-    """What GCPO (with BoT) does to a group of answers, with the paper's equations; the group is made up."""
+    """Draw the steps of GCPO (with BoT) on a made-up group of answers, with the paper's equations."""
     figure, axes = plt.subplots(figsize=(9.6, 3.9))
     axes.set(xlim=(0, 100), ylim=(3, 43))
     axes.axis("off")

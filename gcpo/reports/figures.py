@@ -354,7 +354,7 @@ def verdict_bars(counts: pd.DataFrame, by: str) -> Figure:
 
 
 def stated_gains(table: pd.DataFrame) -> Figure:
-    """What printed scores give, less the gain that is stated: a line per value of `where`, a dot per gain.
+    """Gains computed from printed scores minus stated gains: a line per value of `where`, a dot per gain.
 
     Args:
         table: where, stated, computed, agrees (whether they are one but for rounding), and name, which is written

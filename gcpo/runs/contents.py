@@ -1,4 +1,4 @@
-"""What a run is made of beside its parameters: the content of its models and data, whatever they are called."""
+"""Content of a run's models and data, whatever they are called."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _model(name: str, kind: str, revision: str | None = None) -> dict[str, str]:
 def changed(
     recorded: Contents, params: Mapping[str, Any], seen: Seen | None = None, embedded: bool = False
 ) -> str | None:
-    """What is no longer what a run was made of, as far as this machine can tell, or None.
+    """Return the first model or data set that has changed since the run, as far as this machine can tell, or None.
 
     ``seen`` keeps what was looked at, for many records that share models and data.
 

@@ -53,7 +53,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete and its record in order; such a run is never run again."""
+        """Return True for a complete run with a valid record; such a run is never run again."""
         return self.fault is None and self.manifest.get("status") == "finished"
 
     def write(self) -> None:
@@ -278,7 +278,7 @@ def _same_contents(run: Run) -> None:
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """What a manifest says of its plan: the parameters as given, every value as resolved, and the models and data."""
+    """Return a manifest's part about its plan: given parameters, resolved values, and hashes of models and data."""
     given = plan.params.model_dump(mode="json")
     return {
         **{"schema": SCHEMA, "id": plan.id, "kind": plan.kind, "params": given, "resolved": plan.values},

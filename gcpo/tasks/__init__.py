@@ -11,7 +11,7 @@ from gcpo.errors import nearest, one_of
 if TYPE_CHECKING:
     from gcpo.tasks.base import Source, Task
 
-GENERATED = ("tinyqa", "tinymath", "tinymath_think")  # by this package: nothing is read
+GENERATED = ("tinyqa", "tinymath", "tinymath_think")  # by this package, without a file
 TASKS = (
     *(*GENERATED, "narrativeqa", "qasper", "hotpotqa", "math", "aime24", "olympiadbench"),
     *("amc23", "minerva", "gsm8k", "mmlu_stem"),
@@ -30,7 +30,7 @@ def check_task(name: str) -> None:
 
 
 def get_task(name: str, *, reward: str = "metric", full_completion: bool | None = None) -> Task:
-    """The task of that name.
+    """Return the task of that name.
 
     Args:
         name: one of :data:`TASKS`.
@@ -50,5 +50,5 @@ def get_task(name: str, *, reward: str = "metric", full_completion: bool | None 
 
 
 def sources(name: str) -> dict[str, Source]:
-    """Where each split of a task is read from; nothing for a task that is generated."""
+    """Return the source of each split of a task; none for a generated task."""
     return getattr(importlib.import_module(f"gcpo.tasks.{name}"), "SPLITS", {})

@@ -1,4 +1,4 @@
-"""What a task is, and how the rows of a benchmark are read.
+"""Tasks, and the reader of a benchmark's rows.
 
 A benchmark is one small module with a ``TASK`` and its name in ``gcpo.tasks.TASKS``. The module says which fields make
 a prompt and its references; reading, checking, choosing and recording rows happens here, once.
@@ -44,7 +44,7 @@ DATA_DIR = "GCPO_DATA_DIR"
 """The environment variable that names a folder of ``<benchmark>/<split>.jsonl`` to read instead of the Hub."""
 
 CHARACTERS_PER_WORD = 10
-"""How many characters of a context a word of its budget may have, space included."""
+"""Characters of a context per word of the budget, space included."""
 
 Record = Mapping[str, Any]
 T = TypeVar("T")
@@ -67,9 +67,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a split is: the folder below ``$GCPO_DATA_DIR`` and the file's name there, which is the Hub's name of the
-    split, and the Hub's data set and configuration. ``unread`` are fields there that no row is made of, large enough to
-    be left out: reading them takes time and memory."""
+    """Place of a split: its folder below ``$GCPO_DATA_DIR``, its name there and on the Hub, and the Hub's data set and
+    configuration. ``unread``: large columns that are not loaded."""
 
     folder: str
     split: str
@@ -119,7 +118,7 @@ class Task:
             raise ValueError(f"task {self.name!r}: reward_metric {self.reward_metric!r} is not among {self.metrics}")
 
     def reward(self, completion: str, references: Sequence[str]) -> float:
-        """The training reward of a completion."""
+        """Return the training reward of a completion."""
         return self.reward_of(self.score(self.extract(completion), references))
 
     def reward_of(self, scores: Mapping[str, float]) -> float:
@@ -155,12 +154,12 @@ MATH_PROMPT = """Solve the problem step by step. Put the final answer in \\boxed
 
 
 def math_row(row_id: str, problem: str, *references: str) -> Row:
-    r"""A question that asks for steps and a ``\boxed{...}`` answer."""
+    r"""Return a question that asks for steps and a ``\boxed{...}`` answer."""
     return Row(row_id, MATH_PROMPT.format(problem=problem.strip()), references)
 
 
 def gold_answer(record: Record, path: str) -> str:
-    """The boxed answer of the solution in a field; ``MalformedRowError`` where there is none."""
+    """Return the boxed answer of the solution in a field; ``MalformedRowError`` without one."""
     answer = boxed_answer(field(record, path, str))
     if answer is None:
         raise MalformedRowError(f"field {path!r} has no closed \\boxed{{...}} that is not empty")

@@ -17,7 +17,7 @@ from gcpo.tasks.base import (
 )
 
 LEVELS = ("Level 3", "Level 4", "Level 5")
-"""Of the problems that are trained on, as the papers' companions have it; MATH-500 has all levels."""
+"""Levels of the training problems, as in the papers' companions; MATH-500 has all levels."""
 
 
 def convert(record: Record) -> list[Row]:

@@ -13,7 +13,7 @@ from gcpo.tasks import math
 from gcpo.tasks.base import Record, Row, Source, field, gold_answer, math_row, reader, text_id
 
 TOLERANCE = 0.01
-"""Of a number, relative: what two or three digits allow. The papers do not state one; chosen."""
+"""Relative tolerance of a number, as two or three digits allow. The papers state none; ours."""
 
 
 def convert(record: Record) -> list[Row]:

@@ -37,13 +37,13 @@ def extract(completion: str) -> str | None:
 
 
 def _after(marker: str, completion: str) -> str | None:
-    """What follows where the marker, in capitals or not, stands last."""
+    """Return the text after the last marker, in capitals or not."""
     _, *rest = re.split(marker, completion, flags=re.IGNORECASE)
     return rest[-1] if rest else None
 
 
 def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
-    """Whether the letter is the right one."""
+    """Return an accuracy of 1 for the correct letter."""
     return {"accuracy": float(prediction in references)}
 
 

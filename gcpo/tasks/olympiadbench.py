@@ -18,7 +18,7 @@ TEST_SHARE = 0.3
 
 
 def of_test(row_id: str) -> bool:
-    """Whether a problem is of the test split: its id's hash, read as a fraction, is below :data:`TEST_SHARE`."""
+    """Return True for problems of the test split: the id's hash, read as a fraction, is below :data:`TEST_SHARE`."""
     return int.from_bytes(hashlib.sha256(row_id.encode()).digest()[:8]) / 2**64 < TEST_SHARE
 
 

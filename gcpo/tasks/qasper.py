@@ -26,7 +26,7 @@ Question: {question}"""
 
 
 def answer_string(answer: Record) -> str:
-    """What Qasper's official evaluation compares with, in one line: see the module.
+    """Return the one-line reference of Qasper's official evaluation, by the rules in the module's docstring.
 
     Raises:
         MalformedRowError: an answer that is none of the four kinds.

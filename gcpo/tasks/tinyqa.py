@@ -214,8 +214,8 @@ def wrong_answer(rng: random.Random, to: Question, kind: str) -> str:
 
 
 def noisy_answer(rng: random.Random, to: Question) -> str:
-    """What the starting policy's corpus answers, in either wording: it may forget a link (:data:`LINKS`), and is right
-    or wrong at the relation's rate."""
+    """Return an answer of the starting policy's corpus, in either wording: it may forget a link (:data:`LINKS`), and is
+    correct at the relation's rate."""
     if to.hops == 2 and rng.random() < LINKS[to.passage.link]:
         _, relation, value = to.passage.facts[2]
         return RELATIONS[relation].wording(value, rng.randrange(2))

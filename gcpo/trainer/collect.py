@@ -21,13 +21,13 @@ from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment, TextFeatures, answer_mask
 from gcpo.trainer.config import GCPOConfig
 
-Batch = dict[str, Any]  # what TRL hands from generation to the loss
-PATIENCE = 20  # batches without a reward in the upper half of its range, after which that is said
+Batch = dict[str, Any]  # TRL's dictionary of tensors, from generation to the loss
+PATIENCE = 20  # batches without a reward in the upper half of the range before a warning
 PolicyPass = Callable[[Batch], tuple[Tensor, Tensor | None]]
 
 
 def loss_mask(inputs: Batch) -> Tensor:
-    """The tokens that TRL's loss counts."""
+    """Return the mask of the tokens in TRL's loss."""
     return inputs["completion_mask"] * inputs["tool_mask"] if "tool_mask" in inputs else inputs["completion_mask"]
 
 
@@ -36,8 +36,8 @@ class Collector:
     """Makes :class:`gcpo.rollouts.Rollouts` of all groups of a generation batch, equal in every process.
 
     Args:
-        method: what will read them.
-        args: ranges of rewards, which reward says right, and how texts are embedded and clustered.
+        method: the method that reads the rollouts.
+        args: ranges of rewards, the name of the correctness reward, and how texts are embedded and clustered.
         accelerator: of the processes that share the batch.
         group_size: G, responses per prompt.
         max_completion_length: the longest completion that can be sampled, in tokens.
@@ -65,7 +65,7 @@ class Collector:
     decode: Callable[[Sequence[int]], str]
     warned: set[str] = field(default_factory=set)
     batches: int = 0
-    highest: float = -math.inf  # reward so far
+    highest: float = -math.inf  # highest reward so far
 
     def __post_init__(self) -> None:
         names, wanted = self.reward_names, self.args.correctness_reward
@@ -83,19 +83,19 @@ class Collector:
             )
 
     def local(self, rows: int) -> slice:
-        """The place of this process's rows among those of all processes."""
+        """Return the place of this process's rows among those of all processes."""
         return slice(rows * self.accelerator.process_index, rows * (self.accelerator.process_index + 1))
 
     def gathered(self, rows: Tensor) -> Tensor:
-        """The rows of all processes, padded to one length."""
+        """Return the rows of all processes, padded to one length."""
         padded = self.accelerator.pad_across_processes(rows, dim=1) if rows.ndim > 1 else rows
         return self.accelerator.gather(padded)
 
     def rollouts(self, per_function: Float[Tensor, "N F"], texts: Sequence[str], output: Batch) -> Rollouts:
-        """The groups of all processes; a feature that costs a model's pass is computed when first read.
+        """Return the groups of all processes; a feature that costs a model's pass is computed when first read.
 
-        ``per_function`` and ``texts`` are the rewards and completions of all processes, ``output`` is what TRL made of
-        this one's.
+        ``per_function`` and ``texts`` are the rewards and completions of all processes, ``output`` is TRL's batch of
+        this process.
         """
         weights = self.reward_weights.to(per_function.device)
         rewards = (per_function * weights).nansum(dim=1).masked_fill(per_function.isnan().all(dim=1), torch.nan)
@@ -135,13 +135,13 @@ class Collector:
         )
 
     def _shared(self, meanings: TextFeatures, mine: list[int], name: str) -> Tensor:
-        """A feature of all groups, each from the process that has computed it."""
-        own = [row.clone() for row in getattr(meanings, name).cpu()]  # a view is sent with all that it is a view of
+        """Return a feature of all groups, each from the process that has computed it."""
+        own = [row.clone() for row in getattr(meanings, name).cpu()]  # gathering a view would send its whole storage
         everywhere = dict(gather_object(list(zip(mine, own, strict=True))))
         return torch.stack([everywhere[group] for group in sorted(everywhere)]).to(self.accelerator.device)
 
     def _whole(self, tokens: _TokenFeatures, name: str) -> Tensor:
-        """A token feature of all processes' rows, in groups."""
+        """Return a token feature of all processes' rows, in groups."""
         rows = self.gathered(getattr(tokens, name).float())
         return rows.view(-1, self.group_size, rows.shape[1])
 
@@ -160,7 +160,7 @@ class Collector:
             )
             if self.batches == 1:
                 raise ValueError(message)
-            self._warn_once("correctness", f"{message} It is clipped to the range.")  # late in a run of days
+            self._warn_once("correctness", f"{message} It is clipped to the range.")  # a run of days goes on
         if self.method.needs_correctness and correctness.nan_to_num(low).max() == (low + high) / 2:
             self._warn_once(
                 "middle",

@@ -129,13 +129,13 @@ class GCPOConfig(GRPOConfig):
 
     @property
     def on_policy(self) -> bool:
-        """Whether every optimiser step uses completions of the very policy it changes, so that all ratios are 1."""
+        """Return True if every optimiser step uses completions of the policy it updates, so that all ratios are 1."""
         steps = (self.steps_per_generation or 1) * self.num_iterations  # of a generation; TRL has set the first factor
         return self.gradient_accumulation_steps % steps == 0
 
     @property
     def shares_out(self) -> bool:
-        """Whether parameters are sharded (FSDP or ZeRO-3)."""
+        """Return True if parameters are sharded (FSDP or ZeRO-3)."""
         return bool(self.fsdp) or parse_flag_from_env("ACCELERATE_USE_FSDP") or is_deepspeed_zero3_enabled()
 
     def _refused_in_batches(self, row: Method) -> list[tuple[bool, str]]:

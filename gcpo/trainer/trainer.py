@@ -28,7 +28,7 @@ from gcpo.trainer.collect import Collector, loss_mask
 from gcpo.trainer.config import GCPOConfig
 
 _PASS_ARGUMENTS = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters.keys()
-REPLACED = "gcpo/replaced_weights"  # in logs: how many since the last one
+REPLACED = "gcpo/replaced_weights"  # in logs: weights replaced since the last log
 REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method that moves it
 
 
@@ -66,7 +66,7 @@ class GCPOTrainer(GRPOTrainer):
 
     Raises:
         TypeError: ``args`` is not a GCPOConfig.
-        ValueError: a method that asks which responses are right, and several reward functions of which none is named.
+        ValueError: a method that reads correctness, and several reward functions of which none is named.
         OSError: an embedding or entailment model that the method needs cannot be loaded.
     """
 
@@ -74,6 +74,8 @@ class GCPOTrainer(GRPOTrainer):
     num_generations: int
     _logs: dict[str, Any]
     model: Any
+    _scored: tuple[Tensor, list[str]] | None = None
+    _loss_inputs: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -97,17 +99,12 @@ class GCPOTrainer(GRPOTrainer):
                 "or take a method without one, such as care_agreement."
             )
         # Loaded before the policy: a wrong name should not cost the minutes a large policy takes.
-        with _unsharded():
-            if "embeddings" in self.method.reads and embedder is None:
-                embedder = Embedder(args.embedding_model, device=args.device)
-            if self.method.needs_entailment(args.use_full_completion_for_clustering) and entailment is None:
-                entailment = Entailment(args.entailment_model, device=args.device)
+        embedder, entailment = self._feature_models(args, embedder, entailment)
         self._callback = callback
         self._scored: tuple[Tensor, list[str]] | None = None
         self._columns: list[str] = []
-        self._loss_inputs: dict[str, Any] | None = None
         super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
-        if self.method.parts:  # what a model card says
+        if self.method.parts:  # for the model card
             self._name, self._tag_names = f"GRPO ({args.method})", [*self._tag_names, "gcpo"]
         self.collector = Collector(
             method=self.method,
@@ -123,6 +120,16 @@ class GCPOTrainer(GRPOTrainer):
             policy_pass=self._policy_pass,
             decode=partial(self._tokenizer.decode, skip_special_tokens=True),
         )
+
+    def _feature_models(
+        self, args: GCPOConfig, embedder: Embedder | None, entailment: Entailment | None
+    ) -> tuple[Embedder | None, Entailment | None]:
+        with _unsharded():
+            if "embeddings" in self.method.reads and embedder is None:
+                embedder = Embedder(args.embedding_model, device=args.device)
+            if self.method.needs_entailment(args.use_full_completion_for_clustering) and entailment is None:
+                entailment = Entailment(args.entailment_model, device=args.device)
+        return embedder, entailment
 
     # --- at generation, on whole groups ---
 
@@ -169,8 +176,8 @@ class GCPOTrainer(GRPOTrainer):
         return output
 
     def _modulate(self, rollouts: Rollouts, base: Tensor | None, stage: str) -> Modulation:
-        """The method's weights of this step. Those that are not finite become 1, and are counted: a run of days should
-        not end by one group. Where none is finite, the method itself is broken."""
+        """Return the method's weights of this step. A weight that is not finite becomes 1 and is counted: one group
+        should not end a run of days. Without any finite weight, the method itself is broken."""
         modulation = modulate(
             self.method.seeded(seeds.of_step(self.args.seed, self.state.global_step)),
             rollouts,
@@ -189,14 +196,14 @@ class GCPOTrainer(GRPOTrainer):
         return modulation._replace(weight=torch.where(broken, 1.0, modulation.weight))
 
     def _drop(self, groups: Tensor, output: dict[str, Any], local: slice) -> None:
-        """Takes whole groups out of the loss and out of its token count."""
+        """Take whole groups out of the loss and out of its token count."""
         kept = ~groups.repeat_interleave(self.num_generations)[local].unsqueeze(1)
         output["completion_mask"] = output["completion_mask"] * kept
         output["num_items_in_batch"] = self.accelerator.gather(loss_mask(output).sum()).sum()
         self._metrics["train"]["gcpo/dropped_groups"].append(groups.float().mean().item())
 
     def _log_columns(self, columns: dict[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
-        """Logs every column per step and per completion; returns the latter, means over tokens for token columns."""
+        """Log every column per step and per completion; return the latter, as means over tokens for token columns."""
         shape = columns["no_answer"].shape
         flat = {}
         for name, values in columns.items():
@@ -219,8 +226,8 @@ class GCPOTrainer(GRPOTrainer):
         super().log(logs, start_time)
 
     def _policy_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities (and entropies, if the method reads them) under the policy that sampled: it has not moved
-        yet. Those that TRL has computed are used."""
+        """Return log-probabilities (and entropies, if the method reads them) under the policy that sampled, which has
+        not moved yet. Log-probabilities that TRL has computed are used."""
         entropy = "entropies" in self.method.reads
         if "old_per_token_logps" in output and not entropy:
             return output["old_per_token_logps"], None
@@ -259,7 +266,7 @@ class GCPOTrainer(GRPOTrainer):
         return logps_and_entropies
 
     def _modulate_loss(self, logps: Tensor, inputs: dict[str, Any]) -> None:
-        """Applies what depends on pi / pi_old to the copy of the batch that TRL's loss is about to read.
+        """Apply the weights that depend on pi / pi_old to the copy of the batch that TRL's loss is about to read.
 
         The rows of this micro-batch in all processes count as one batch, so that what a token is compared with does not
         depend on how many processes there are.
@@ -315,7 +322,7 @@ class GCPOTrainer(GRPOTrainer):
 
 
 def _text(completion: Any) -> str:
-    """The text of a completion: itself, or in a conversation the last that the assistant says, and no tool."""
+    """Return the text of a completion; of a conversation, the assistant's last message that is not empty."""
     if isinstance(completion, str):
         return completion
     said: Iterable[Any] = (
@@ -326,8 +333,8 @@ def _text(completion: Any) -> str:
 
 @contextlib.contextmanager
 def _unsharded() -> Iterator[None]:
-    """Models that judge are loaded whole: DeepSpeed's stage 3 would share out whatever transformers loads, and gather
-    again only what it trains."""
+    """Load the embedder and the entailment model unsharded: under ZeRO-3, transformers shards every model it loads, and
+    only trained parameters are gathered."""
     wanted = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()
     try:

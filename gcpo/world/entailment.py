@@ -97,10 +97,9 @@ def _pairs(rng: random.Random, size: int, held_out: bool) -> list[tuple[str, str
     return pairs
 
 
-def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
-    """Train the entailment model, save it in ``draft`` and return its accuracy on held-out pairs, of each kind too."""
+def _tokenizer(settings: Settings) -> Any:
     from tokenizers import normalizers, processors
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     # The plain class, asked for token types, which tell premise and hypothesis apart; Qwen2's gives none.
     tokens = PreTrainedTokenizerFast(
@@ -116,6 +115,13 @@ def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
         pair=f"{SEP} $A {SEP} $B:1 {SEP}:1",
         special_tokens=[(SEP, tokens.convert_tokens_to_ids(SEP))],
     )
+    return tokens
+
+
+def _classifier(settings: Settings, tokens: Any) -> Any:
+    """Return an untrained classifier, in whose attention queries and keys are equal (see :mod:`gcpo.world.build`)."""
+    from transformers import BertConfig, BertForSequenceClassification
+
     torch.manual_seed(settings.seed)
     config = BertConfig(
         vocab_size=len(tokens),
@@ -137,6 +143,13 @@ def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
         for name, query in weights.items():
             if name.endswith("query.weight"):
                 weights[name.replace("query", "key")].copy_(query)
+    return model
+
+
+def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
+    """Train the entailment model, save it in ``draft`` and return its accuracy on held-out pairs, of each kind too."""
+    tokens = _tokenizer(settings)
+    model = _classifier(settings, tokens)
 
     def logits(pairs: Sequence[tuple[str, str, str]]) -> torch.Tensor:
         premises, hypotheses, _ = zip(*pairs, strict=True)
@@ -156,9 +169,9 @@ def make_entailment(settings: Settings, draft: Path) -> dict[str, Any]:
     tokens.save_pretrained(draft / "entailment")
     test = _pairs(rng, settings.quality_pairs, held_out=True)
     with torch.no_grad():
-        right = logits(test).argmax(1) == wanted(test)
-    kinds = {kind: right[torch.tensor([kind == pair[2] for pair in test])].float().mean().item() for kind in KINDS}
-    return {"accuracy": right.float().mean().item(), "kinds": kinds}
+        correct = logits(test).argmax(1) == wanted(test)
+    kinds = {kind: correct[torch.tensor([kind == pair[2] for pair in test])].float().mean().item() for kind in KINDS}
+    return {"accuracy": correct.float().mean().item(), "kinds": kinds}
 
 
 def main(settings: str, draft: str, parent: str) -> None:
