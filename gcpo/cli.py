@@ -277,7 +277,7 @@ def _estimated(grid: str, plans: list[Plan], gpu: float | None) -> list[str]:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from gcpo.reports import replay
+    from gcpo.reports import replay  # seconds to import
 
     runs = replay.chosen(options.profile, options.replay)
     found = replay.replay(options.profile, runs)

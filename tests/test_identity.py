@@ -125,7 +125,7 @@ def made_again(monkeypatch: pytest.MonkeyPatch, score: float) -> None:
             finished(profile=plan.params.profile, seed=plan.params.seed, tables=evaluated(score))
         return []
 
-    monkeypatch.setattr("gcpo.runs.runner.run_grid", run_grid)
+    monkeypatch.setattr("gcpo.reports.replay.run_grid", run_grid)
 
 
 @pytest.mark.parametrize("score", [0.5, 0.25])

@@ -16,6 +16,7 @@ from gcpo.runs import record
 from gcpo.runs.params import read_yaml, validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.record import CODES, RecordError, Run, load
+from gcpo.runs.runner import run_grid
 
 HEAD = """# Codes of this package that give the same numbers: runs of the reference, made again with each, had tables
 # of the same SHA-256. Written by python -m gcpo check --replay N.
@@ -46,8 +47,6 @@ def replay(profile: str, runs: Sequence[Run], jobs: int | None = None) -> dict[s
     Raises:
         RecordError: a run whose parameters have another id by now.
     """
-    from gcpo.runs.runner import run_grid  # seconds to import
-
     plans = []
     for run in runs:
         manifest = run.manifest

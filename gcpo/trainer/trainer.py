@@ -101,7 +101,6 @@ class GCPOTrainer(GRPOTrainer):
         # Loaded before the policy: a wrong name should not cost the minutes a large policy takes.
         embedder, entailment = self._feature_models(args, embedder, entailment)
         self._callback = callback
-        self._scored: tuple[Tensor, list[str]] | None = None
         self._columns: list[str] = []
         super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
         if self.method.parts:  # for the model card
