@@ -449,15 +449,15 @@ def test_the_declared_margins_are_good_and_cover_what_is_rewarded() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"tinyqa": {"f1": 0}}, r"m\.yaml: tinyqa\.f1: a margin is a number of points above 0, got 0\."),
-        ({"tinyqa": {"f1": -0.5}}, r"tinyqa\.f1: a margin is .* got -0\.5\."),
-        ({"tinyqa": {"f1": True}}, r"tinyqa\.f1: a margin is .* got True\."),
-        ({"tinyqa": {"f1": "two"}}, r"tinyqa\.f1: a margin is .* got 'two'\."),
-        ({"tinyqa": {"f1": math.inf}}, r"tinyqa\.f1: a margin is .* got inf\."),
+        ({"tinyqa": {"f1": 0}}, r"m\.yaml: tinyqa\.f1: Input should be greater than 0, got 0\."),
+        ({"tinyqa": {"f1": -0.5}}, r"tinyqa\.f1: Input should be greater than 0, got -0\.5\."),
+        ({"tinyqa": {"f1": True}}, r"tinyqa\.f1: Input should be a valid number, got True\."),
+        ({"tinyqa": {"f1": "two"}}, r"tinyqa\.f1: Input should be a valid number, got 'two'\."),
+        ({"tinyqa": {"f1": math.inf}}, r"tinyqa\.f1: Input should be a finite number, got inf\."),
         ({"tinyqua": {"f1": 1}}, r"m\.yaml: Unknown task 'tinyqua'\. Did you mean 'tinyqa'\?"),
         ({"tinyqa": {"f2": 1}}, r"m\.yaml: tinyqa\.f2: no such metric\. Did you mean 'f1'\?"),
-        ({"tinyqa": 2}, r"m\.yaml: tinyqa: expected a mapping of metrics to margins, got 2\."),
-        ([1], r"m\.yaml: expected a mapping of tasks to metrics and margins, got list\."),
+        ({"tinyqa": 2}, r"m\.yaml: tinyqa: Input should be a valid dictionary, got 2\."),
+        ([1], r"m\.yaml: margins: Input should be a valid dictionary, got \[1\]\."),
     ],
 )
 def test_a_bad_margin_is_an_error_in_one_line_with_file_and_key(tmp_path: Path, values: object, message: str) -> None:
