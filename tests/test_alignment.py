@@ -18,7 +18,7 @@ from gcpo.reports.alignment import (
     STATISTICS,
     Alignment,
     at_checkpoints,
-    decide,
+    comparisons,
     halves,
     mean_over_queries,
     of_either_sign,
@@ -26,6 +26,8 @@ from gcpo.reports.alignment import (
     right_against_wrong,
     selected,
 )
+from gcpo.reports.claims import Verdict
+from gcpo.reports.evidence import decide
 from gcpo.runs.gradients import pair_table
 from gcpo.statistics import Draws
 
@@ -136,7 +138,7 @@ def test_a_measure_that_is_constant_has_no_rank() -> None:
     found = Alignment(queries().assign(bot=1.0), n=50)
     assert np.isnan(found.draws("bot").estimate) and not len(found.draws("bot").draws)
     assert found.table(["bot"], ["spearman"])[["estimate", "low", "high", "p"]].isna().all(axis=None)
-    assert decide({"BoT": found.draws("bot")}).word == "not tested"
+    assert decide(comparisons({"BoT": found.draws("bot")})).label == "not tested"
 
 
 def test_few_queries_have_no_held_out_folds() -> None:
@@ -165,6 +167,10 @@ def draws(centre: float, spread: float = 0.1) -> Draws:
     return Draws(centre, centre + spread * np.random.default_rng(0).normal(size=4000))
 
 
+def decided(found: dict[str, Draws], effects: dict[str, float] | None = None) -> Verdict:
+    return decide(comparisons(found), [(effects or {}).get(name, nan) for name in found])
+
+
 @pytest.mark.parametrize(
     ("centres", "effects", "expected"),
     [
@@ -177,20 +183,25 @@ def draws(centre: float, spread: float = 0.1) -> Draws:
     ],
 )
 def test_a_verdict_follows_the_intervals(centres: list[float], effects: dict[str, float], expected: str) -> None:
-    verdict = decide(dict(zip("ab", map(draws, centres), strict=True)), effects)
-    assert verdict.word == expected
+    verdict = decided(dict(zip("ab", map(draws, centres), strict=True)), effects)
+    assert verdict.label == expected
     assert verdict.low < verdict.difference < verdict.high and verdict.mde == pytest.approx(0.28, abs=0.02)
     assert f"[{verdict.low:+.2f}, {verdict.high:+.2f}]" in verdict.because
 
 
 def test_intervals_of_a_joint_claim_are_wider_than_one_alone() -> None:
-    alone, joint = decide({"a": draws(0.0)}), decide({"a": draws(0.0), "b": draws(0.01)})
+    alone, joint = decided({"a": draws(0.0)}), decided({"a": draws(0.0), "b": draws(0.01)})
     assert joint.high - joint.low > alone.high - alone.low
 
 
 def test_without_runs_nothing_is_tested() -> None:
-    assert decide({}).word == "not tested"
-    assert decide({"a": draws(1)}, missing="No run.").because == "No run."
+    assert at_checkpoints({"start": {}}).because == at_checkpoints({}).because == "There are no runs of it."
+    assert decide([], closed="No run.").because == "No run."
+
+
+def test_a_measure_without_a_rank_leaves_a_joint_claim_untested() -> None:
+    verdict = decide(comparisons({"a": draws(-0.5), "b": Draws(nan, np.empty(0))}))
+    assert (verdict.label, verdict.because) == ("not tested", "Nothing to rank: b, where one side is constant.")
 
 
 @pytest.mark.parametrize(
@@ -212,8 +223,8 @@ def test_a_claim_that_names_no_checkpoint_is_decided_where_they_agree(centres: l
         for name, x in zip(("start", "end"), centres, strict=True)
     }
     verdict = at_checkpoints(found, {"a": 0.6})
-    assert verdict.word == expected
-    differ = len({decide(parts, {"a": 0.6}).word for parts in found.values()} - {"not tested"}) > 1
+    assert verdict.label == expected
+    differ = len({decided(parts, {"a": 0.6}).label for parts in found.values()} - {"not tested"}) > 1
     assert verdict.because.startswith("It depends on the checkpoint") == differ
     if expected != "not tested":
         assert (
@@ -222,8 +233,10 @@ def test_a_claim_that_names_no_checkpoint_is_decided_where_they_agree(centres: l
 
 
 def test_either_sign_is_significant_and_a_correlation_of_none_is_not() -> None:
-    assert decide({"a": of_either_sign(draws(-0.5))}).word == decide({"a": of_either_sign(draws(0.5))}).word == "holds"
-    assert decide({"a": of_either_sign(draws(-0.05))}).word == "cannot tell"
+    assert (
+        decided({"a": of_either_sign(draws(-0.5))}).label == decided({"a": of_either_sign(draws(0.5))}).label == "holds"
+    )
+    assert decided({"a": of_either_sign(draws(-0.05))}).label == "cannot tell"
 
 
 # --- pairs of answers -------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from gcpo.reports import claims, entropies
+from gcpo.reports.evidence import decide
 
 
 def answers(seeds: int = 3, questions: int = 40, lift: float = 1.0) -> pd.DataFrame:
@@ -52,12 +53,12 @@ def test_a_resample_is_the_run_with_its_questions_repeated() -> None:
 def test_verdicts_follow_from_intervals() -> None:
     found = found_in(answers(), n=300)
     more = found["auc nll_thinking"] - found["auc nll_answer"]
-    assert entropies.judge({"more": more}).word == claims.HOLDS
-    assert entropies.judge({"less": more.times(-1)}).word == claims.FAILS
-    assert entropies.judge({"half": found["auc nll_answer"].above(0.5)}).word == claims.OPEN
-    both = entropies.judge({"more": more, "less": more.times(-1)})
-    assert both.word == claims.FAILS and both.because.startswith("less:") and "corrected for 2" in both.because
-    assert entropies.judge({"none": (more - more).above(0.01)}).word == claims.FAILS
+    assert decide(entropies.comparisons({"more": more})).label == claims.HOLDS
+    assert decide(entropies.comparisons({"less": more.times(-1)})).label == claims.FAILS
+    assert decide(entropies.comparisons({"half": found["auc nll_answer"].above(0.5)})).label == claims.OPEN
+    both = decide(entropies.comparisons({"more": more, "less": more.times(-1)}))
+    assert both.label == claims.FAILS and both.because.startswith("less:") and "corrected for 2" in both.because
+    assert decide(entropies.comparisons({"none": (more - more).above(0.01)})).label == claims.FAILS
 
 
 def test_differences_are_paired_over_the_seeds_of_both() -> None:

@@ -10,8 +10,7 @@ from record_builders import evaluated, finished, write_grid
 from gcpo import paths
 from gcpo.cli import main
 from gcpo.reports import records
-from gcpo.reports.claims import decide
-from gcpo.reports.compare import Comparison
+from gcpo.reports.evidence import Comparison, decide
 from gcpo.reports.gate import gate
 from gcpo.statistics import Interval
 
@@ -135,7 +134,7 @@ def test_what_the_gate_closes_is_not_tested() -> None:
     made("tinyqa", LEARNS["grpo"])
     made("tinymath", (0.60, 0.48))
     found = gate("p")
-    words = [decide([CLEAR], closed=found.closed(task)).word for task in ("tinyqa", "tinymath")]
+    words = [decide([CLEAR], closed=found.closed(task)).label for task in ("tinyqa", "tinymath")]
     assert words == ["holds", "not tested"]
 
 

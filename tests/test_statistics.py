@@ -154,14 +154,27 @@ def test_paired_bootstrap_is_the_plain_loop(
     rng = np.random.default_rng(9)
     replicates = []
     for _ in range(300):
-        drawn = rng.integers(25, size=25)
+        drawn = np.repeat(np.arange(25), rng.multinomial(25, np.full(25, 1 / 25)))
         replicates.append(one(u_a[drawn], v[drawn]) - one(u_b[drawn], v[drawn]))
     low, high = np.percentile(replicates, [2.5, 97.5])
     expected = (one(u_a, v) - one(u_b, v), low, high)
-    for elements in (25, 25 * 7, 2**20):  # the size of a chunk has no part in the result
+    for elements in (25, 25 * 7, 2**20):  # the sizes of a chunk and of a strip have no part in the result
         monkeypatch.setattr(s, "CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(s, "STRIP", elements)
         found = s.paired_bootstrap(u_a, u_b, v, n=300, seed=9, statistic=statistic)
         assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("multinomial", [False, True])
+def test_resamples_draw_every_entry_alike_and_do_not_depend_on_chunks(
+    multinomial: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = np.concatenate([*s.resamples(7, 5000, 1, multinomial)])
+    assert counts.shape == (5000, 7) and (counts.sum(axis=1) == 7).all()
+    assert counts.mean(axis=0) == pytest.approx(np.ones(7), abs=0.06)  # 4 standard errors of sqrt(6 / 7 / 5000)
+    assert counts.var(axis=0) == pytest.approx(np.full(7, 6 / 7), abs=0.12)
+    monkeypatch.setattr(s, "CHUNK_ELEMENTS", 50)
+    assert (np.concatenate([*s.resamples(7, 5000, 1, multinomial)]) == counts).all()
 
 
 def test_paired_bootstrap_refuses_another_statistic() -> None:
@@ -333,7 +346,7 @@ def test_paired_query_bootstrap_averages_seeds_and_resamples_queries() -> None:
 
 def test_interval_of_means_is_the_plain_loop() -> None:
     a, b = columns(1, 30) + 5
-    drawn = next(s._resamples(30, 500, 2))
+    drawn = next(s.resamples(30, 500, 2))
     loop = []
     for counts in drawn.astype(int):
         held = np.repeat(np.arange(30), counts)

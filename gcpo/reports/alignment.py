@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from sklearn.model_selection import KFold
 
 from gcpo import statistics
 from gcpo.methods import base_advantages
-from gcpo.reports.claims import EXCLUDED, FAILS, OPEN, UNTESTED, Verdict, deciding, signed, word
+from gcpo.reports.claims import EXCLUDED, FAILS, OPEN, UNTESTED, Verdict
+from gcpo.reports.evidence import Comparison, Evidence, Wording, decide, together
 from gcpo.reports.tables import with_interval
-from gcpo.statistics import Draws
+from gcpo.statistics import Draws, draws_of
 
 # Column -> what figures call it. The paper's four measures come first.
 MEASURES = {
@@ -45,8 +45,11 @@ TOP = 0.1  # the share of queries that App. D.5 is about
 NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddings, are near ones
 CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": TOP, "mae": nan, "heldout_spearman": 0.0}
 STATISTICS = tuple(CHANCE)
-FOLDS = 5
-STRIP = 2**17  # counts of resamples at a time: a megabyte, which stays in a processor's cache
+QUERIES = Wording(
+    over=" over queries",
+    no_effect="; the paper prints no number",
+    missing="Nothing to rank: {}, where one side is constant.",
+)
 
 Array = NDArray[np.float64]
 
@@ -98,8 +101,7 @@ class Alignment:
         self.target, self.seed = target, seed
         self.seeds, self.queries = len(runs), min(map(len, kept))
         # The first row is what was seen, the others are resamples of it; a query is drawn alike for all runs.
-        drawn = np.random.default_rng(seed).multinomial(len(names), np.full(len(names), 1 / len(names)), size=n)
-        counts = np.vstack([np.ones(len(names)), drawn])
+        counts = statistics.seen_and_resampled(len(names), n, seed)
         self._runs = [(table, counts[:, names.get_indexer(table.index)]) for table in kept]
         self._found: dict[tuple[str, str], Array] = {}
 
@@ -109,12 +111,12 @@ class Alignment:
         spearman (Eq. 21), auc and precision at the top 10 % (Eq. 22-23, ties in expectation), mae (in V's unit) and
         heldout_spearman of a line fitted on the other folds (App. D.7; folds of queries, which resamples keep apart).
         """
-        return _draws(self._replicates(measure, statistic))
+        return draws_of(self._replicates(measure, statistic))
 
     def less(self, measure: str, other: str, statistic: str = "spearman", of: Alignment | None = None) -> Draws:
         """The statistic of one measure less that of another, on the same resamples (App. D.6); the other's with another
         target where ``of`` is an alignment of the same queries."""
-        return _draws(self._replicates(measure, statistic) - (of or self)._replicates(other, statistic))
+        return draws_of(self._replicates(measure, statistic) - (of or self)._replicates(other, statistic))
 
     def table(self, measures: Sequence[str] = FOUR, kinds: Sequence[str] = STATISTICS) -> pd.DataFrame:
         """measure, statistic, estimate, low, high (95 %), p (of chance; two-sided, same resamples), queries, seeds."""
@@ -141,83 +143,68 @@ class Alignment:
             below = np.ones(known.sum()) if whole is None else table[whole].to_numpy()[known]
             with np.errstate(invalid="ignore", divide="ignore"):
                 found.append(counts[:, known] @ table[part].to_numpy()[known] / (counts[:, known] @ below))
-        return _draws(np.mean(found, axis=0))
+        return draws_of(np.mean(found, axis=0))
 
     def _replicates(self, measure: str, statistic: str) -> Array:
         key = measure, statistic
         if key not in self._found:
-            found, each = _STATISTIC[statistic], []
+            each = []
             for table, counts in self._runs:
-                columns = table[measure].to_numpy(float), table[self.target].to_numpy(float)
-                strips = np.array_split(counts, 1 + counts.size // STRIP)
-                each.append(np.concatenate([found(*columns, strip) for strip in strips]))
+                u, v = (table[name].to_numpy(float) for name in (measure, self.target))
+                each.append(statistics.replicates(statistic, u, v, counts))
             self._found[key] = np.mean(each, axis=0)
         return self._found[key]
 
 
-def decide(found: Mapping[str, Draws], effects: Mapping[str, float] | None = None, missing: str = "") -> Verdict:
-    """The verdict on a claim that all these are above 0, their intervals corrected together by Holm's method.
+def comparisons(found: Mapping[str, Draws]) -> list[Comparison]:
+    """Return what is claimed to be above 0, by what it is called, corrected together by Holm's method.
 
-    Args:
-        found: what is claimed to be above 0, by what it is called.
-        effects: the paper's own numbers, where it prints any; "effect excluded" is about these.
-        missing: why it was not tested, if it was not.
-
-    It is not tested where one cannot be computed; else :data:`gcpo.reports.claims.PRECEDENCE` says which decides it.
-    The numbers are those of the one that did.
+    Where some cannot be computed these alone are returned, without an estimate: then nothing is decided.
     """
-    effects = effects or {}
-    undefined = [name for name, draws in found.items() if not len(draws.draws) or np.isnan(draws.estimate)]
-    if missing or not found:
-        return Verdict(UNTESTED, missing or "There are no runs of it.")
-    if undefined:
-        return Verdict(UNTESTED, f"Nothing to rank: {', '.join(undefined)}, where one side is constant.")
-    levels = statistics.holm_levels([draws.p for draws in found.values()])
-    intervals = {name: draws.interval(level) for (name, draws), level in zip(found.items(), levels, strict=True)}
-    words = {name: word(low, high, effects.get(name, nan)) for name, (_, low, high) in intervals.items()}
-    final, name = deciding(words, {name: interval.low for name, interval in intervals.items()})
-    mde = statistics.DETECTABLE * float(np.std(found[name].draws))
-    effect = effects.get(name, nan)
-    text = f"{name}: {signed(*intervals[name])} (95 % over queries"
-    text += f", corrected for {len(found)})" if len(found) > 1 else ")"
-    text += f"; the paper's: {effect:+.2f}" if effect == effect else "; the paper prints no number"
-    return Verdict(final, f"{text}; detectable: {mde:.2f}.", *intervals[name], effect, mde)
+    each = {name: Comparison(name, "", 0, "", what=name, unit="", wording=QUERIES) for name in found}
+    undefined = [each[name] for name, draws in found.items() if not len(draws.draws) or np.isnan(draws.estimate)]
+    return undefined or [*together({name: (each[name], _evidence(found[name])) for name in found}).values()]
 
 
-def at_checkpoints(
-    found: Mapping[str, Mapping[str, Draws]], effects: Mapping[str, float] | None = None, missing: str = ""
-) -> Verdict:
+def _evidence(draws: Draws) -> Evidence:
+    return Evidence.of_draws(draws, lambda _: statistics.DETECTABLE * float(np.std(draws.draws)))
+
+
+def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[str, float] | None = None) -> Verdict:
     """The verdict on a claim that names no checkpoint: asked of every policy measured, and decided where they agree.
 
     Args:
-        found: by what a policy is called, what is claimed to be above 0 of it, as in :func:`decide`.
-        effects: as in :func:`decide`.
-        missing: likewise.
+        found: by what a policy is called, what is claimed to be above 0 of it.
+        effects: the paper's own numbers, where it prints any; "effect excluded" is about these.
 
     Policies of which it cannot be asked do not count. Where some say "does not hold" and the others "effect excluded"
     it is the latter; where they differ otherwise, "cannot tell". The numbers are those of the first policy that says
     this, or else of the first.
     """
-    each = {name: decide(parts, effects, missing) for name, parts in found.items()}
-    asked = [verdict for verdict in each.values() if verdict.word != UNTESTED]
+    effects, each = effects or {}, {}
+    for policy, parts in found.items():
+        asked_of = comparisons(parts)
+        closed = None if asked_of else "There are no runs of it."
+        each[policy] = decide(asked_of, [effects.get(one.label, nan) for one in asked_of], closed)
+    asked = [verdict for verdict in each.values() if verdict.label != UNTESTED]
     if not asked:
-        return next(iter(each.values()), Verdict(UNTESTED, missing or "There are no runs of it."))
-    words = {verdict.word for verdict in asked}
-    final = asked[0].word if len(words) == 1 else EXCLUDED if words == {EXCLUDED, FAILS} else OPEN
-    shown = next((verdict for verdict in asked if verdict.word == final), asked[0])
+        return next(iter(each.values()), Verdict(UNTESTED, "There are no runs of it."))
+    labels = {verdict.label for verdict in asked}
+    final = asked[0].label if len(labels) == 1 else EXCLUDED if labels == {EXCLUDED, FAILS} else OPEN
+    shown = next((verdict for verdict in asked if verdict.label == final), asked[0])
     lines = []
-    for name, verdict in each.items():
+    for policy, verdict in each.items():
         short = verdict.because.partition(" (95 %")[0]
-        found_with = f", detectable {verdict.mde:.2f}" if verdict.mde == verdict.mde else ""
-        lines.append(f"{name}: {verdict.word}, {short}{found_with}")
+        detectable = f", detectable {verdict.mde:.2f}" if verdict.mde == verdict.mde else ""
+        lines.append(f"{policy}: {verdict.label}, {short}{detectable}")
     said = "; ".join(lines)
     said = said[0].upper() + said[1:]
     family = max(map(len, found.values()))
-    text = "It depends on the checkpoint, which the paper does not name. " if len(words) > 1 else ""
-    text += f"{said} (95 % over queries{f', corrected for {family}' if family > 1 else ''})"
-    known = [f"{name}: {effect:+.2f}" for name, effect in (effects or {}).items() if f" {name}: " in said]
+    depends = "It depends on the checkpoint, which the paper does not name." if len(labels) > 1 else ""
+    text = f"{depends} {said}".strip() + f" (95 % over queries{f', corrected for {family}' if family > 1 else ''})"
+    known = [f"{name}: {effect:+.2f}" for name, effect in effects.items() if f" {name}: " in said]
     text += f"; the paper's {', '.join(known)}." if known else "; the paper prints no number."
-    return replace(shown, word=final, because=text)
+    return replace(shown, label=final, because=text, parts=tuple(lines), note=depends)
 
 
 def of_either_sign(draws: Draws) -> Draws:
@@ -231,9 +218,8 @@ def mean_over_queries(lines: pd.DataFrame, column: str, n: int = 10000, seed: in
     sums = lines.dropna(subset=[column]).groupby("query")[column].agg(["sum", "size"])
     if sums.empty:
         return Draws(nan, np.empty(0))
-    drawn = np.random.default_rng(seed).multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=n)
-    counts = np.vstack([np.ones(len(sums)), drawn])
-    return _draws(counts @ sums["sum"].to_numpy(float) / (counts @ sums["size"].to_numpy(float)))
+    counts = statistics.seen_and_resampled(len(sums), n, seed)
+    return draws_of(counts @ sums["sum"].to_numpy(float) / (counts @ sums["size"].to_numpy(float)))
 
 
 def rank_correlations(pairs: pd.DataFrame, column: str = "gradient_distance", within: float = NEAR) -> pd.DataFrame:
@@ -296,42 +282,9 @@ def as_text(draws: Draws, digits: int = 2) -> str:
     return with_interval(*draws.interval(), digits) if len(draws.draws) else "–"
 
 
-def _draws(replicates: Array) -> Draws:
-    resampled = replicates[1:]
-    return Draws(float(replicates[0]), resampled[~np.isnan(resampled)])
-
-
 def _row(draws: Draws, chance: float = 0.0) -> dict[str, float]:
     if not len(draws.draws):
         return dict.fromkeys(("estimate", "low", "high", "p"), nan)
     estimate, low, high = draws.interval()
     p = nan if np.isnan(chance) else Draws(estimate, draws.draws - chance).p
     return {"estimate": estimate, "low": low, "high": high, "p": p}
-
-
-def _heldout(u: Array, v: Array, counts: Array) -> tuple[Array, Array]:
-    """(mean absolute error, Spearman) on held-out folds; the rank of a line's prediction is u's, or turned round."""
-    if len(u) < FOLDS * statistics.FEWEST_POINTS:
-        return np.full(len(counts), nan), np.full(len(counts), nan)
-    errors, rhos = [], []
-    for train, test in KFold(FOLDS, shuffle=True, random_state=0).split(u):
-        total = counts[:, train].sum(1)
-        mean_u, mean_v = (counts[:, train] @ x[train] / total for x in (u, v))
-        covariance = counts[:, train] @ (u * v)[train] / total - mean_u * mean_v
-        spread = counts[:, train] @ (u**2)[train] / total - mean_u**2
-        with np.errstate(invalid="ignore", divide="ignore"):
-            slope = np.where(spread > 1e-12 * mean_u**2, covariance / spread, 0.0)[:, None]
-            predicted = mean_v[:, None] + slope * (u[test] - mean_u[:, None])
-            errors.append((counts[:, test] * np.abs(v[test] - predicted)).sum(1) / counts[:, test].sum(1))
-            sign = np.where(slope[:, 0] == 0, nan, np.sign(slope[:, 0]))
-        rhos.append(sign * statistics.rhos(u[test], v[test], counts[:, test]))
-    known = ~np.isnan(rhos)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.mean(errors, axis=0), np.where(known, rhos, 0).sum(0) / known.sum(0)
-
-
-_STATISTIC = {
-    **statistics.RANKINGS,
-    "mae": lambda u, v, counts: _heldout(u, v, counts)[0],
-    "heldout_spearman": lambda u, v, counts: _heldout(u, v, counts)[1],
-}

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 from IPython.display import display
-
-from gcpo.reports.compare import Comparison, Pair
 
 HOLDS, FAILS, EXCLUDED, OPEN, UNTESTED = "holds", "does not hold", "effect excluded", "cannot tell", "not tested"
 PRECEDENCE = (FAILS, UNTESTED, EXCLUDED, OPEN, HOLDS)  # of a claim's parts, the first that one says is said of all
 SHOWN = (HOLDS, OPEN, EXCLUDED, FAILS, UNTESTED)  # their order in a table
 WORDS = {True: HOLDS, False: FAILS, None: OPEN}  # by what a check returns
-K = TypeVar("K")
 MIME = "application/vnd.gcpo.verdict+json"  # of a verdict in a notebook's outputs, for the ledger
 NUMBERS = ("difference", "low", "high", "paper_effect", "mde", "seeds")
 
@@ -26,7 +23,7 @@ class Verdict:
     """What runs decide about a claim, with what decided it.
 
     Attributes:
-        word: "holds", "does not hold", "effect excluded", "cannot tell" or "not tested".
+        label: "holds", "does not hold", "effect excluded", "cannot tell" or "not tested".
         because: the comparison that decided it, in words; or why there was none.
         difference: of that comparison, as the claim has it: above 0 is the claimed side. Points, or the comparison's
             unit.
@@ -35,9 +32,18 @@ class Verdict:
         paper_effect: the paper's own difference, where it prints one.
         mde: the smallest difference that these seeds would detect with a probability of 80 %, at that interval's level.
         seeds: that the comparison was made on.
+        subject: what is claimed to be above.
+        against: what it is compared with.
+        estimate: of the quantity that decided it.
+        level: of the interval from low to high.
+        unit: of the estimate.
+        n: how many seeds, questions or cases it rests on.
+        effect: the paper's own effect, in the same unit.
+        parts: the comparisons of a joint claim, each with its label and numbers.
+        note: a caveat.
     """
 
-    word: str
+    label: str
     because: str
     difference: float = nan
     low: float = nan
@@ -45,91 +51,20 @@ class Verdict:
     paper_effect: float = nan
     mde: float = nan
     seeds: int = 0
-
-
-def word(low: float, high: float, paper_effect: float = nan) -> str:
-    """The word for an interval of a difference whose claimed side is above 0.
-
-    "effect excluded" where it holds 0 and lies below the paper's effect; never without an effect on the claimed side.
-    """
-    if low > 0:
-        return HOLDS
-    if high < 0:
-        return FAILS
-    return EXCLUDED if paper_effect > 0 and high < paper_effect else OPEN
+    subject: str = ""
+    against: str = ""
+    estimate: float | None = None
+    level: float | None = None
+    unit: str = ""
+    n: int | None = None
+    effect: float | None = None
+    parts: tuple[str, ...] = ()
+    note: str = ""
 
 
 def overall(words: Collection[str]) -> str:
     """The word for a claim of several parts; "not tested" of one without any."""
     return next((word for word in PRECEDENCE if word in words), UNTESTED)
-
-
-def deciding(words: Mapping[K, str], lows: Mapping[K, float]) -> tuple[str, K]:
-    """The word that decides a claim of several parts, and of those that say it the part furthest from its side."""
-    final = overall(words.values())
-    return final, min((part for part, said in words.items() if said == final), key=lambda part: lows[part])
-
-
-def decide(
-    comparisons: Sequence[Comparison],
-    paper_effects: Sequence[float] = (),
-    closed: str | None = None,
-    command: str = "",
-) -> Verdict:
-    """The verdict on a claim: the first label of every comparison is above the second.
-
-    Args:
-        comparisons: all must be on the claimed side; corrected together (:func:`gcpo.reports.compare.family`).
-        paper_effects: the paper's difference for each, nan where it prints none; none at all if it prints none.
-        closed: why the gate lets no verdict pass, or None.
-        command: what makes the runs that are missing.
-
-    One that does not hold decides it; then a missing one; then they all hold, or the effect of one is excluded. The
-    numbers are those of the comparison that decided.
-    """
-    if not comparisons:
-        raise ValueError("a verdict needs a comparison: name the pairs of labels that the claim is about")
-    effects = [*paper_effects] or [nan] * len(comparisons)
-    if len(effects) != len(comparisons):
-        raise ValueError(f"{len(effects)} effects for {len(comparisons)} comparisons: give one each, nan for none")
-    only = effects[0] if len(effects) == 1 else nan
-    if closed:
-        return Verdict(UNTESTED, closed, paper_effect=only)
-    words = {
-        comparison: word(*comparison.corrected[1:], effect) if comparison.tested else UNTESTED
-        for comparison, effect in zip(comparisons, effects, strict=True)
-    }
-    final, found = deciding(words, {comparison: comparison.corrected.low for comparison in comparisons})
-    if final == UNTESTED:
-        missing = "; ".join(f"{c.label} and {c.against}: {c.compared}" for c in comparisons if not c.tested)
-        because = f"Runs are missing ({missing})." + (f" First: {command}." if command else "")
-        return Verdict(UNTESTED, because, paper_effect=only)
-    effect = effects[comparisons.index(found)]
-    against = [f"{c.label} minus {c.against}: {x:+.2f}" for c, x in zip(comparisons, effects, strict=True) if x <= 0]
-    denied = f" The paper's own table contradicts it ({'; '.join(against)})." if against else ""
-    return Verdict(
-        final, _because(found, effect) + denied, *found.corrected, paper_effect=effect, mde=found.mde, seeds=found.seeds
-    )
-
-
-def _because(found: Comparison, effect: float) -> str:
-    estimate, low, high = found.corrected
-    share = f", corrected for {found.family} comparisons" if found.family > 1 else ""
-    text = (
-        f"{found.what or f'{found.label} minus {found.against}, points'}: {signed(estimate, low, high)} "
-        f"(95 %{share}; {found.compared})"
-    )
-    if effect == effect:
-        text += f"; the paper's effect: {effect:+.2f}"
-    if found.mde == found.mde:
-        text += f"; detectable: {found.mde:.2f}"
-    return f"{text}."
-
-
-def signed(estimate: float, low: float, high: float) -> str:
-    """'+0.06 [+0.01, +0.12]'; with a third digit where an end would otherwise read as 0 and is not."""
-    digits = 3 if any(0 < abs(end) < 0.005 for end in (low, high)) else 2
-    return f"{estimate:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 class Verdicts:
@@ -148,11 +83,12 @@ class Verdicts:
         Args:
             source: the place in the paper.
             claim: what is claimed.
-            holds: what :func:`decide` made of runs; or what another check returned, None when the data cannot decide.
+            holds: what :func:`gcpo.reports.evidence.decide` made of runs; or what another check returned, None when
+                the data cannot decide.
             because: what decided it, in numbers; after the verdict's own words where it has some.
         """
         if isinstance(holds, Verdict):
-            said, because = holds.word, f"{holds.because} {because}".strip()
+            said, because = holds.label, f"{holds.because} {because}".strip()
             numbers = {name: getattr(holds, name) for name in NUMBERS}
         else:
             said, numbers = WORDS[None if holds is None else bool(holds)], {}
@@ -185,9 +121,9 @@ def by_setting(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.Dat
         "no" where all decide, and alike; "cannot tell" where one does not decide; "not tested" where one was not.
     """
     table = pd.DataFrame(lines, columns=[*names, "verdict"])
-    table["word"] = [verdict.word for verdict in table["verdict"]]
+    table["word"] = [verdict.label for verdict in table["verdict"]]
     table["shown"] = [
-        v.word if v.word == UNTESTED else f"{v.word} {v.difference:+.1f} [{v.low:+.1f}, {v.high:+.1f}]"
+        v.label if v.label == UNTESTED else f"{v.label} {v.difference:+.1f} [{v.low:+.1f}, {v.high:+.1f}]"
         for v in table["verdict"]
     ]
     wide = table.groupby([*names], sort=False)[["word", "shown"]].first().unstack(names[-1], sort=False)
@@ -201,8 +137,3 @@ def _depends(words: set[str]) -> str:
     if len(words - {OPEN}) > 1:
         return "yes"
     return OPEN if OPEN in words else "no"
-
-
-def effects_of(means: Mapping[str, float], pairs: Sequence[Pair]) -> list[float]:
-    """The paper's effect for each pair, from the means that it prints; nan where it prints one of them only."""
-    return [means.get(label, nan) - means.get(against, nan) for label, against in pairs]

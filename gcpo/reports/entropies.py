@@ -8,7 +8,7 @@ same ones for all seeds. The noise of single answers is in both parts, which mak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gcpo.reports.claims import Verdict, deciding, word
+from gcpo.reports.evidence import Comparison, Evidence, Wording, together
 from gcpo.reports.figures import LINES, PALETTE
-from gcpo.statistics import Array, Draws, holm_levels
+from gcpo.statistics import Array, Draws, seen_and_resampled
 
 PARTS = {"nll": "whole answer", "nll_thinking": "thinking", "nll_answer": "answer"}
 RATES = tuple(round(0.1 * i, 1) for i in range(1, 10))  # false positive rates that ROC curves are compared at
@@ -97,13 +97,12 @@ def quantities(answers: pd.DataFrame, questions: Iterable[str], n: int = 1000, s
         seed: of the resampling; the same for policies that are compared.
     """
     asked = pd.Index(sorted(set(questions)))
-    rng = np.random.default_rng(seed)
-    counts = rng.multinomial(len(asked), np.full(len(asked), 1 / len(asked)), size=n)
+    counts = seen_and_resampled(len(asked), n, seed)[1:]
     each, drawn = {}, {}
     for name, run in answers.groupby("seed"):
         places = asked.get_indexer(pd.Index(run["query"]))
         each[name] = statistics_of(run, np.ones((1, len(run)))).loc[0]
-        drawn[name] = statistics_of(run, counts[:, places].astype(float))
+        drawn[name] = statistics_of(run, counts[:, places])
     table = pd.DataFrame(each)
     return {
         str(statistic): Quantity(table.loc[statistic], pd.DataFrame({name: drawn[name][statistic] for name in drawn}))
@@ -111,27 +110,15 @@ def quantities(answers: pd.DataFrame, questions: Iterable[str], n: int = 1000, s
     }
 
 
-def judge(differences: Mapping[str, Quantity], effects: Sequence[float] = (), digits: int = 3) -> Verdict:
-    """The verdict on a claim that all differences are above 0, corrected together by Holm; it says the deciding one.
-
-    Args:
-        differences: what is claimed to be above 0, by what it is in words.
-        effects: the paper's own difference for each; none at all if it prints none.
-        digits: of numbers in words.
-    """
-    draws = {name: difference.draws() for name, difference in differences.items()}
-    levels = holm_levels([draw.p for draw in draws.values()])
-    intervals = {name: draw.interval(level) for (name, draw), level in zip(draws.items(), levels, strict=True)}
-    printed = dict(zip(draws, [*effects] or [float("nan")] * len(draws), strict=True))
-    words = {name: word(found.low, found.high, printed[name]) for name, found in intervals.items()}
-    final, key = deciding(words, {name: found.low for name, found in intervals.items()})
-    estimate, low, high = intervals[key]
-    seeds = len(differences[key].each)
-    family = f", corrected for {len(draws)}" if len(draws) > 1 else ""
-    said = f"{key}: {estimate:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}] (95 %{family}; {seeds} seeds)"
-    if printed[key] == printed[key]:
-        said += f"; the paper's: {printed[key]:+.{digits}f}"
-    return Verdict(final, f"{said}.", estimate, low, high, paper_effect=printed[key], seeds=seeds)
+def comparisons(found: Mapping[str, Quantity], digits: int = 3) -> list[Comparison]:
+    """Return what is claimed to be above 0, by what it is in words, corrected together; ``digits`` are those shown."""
+    wording = Wording(digits=digits)
+    made = {}
+    for name, quantity in found.items():
+        seeds = len(quantity.each)
+        comparison = Comparison(name, "", seeds, f"{seeds} seeds", what=name, unit="", wording=wording)
+        made[name] = comparison, Evidence.of_draws(quantity.draws())
+    return [*together(made).values()]
 
 
 def quantiles(answers: pd.DataFrame) -> pd.DataFrame:

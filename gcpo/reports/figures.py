@@ -116,7 +116,7 @@ def forest(
     """Differences with their intervals, a line per label: a panel per task, and per value of the column `rows`.
 
     Args:
-        table: task, label, difference, low, high, and gaps (the difference of each seed), as `compare.differences`
+        table: task, label, difference, low, high, and gaps (the difference of each seed), as `evidence.differences`
             gives them; lines without a difference are not drawn.
         names: label -> what the axis calls it, in order from the top.
         reach: the axis goes from -reach to reach; what lies beyond is an arrow at the edge with its value.

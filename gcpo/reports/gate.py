@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from gcpo.reports import compare, records
+from gcpo.reports import evidence, records
 from gcpo.runs.grids import expand
 from gcpo.runs.record import RecordError
 from gcpo.tasks import get_task
@@ -104,7 +104,7 @@ def _gains(scores: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
     rows = []
     for decoding in ("sampled", "greedy") if len(scores) else ():
         part = scores[scores["decoding"] == decoding]
-        found = compare.family(part, metric, [(BASE, START)])[BASE, START]
+        found = evidence.paired_comparisons(part, metric, [(BASE, START)])[BASE, START]
         if found.tested:
             runs = part.groupby(["seed", "label"])[metric].mean().mul(100).unstack()[[START, BASE]].dropna()
             row: dict[str, Any] = {"decoding": decoding, "metric": metric, "seeds": found.seeds}

@@ -82,7 +82,7 @@ def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:
 
 
 def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """What ``compare.differences`` found, as a page shows it: a row per label of ``names`` that is there, in its order.
+    """What ``evidence.differences`` found, as a page shows it: a row per label of ``names`` that is there, in order.
 
     Columns: method, score (mean ± standard deviation over seeds, per cent), minus its base [95 %] (points), p (Holm),
     detectable (points, 80 % power), equivalent ("yes" within the margin), and seeds.

@@ -13,9 +13,8 @@ from record_builders import evaluated, finished, planned, scored, write_grid
 
 from gcpo import paths
 from gcpo import statistics as s
-from gcpo.reports import claims, compare, margins, records
-from gcpo.reports.claims import decide
-from gcpo.reports.compare import Comparison
+from gcpo.reports import claims, evidence, margins, records
+from gcpo.reports.evidence import Comparison, Evidence, decide, together
 from gcpo.runs.params import ParameterError, yaml_text
 from gcpo.statistics import Interval
 
@@ -47,7 +46,7 @@ def between(low: float, high: float, *, label: str = "a", against: str = "b", fa
 
 def test_a_comparison_is_the_training_difference_of_label_less_base() -> None:
     scores = sampled({"grpo": BASE, "se": plus(GAINS)})
-    found = compare.family(scores, "f1", [("se", "grpo")])["se", "grpo"]
+    found = evidence.paired_comparisons(scores, "f1", [("se", "grpo")])["se", "grpo"]
     a, b = matrix(scores, "se"), matrix(scores, "grpo")
     assert found.interval == s.training_difference(a, b) == found.corrected
     assert found.interval.estimate == pytest.approx(100 * np.mean(GAINS))
@@ -58,7 +57,7 @@ def test_a_comparison_is_the_training_difference_of_label_less_base() -> None:
 def test_turned_round_it_has_the_other_sign() -> None:
     scores = sampled({"grpo": BASE, "se": plus(GAINS)})
     pairs = [("se", "grpo"), ("grpo", "se")]
-    there, back = (compare.family(scores, "f1", [pair])[pair] for pair in pairs)
+    there, back = (evidence.paired_comparisons(scores, "f1", [pair])[pair] for pair in pairs)
     assert there.interval.low > 0 > back.interval.high
     assert back.interval.estimate == pytest.approx(-there.interval.estimate)
 
@@ -67,19 +66,19 @@ def test_questions_are_paired_by_name_and_seeds_by_number() -> None:
     scores = sampled({"grpo": BASE, "se": plus(GAINS)})
     pair = ("se", "grpo")
     shuffled = scores.sample(frac=1, random_state=0)
-    assert compare.family(shuffled, "f1", [pair]) == compare.family(scores, "f1", [pair])
+    assert evidence.paired_comparisons(shuffled, "f1", [pair]) == evidence.paired_comparisons(scores, "f1", [pair])
 
 
 def test_seeds_that_only_one_has_are_left_out_and_said() -> None:
     ten = [0.5 + 0.01 * (seed % 3) for seed in range(10)]
     scores = sampled({"grpo": ten, "se": plus([0.05, 0.04, 0.06], ten[:3])})
-    found = compare.family(scores, "f1", [("se", "grpo"), ("grpo", "se")])
+    found = evidence.paired_comparisons(scores, "f1", [("se", "grpo"), ("grpo", "se")])
     assert found["grpo", "se"].compared == "10 and 3 seeds: compared on 3"
     assert found["se", "grpo"].compared == "3 and 10 seeds: compared on 3"
     assert found["se", "grpo"].seeds == 3
-    alone = compare.family(scores[scores["seed"] < 3], "f1", [("se", "grpo")])["se", "grpo"]
+    alone = evidence.paired_comparisons(scores[scores["seed"] < 3], "f1", [("se", "grpo")])["se", "grpo"]
     assert found["se", "grpo"].interval == alone.interval
-    shown = compare.differences(scores, "f1").set_index("label")
+    shown = evidence.differences(scores, "f1").set_index("label")
     assert shown.loc["grpo", "mean"] == pytest.approx(100 * np.mean(ten))  # of all that it has
     assert shown.loc["se", "compared"] == "3 and 10 seeds: compared on 3"
 
@@ -87,7 +86,7 @@ def test_seeds_that_only_one_has_are_left_out_and_said() -> None:
 def test_common_seeds_are_found_by_number_not_by_place() -> None:
     scores = sampled({"grpo": [0.1, 0.9, *BASE], "se": plus(GAINS)})
     scores.loc[scores["label"] == "se", "seed"] += 2  # 2 to 6, of 0 to 6
-    found = compare.family(scores, "f1", [("se", "grpo")])["se", "grpo"]
+    found = evidence.paired_comparisons(scores, "f1", [("se", "grpo")])["se", "grpo"]
     assert (found.seeds, found.compared) == (5, "5 and 7 seeds: compared on 5")
     assert found.interval.estimate == pytest.approx(100 * np.mean(GAINS), abs=0.3)
     assert found.interval.low > 0
@@ -98,7 +97,7 @@ def test_common_seeds_are_found_by_number_not_by_place() -> None:
     [([0.5], "1 and 5 seeds: cannot be compared"), ([], "0 and 5 seeds: cannot be compared")],
 )
 def test_with_less_than_two_seeds_nothing_is_compared(own: list[float], said: str) -> None:
-    found = compare.family(sampled({"grpo": BASE, "se": own}), "f1", [("se", "grpo")])["se", "grpo"]
+    found = evidence.paired_comparisons(sampled({"grpo": BASE, "se": own}), "f1", [("se", "grpo")])["se", "grpo"]
     assert found.compared == said and not found.tested
     assert all(map(math.isnan, (*found.interval, *found.corrected, found.p, found.mde)))
 
@@ -106,7 +105,7 @@ def test_with_less_than_two_seeds_nothing_is_compared(own: list[float], said: st
 def test_two_runs_with_no_seed_in_common_are_not_compared() -> None:
     scores = sampled({"grpo": BASE, "se": plus(GAINS)})
     scores.loc[scores["label"] == "se", "seed"] += 10
-    found = compare.family(scores, "f1", [("se", "grpo")])["se", "grpo"]
+    found = evidence.paired_comparisons(scores, "f1", [("se", "grpo")])["se", "grpo"]
     assert (found.compared, found.tested) == ("5 and 5 seeds: cannot be compared", False)
 
 
@@ -114,29 +113,29 @@ def test_other_questions_are_an_error() -> None:
     scores = sampled({"grpo": BASE, "se": BASE})
     scores.loc[(scores["label"] == "se") & (scores["query"] == "q3"), "query"] = "another"
     with pytest.raises(ValueError, match=r"se and grpo were tested on different questions \(2 that only one has\)"):
-        compare.family(scores, "f1", [("se", "grpo")])
+        evidence.paired_comparisons(scores, "f1", [("se", "grpo")])
 
 
 def test_a_family_is_corrected_by_holm_in_p_and_interval() -> None:
     rng = np.random.default_rng(3)
     means = {"grpo": BASE} | {f"m{k}": plus(list(0.004 * k + rng.normal(0, 0.006, 5))) for k in range(4)}
     scores, pairs = sampled(means), [(f"m{k}", "grpo") for k in range(4)]
-    found = compare.family(scores, "f1", pairs)
-    alone = [compare.family(scores, "f1", [pair])[pair] for pair in pairs]
+    found = evidence.paired_comparisons(scores, "f1", pairs)
+    alone = [evidence.paired_comparisons(scores, "f1", [pair])[pair] for pair in pairs]
     assert [c.p for c in found.values()] == s.holm([c.p for c in alone])
     assert [c.interval for c in found.values()] == [c.interval for c in alone]
     assert all(c.family == 4 for c in found.values())
-    for together, single in zip(found.values(), alone, strict=True):
-        if together.p > single.p:
-            assert together.corrected.low < single.corrected.low and together.corrected.high > single.corrected.high
-        assert (together.corrected.low > 0 or together.corrected.high < 0) == (together.p < 0.05)
+    for joint, single in zip(found.values(), alone, strict=True):
+        if joint.p > single.p:
+            assert joint.corrected.low < single.corrected.low and joint.corrected.high > single.corrected.high
+        assert (joint.corrected.low > 0 or joint.corrected.high < 0) == (joint.p < 0.05)
 
 
 def test_what_is_detectable_is_so_at_the_level_of_the_corrected_interval() -> None:
     rng = np.random.default_rng(4)
     means = {"grpo": BASE} | {f"m{k}": plus(list(rng.normal(0, 0.006, 5))) for k in range(9)} | {"se": plus(GAINS)}
     scores, names = sampled(means), [name for name in means if name != "grpo"]
-    found = compare.family(scores, "f1", [(name, "grpo") for name in names])
+    found = evidence.paired_comparisons(scores, "f1", [(name, "grpo") for name in names])
     for (name, _), made in found.items():  # nine of ten are open: each is judged at 5 % over nine
         at = 1 - 0.05 / (10 if name == "se" else 9)
         a, b = matrix(scores, name), matrix(scores, "grpo")
@@ -148,14 +147,15 @@ def test_what_holds_alone_may_not_hold_in_a_family() -> None:
     slight = [0.021, 0.001, 0.012, 0.019, 0.006]  # t = 3.0 with 4 degrees of freedom: p = 0.04
     means = {"grpo": BASE, "new": plus(slight)} | {f"m{k}": plus([0.001, -0.001, 0.002, -0.002, 0.0]) for k in range(5)}
     scores = sampled(means)
-    alone = compare.family(scores, "f1", [("new", "grpo")])["new", "grpo"]
-    among = compare.family(scores, "f1", [(name, "grpo") for name in means if name != "grpo"])["new", "grpo"]
-    assert (decide([alone]).word, decide([among]).word) == ("holds", "cannot tell")
+    alone = evidence.paired_comparisons(scores, "f1", [("new", "grpo")])["new", "grpo"]
+    pairs = [(name, "grpo") for name in means if name != "grpo"]
+    among = evidence.paired_comparisons(scores, "f1", pairs)["new", "grpo"]
+    assert (decide([alone]).label, decide([among]).label) == ("holds", "cannot tell")
 
 
 def test_a_family_does_not_count_what_is_missing() -> None:
     scores = sampled({"grpo": BASE, "se": plus(GAINS)})
-    found = compare.family(scores, "f1", [("se", "grpo"), ("kle", "grpo")])
+    found = evidence.paired_comparisons(scores, "f1", [("se", "grpo"), ("kle", "grpo")])
     assert list(found) == [("se", "grpo"), ("kle", "grpo")]
     assert found["se", "grpo"].family == 1 and not found["kle", "grpo"].tested
 
@@ -165,32 +165,32 @@ def test_a_family_does_not_count_what_is_missing() -> None:
 
 def test_the_table_has_every_label_with_its_difference_from_the_base() -> None:
     scores = sampled({"grpo": BASE, "se": plus(GAINS), "once": [0.7]})
-    found = compare.differences(scores, "f1", margin=5.0).set_index("label")
+    found = evidence.differences(scores, "f1", margin=5.0).set_index("label")
     assert found["seeds"].tolist() == [5, 5, 1]
     assert found["mean"].tolist() == pytest.approx([50.1, 100 * np.mean(plus(GAINS)), 70])
     assert found.loc["grpo", "std"] == pytest.approx(100 * np.std(BASE, ddof=1))
     assert found.loc["once", ["std", "difference", "low", "high", "p", "mde", "equivalent"]].isna().all()
     assert found.loc["grpo", ["difference", "p", "mde", "equivalent"]].isna().all()
     row = found.loc["se"]
-    single = compare.family(scores, "f1", [("se", "grpo")])["se", "grpo"]
+    single = evidence.paired_comparisons(scores, "f1", [("se", "grpo")])["se", "grpo"]
     assert (row["difference"], row["low"], row["high"], row["p"], row["mde"]) == (
         *single.interval,
         single.p,
         single.mde,
     )
     assert row["against"] == "grpo" and row["equivalent"] is True
-    assert compare.differences(scores, "f1", margin=4.0).set_index("label").loc["se", "equivalent"] is False
+    assert evidence.differences(scores, "f1", margin=4.0).set_index("label").loc["se", "equivalent"] is False
 
 
 def test_each_label_may_have_a_base_of_its_own() -> None:
     scores = sampled({"grpo": BASE, "se": plus(GAINS), "grpo two": plus([0.1] * 5), "se two": plus([0.1] * 5)})
-    found = compare.differences(scores, "f1", {"se": "grpo", "se two": "grpo two"}).set_index("label")
+    found = evidence.differences(scores, "f1", {"se": "grpo", "se two": "grpo two"}).set_index("label")
     assert found.loc["se two", ["against", "difference"]].tolist() == ["grpo two", pytest.approx(0)]
     assert found["against"].tolist() == ["", "grpo", "", "grpo two"]
 
 
 def test_without_the_base_there_are_means_and_no_differences() -> None:
-    found = compare.differences(sampled({"se": BASE}), "f1").set_index("label")
+    found = evidence.differences(sampled({"se": BASE}), "f1").set_index("label")
     assert found.loc["se", "mean"] == pytest.approx(50.1) and math.isnan(found.loc["se", "difference"])
     assert found.loc["se", "compared"] == "5 and 0 seeds: cannot be compared"
 
@@ -202,10 +202,10 @@ def test_less_spread_is_above_zero_and_its_interval_is_that_of_the_ratio() -> No
     rng = np.random.default_rng(0)
     wide, narrow = 0.5 + rng.normal(0, 0.05, 8), 0.5 + rng.normal(0, 0.001, 8)
     scores = sampled({"grpo": list(wide), "se": list(narrow)})
-    found = compare.spreads(scores, "f1", [("se", "grpo"), ("grpo", "se"), ("kle", "grpo")])
+    found = evidence.spreads(scores, "f1", [("se", "grpo"), ("grpo", "se"), ("kle", "grpo")])
     there, back, missing = found.values()
     assert there.interval.estimate == pytest.approx(math.log(np.std(wide) / np.std(narrow)))
-    assert decide([there]).word == "holds" and decide([back]).word == "does not hold"
+    assert decide([there]).label == "holds" and decide([back]).label == "does not hold"
     assert not missing.tested and missing.compared == "0 and 8 seeds: cannot be compared (3 are needed)"
     assert there.family == 2 and there.corrected.low < there.interval.low
     assert "ln of grpo's standard deviation over se's" in decide([there]).because
@@ -213,7 +213,7 @@ def test_less_spread_is_above_zero_and_its_interval_is_that_of_the_ratio() -> No
 
 def test_runs_that_do_not_vary_have_no_ratio_of_spreads() -> None:
     scores = sampled({"grpo": [0.4, 0.5, 0.6], "se": [0.5, 0.5, 0.5]})
-    (found,) = compare.spreads(
+    (found,) = evidence.spreads(
         scores.assign(f1=scores["f1"].where(scores["label"] == "grpo", 1.0)), "f1", [("se", "grpo")]
     ).values()
     assert not found.tested and found.compared == "3 seeds each (one does not vary)"
@@ -221,10 +221,10 @@ def test_runs_that_do_not_vary_have_no_ratio_of_spreads() -> None:
 
 def test_runs_that_are_the_same_have_the_same_spread() -> None:
     both = {"grpo": [0.4, 0.5, 0.63], "care": [0.4, 0.5, 0.63], "se": [0.41, 0.5, 0.6]}
-    found = compare.spreads(sampled(both), "f1", [("care", "grpo"), ("se", "grpo")])
+    found = evidence.spreads(sampled(both), "f1", [("care", "grpo"), ("se", "grpo")])
     same = found["care", "grpo"]
     assert same.tested and same.corrected == pytest.approx((0, 0, 0), abs=1e-6)
-    assert decide([same], [0.5]).word == "effect excluded" and decide([same]).word == "cannot tell"
+    assert decide([same], [0.5]).label == "effect excluded" and decide([same]).label == "cannot tell"
 
 
 # --- a figure of each run ---------------------------------------------------------------------------------------------
@@ -239,13 +239,13 @@ def test_figures_of_runs_are_paired_by_seed() -> None:
     # Gaps 1, 2, 3: mean 2, standard error 1 / sqrt 3, and t(2) at 97.5 % is 4.302653.
     table = figures_of(grpo=[10, 20, 30], se=[11, 22, 33], kle=[5], care=[12, 22, 32])
     pairs = [("se", "grpo"), ("kle", "grpo"), ("care", "grpo"), ("empo", "grpo")]
-    one, missing, constant, absent = compare.by_seed(table, pairs, "entropy, nats").values()
+    one, missing, constant, absent = evidence.by_seed(table, pairs, "entropy, nats").values()
     assert one.interval == pytest.approx((2, 2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)))
     assert one.p == pytest.approx(0.07418, abs=1e-5) and one.family == 1  # two-sided p of t = 2 sqrt 3
     assert one.what == "entropy, nats, se minus grpo" and one.compared == "3 seeds each"
     assert not missing.tested and missing.compared == "1 and 3 seeds: cannot be compared"
     assert not constant.tested and not absent.tested
-    corrected = compare.by_seed(figures_of(grpo=[0, 0, 0], se=[1, 2, 3], kle=[1, 3, 5]), pairs[:2], "x")
+    corrected = evidence.by_seed(figures_of(grpo=[0, 0, 0], se=[1, 2, 3], kle=[1, 3, 5]), pairs[:2], "x")
     assert {made.family for made in corrected.values()} == {2}
     assert corrected["se", "grpo"].corrected.low < corrected["se", "grpo"].interval.low
 
@@ -269,7 +269,7 @@ def test_scores_are_normalised_before_tasks_are_pooled() -> None:
         a={"no training": [1, 1], "grpo": [2, 2], "new": [3, 3]},
         b={"no training": [10, 10], "grpo": [20, 20], "new": [25, 25], "half": [1, 2]},
     )
-    found = compare.overall(runs).set_index("label")
+    found = evidence.overall(runs).set_index("label")
     assert found["IQM"].to_dict() == pytest.approx({"no training": 0, "grpo": 1, "new": 1.75})
     assert found["improvement"].drop("grpo").to_dict() == {"no training": 0, "new": 1}
     assert math.isnan(found.loc["grpo", "improvement"])
@@ -278,16 +278,16 @@ def test_scores_are_normalised_before_tasks_are_pooled() -> None:
 def test_a_label_with_few_seeds_is_set_beside_the_base_on_these() -> None:
     # grpo is 2 on its first two seeds and 4 on the others: "twin" is grpo on the first two, and no worse for it.
     task = {"no training": [1, 1, 1, 1], "grpo": [2, 2, 4, 4], "twin": [2, 2], "once": [9]}
-    found = compare.overall(runs_of(a=task, b=task)).set_index("label")
+    found = evidence.overall(runs_of(a=task, b=task)).set_index("label")
     assert found.loc["twin", ["IQM", "improvement"]].to_list() == pytest.approx([1, 0.5])
     assert "once" not in found.index
 
 
 def test_a_base_that_does_not_learn_cannot_be_the_unit() -> None:
     with pytest.raises(ValueError, match="grpo is not above no training on b"):
-        compare.overall(runs_of(a={"no training": [1], "grpo": [2]}, b={"no training": [2], "grpo": [1]}))
-    assert compare.overall(runs_of(a={"grpo": [1, 2]})).empty
-    assert compare.overall(runs_of(a={"grpo": [2, 2], "no training": [1, 1]}, b={"grpo": [1, 2]})).empty
+        evidence.overall(runs_of(a={"no training": [1], "grpo": [2]}, b={"no training": [2], "grpo": [1]}))
+    assert evidence.overall(runs_of(a={"grpo": [1, 2]})).empty
+    assert evidence.overall(runs_of(a={"grpo": [2, 2], "no training": [1, 1]}, b={"grpo": [1, 2]})).empty
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -309,15 +309,47 @@ def test_a_base_that_does_not_learn_cannot_be_the_unit() -> None:
     ],
 )
 def test_every_word(low: float, high: float, effect: float, expected: str) -> None:
-    assert claims.word(low, high, effect) == expected
-    assert decide([between(low, high)], [effect]).word == expected
+    assert evidence.classify(low, high, effect) == expected
+    assert decide([between(low, high)], [effect]).label == expected
 
 
 def test_the_corrected_interval_decides() -> None:
     wide = Comparison("a", "b", 3, "", Interval(1, 0.5, 1.5), Interval(1, -0.5, 2.5), 0.2, 1.0, 9)
-    assert decide([wide]).word == "cannot tell"
-    assert (decide([wide], [2.0]).word, decide([wide], [3.0]).word) == ("cannot tell", "effect excluded")
+    assert decide([wide]).label == "cannot tell"
+    assert (decide([wide], [2.0]).label, decide([wide], [3.0]).label) == ("cannot tell", "effect excluded")
     assert (decide([wide]).low, decide([wide]).high) == (-0.5, 2.5)
+
+
+@pytest.mark.parametrize("level", [0.95, 0.99])
+def test_evidence_of_each_kind_has_an_interval_that_misses_zero_where_p_says_so(level: float) -> None:
+    rng = np.random.default_rng(0)
+    narrow = rng.normal(0, 1, 12)
+    kinds = {
+        "draws": [Evidence.of_draws(s.Draws(x, x + rng.normal(0, 1, 9999))) for x in (0.2, -4.0)],
+        "scores": [Evidence.of_scores(rng.normal(x, 1, (6, 20)), rng.normal(0, 1, (6, 20))) for x in (0.0, 3.0)],
+        "gaps": [Evidence.of_gaps(rng.normal(x, 1, 8)) for x in (0.1, 3.0)],
+        "spreads": [Evidence.of_spreads(narrow, rng.normal(0, x, 12)) for x in (1.0, 20.0)],
+    }
+    for kind, (open_, told) in kinds.items():
+        for one, expected in ((open_, False), (told, True)):
+            estimate, low, high = one.interval(level)
+            assert low <= estimate <= high, kind
+            assert (low > 0 or high < 0) == (one.p < 1 - level) == expected, kind
+    assert math.isnan(kinds["gaps"][0].detectable(level)) and kinds["scores"][0].detectable(level) > 0
+
+
+def test_a_verdict_has_the_fields_of_what_decided_it() -> None:
+    rng = np.random.default_rng(1)
+    made = {name: Evidence.of_gaps(rng.normal(x, 1, 9)) for name, x in {"b": 3.0, "c": 0.0}.items()}
+    family = together({name: (Comparison("a", name, 9, "9 seeds each"), one) for name, one in made.items()})
+    found = decide([*family.values()], [2.0, -1.0])
+    assert (found.label, found.subject, found.against, found.unit, found.n) == ("cannot tell", "a", "c", "points", 9)
+    assert (found.estimate, found.low, found.high) == made["c"].interval(found.level) and found.effect == -1.0
+    assert found.level == pytest.approx(0.95)  # the smaller p is judged at 5 % over 2, and then this one at 5 %
+    assert [part.partition(",")[0] for part in found.parts] == ["holds: a minus b", "cannot tell: a minus c"]
+    assert found.note == "The paper's own table contradicts it (a minus c: -1.00)."
+    assert decide([family["b"], UNMADE]).parts[1] == "not tested: c and b: 1 and 10 seeds: cannot be compared"
+    assert decide([family["b"]]).effect is None
 
 
 UNMADE = Comparison("c", "b", 1, "1 and 10 seeds: cannot be compared")
@@ -338,16 +370,16 @@ def test_a_claim_that_joins_comparisons_needs_all(
     comparisons: list[Comparison], effects: list[float], expected: str, decisive: float
 ) -> None:
     found = decide(comparisons, effects)
-    assert found.word == expected
+    assert found.label == expected
     assert found.low == pytest.approx(decisive, nan_ok=True)
 
 
 def test_the_effects_belong_to_their_comparisons() -> None:
     one, other = between(-1, 2), between(-1, 5)
-    assert decide([one, other], [3.0, 6.0]).word == "effect excluded"
-    assert decide([one, other], [1.0, 4.0]).word == "cannot tell"
+    assert decide([one, other], [3.0, 6.0]).label == "effect excluded"
+    assert decide([one, other], [1.0, 4.0]).label == "cannot tell"
     assert decide([one, other], [1.0, 6.0]).paper_effect == 6.0
-    assert claims.effects_of({"se": 72.24, "grpo": 67.02}, [("se", "grpo"), ("grpo", "se"), ("se", "x")]) == (
+    assert evidence.effects_of({"se": 72.24, "grpo": 67.02}, [("se", "grpo"), ("grpo", "se"), ("se", "x")]) == (
         pytest.approx([5.22, -5.22, nan], nan_ok=True)
     )
     with pytest.raises(ValueError, match="1 effects for 2 comparisons"):
@@ -362,7 +394,7 @@ def test_missing_runs_and_a_closed_gate_say_what_to_do() -> None:
         "Runs are missing (c and b: 1 and 10 seeds: cannot be compared). First: python -m gcpo grid table1."
     )
     closed = decide([between(1, 2)], [3.0], closed="The gate failed on tinymath: ...")
-    assert (closed.word, closed.because) == ("not tested", "The gate failed on tinymath: ...")
+    assert (closed.label, closed.because) == ("not tested", "The gate failed on tinymath: ...")
     assert math.isnan(closed.low) and closed.paper_effect == 3.0
 
 
@@ -415,7 +447,7 @@ def test_whether_a_word_depends_on_a_setting_is_not_known_where_a_setting_is_ope
 def verdict_of(profile: str) -> claims.Verdict:
     runs = records.find(profile, "g")
     scores = records.gather(runs, "eval", ["label", "seed"]).query("decoding == 'sampled'")
-    return decide([compare.family(scores, "f1", [("se", "grpo")])["se", "grpo"]], [6.8])
+    return decide([evidence.paired_comparisons(scores, "f1", [("se", "grpo")])["se", "grpo"]], [6.8])
 
 
 @pytest.mark.usefixtures("places")
@@ -424,18 +456,18 @@ def test_a_verdict_changes_when_a_record_is_changed() -> None:
     for seed in range(3):
         finished(method="grpo", seed=seed, tables=evaluated(0.50 + 0.001 * seed))
         finished(method="se", seed=seed, tables=evaluated(0.54 + 0.002 * seed))
-    assert verdict_of("p").word == "holds"
+    assert verdict_of("p").label == "holds"
     finished(method="se", seed=0, tables=evaluated(0.50))  # one of its runs is another
-    assert verdict_of("p").word == "cannot tell"
+    assert verdict_of("p").label == "cannot tell"
     path = planned(method="se", seed=1).folder / "eval.csv"
     path.write_text(path.read_text().replace("0.5", "0.4"))  # edited: no longer a record
-    assert verdict_of("p").word == "cannot tell" and verdict_of("p").seeds == 2
+    assert verdict_of("p").label == "cannot tell" and verdict_of("p").seeds == 2
     for seed in range(3):
         finished(method="se", seed=seed, tables=evaluated(0.46 - 0.002 * seed))
-    assert verdict_of("p").word == "does not hold"
+    assert verdict_of("p").label == "does not hold"
     for seed in range(3):
         finished(method="se", seed=seed, tables=evaluated(0.50 + 0.001 * ((seed + 1) % 3)))
-    assert verdict_of("p").word == "effect excluded"
+    assert verdict_of("p").label == "effect excluded"
 
 
 # --- margins --------------------------------------------------------------------------------------------------------

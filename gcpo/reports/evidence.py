@@ -1,0 +1,442 @@
+"""Evidence and verdicts: estimates with intervals at any level, families corrected by Holm, one rule that decides.
+
+Measurements of every kind become :class:`Evidence`; a family of them becomes a list of :class:`Comparison`, corrected
+together (:func:`together`); and :func:`decide` makes the verdict on a claim of these. Training runs are compared here,
+paired by seed and question, on the seeds that both have; :mod:`gcpo.reports.alignment` and
+:mod:`gcpo.reports.entropies` make evidence of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log, nan
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+from scipy.stats import ttest_1samp
+
+from gcpo import statistics
+from gcpo.reports import claims
+from gcpo.reports.claims import EXCLUDED, FAILS, HOLDS, OPEN, UNTESTED, Verdict
+from gcpo.statistics import Array, Draws, Interval
+
+Pair = tuple[str, str]
+K = TypeVar("K")
+NOTHING = Interval(nan, nan, nan)
+
+
+@dataclass(frozen=True)
+class Wording:
+    """Words of a kind of evidence: what is resampled, a family's members, the paper's effect or none, and gaps."""
+
+    over: str = ""
+    members: str = ""
+    effect: str = "the paper's"
+    no_effect: str = ""
+    missing: str = "Runs are missing ({})."
+    digits: int | None = None  # None: two, or three where an end would otherwise read as 0 and is not
+
+
+TRAINING = Wording(members=" comparisons", effect="the paper's effect")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An estimate that is claimed to be above 0, corrected within its family; or why there is no such thing.
+
+    Attributes:
+        label: what is compared.
+        against: what it is compared with.
+        seeds: how many both have; the comparison is made on these alone.
+        compared: the same in words: "10 seeds each", "10 and 3 seeds: compared on 3", "... cannot be compared".
+        interval: the estimate with its 95 % interval; nan where it cannot be compared.
+        corrected: the estimate with the interval that holds within the family, after Holm.
+        p: of no difference, adjusted by Holm within the family; in [0, 1].
+        mde: the smallest true difference whose ``corrected`` interval misses 0 with a probability of 80 %: at the level
+            of that interval, which is Holm's for this member of the family (5 % over the number of those not rejected
+            before it). Alone in its family it is that of ``interval``.
+        family: how many comparisons are corrected for together.
+        what: what is compared, where it is no difference of scores.
+        level: of the ``corrected`` interval.
+        unit: of the estimate.
+        wording: the words of its kind of evidence.
+    """
+
+    label: str
+    against: str
+    seeds: int
+    compared: str
+    interval: Interval = NOTHING
+    corrected: Interval = NOTHING
+    p: float = nan
+    mde: float = nan
+    family: int = 1
+    what: str = ""
+    level: float = nan
+    unit: str = "points"
+    wording: Wording = TRAINING
+
+    @property
+    def tested(self) -> bool:
+        """Whether there is an estimate."""
+        return self.interval.estimate == self.interval.estimate
+
+    @property
+    def name(self) -> str:
+        """The quantity in words."""
+        return self.what or f"{self.label} minus {self.against}, points"
+
+    @property
+    def numbers(self) -> str:
+        """The estimate with its corrected interval."""
+        return signed(*self.corrected, digits=self.wording.digits)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """An estimate as its interval at any confidence in (0, 1), its two-sided p value of 0, and what it would detect.
+
+    Attributes:
+        interval: confidence -> the estimate with its interval.
+        p: in [0, 1], below 1 - confidence where the interval misses 0.
+        detectable: confidence -> the smallest true value whose interval misses 0 with a probability of 80 %, if known.
+    """
+
+    interval: Callable[[float], Interval]
+    p: float
+    detectable: Callable[[float], float] = lambda level: nan
+
+    @classmethod
+    def of_draws(cls, draws: Draws, detectable: Callable[[float], float] = lambda level: nan) -> Evidence:
+        """Return the evidence of draws around the truth."""
+        return cls(draws.interval, draws.p, detectable)
+
+    @classmethod
+    def of_scores(cls, a: Array, b: Array, seed: int = 0) -> Evidence:
+        """Return the evidence of a difference of scores (seeds, questions), paired by both."""
+        draws = statistics.training_draws(a, b, seed=seed)
+        return cls.of_draws(draws, lambda level: statistics.minimal_detectable(a, b, level=level))
+
+    @classmethod
+    def of_gaps(cls, gaps: Array) -> Evidence:
+        """Return the evidence of a mean of gaps, by Student's t."""
+        test, estimate = ttest_1samp(gaps, 0), float(gaps.mean())
+        return cls(lambda level: Interval(estimate, *map(float, test.confidence_interval(level))), float(test.pvalue))
+
+    @classmethod
+    def of_spreads(cls, own: Array, other: Array) -> Evidence:
+        """Return the evidence of ln of a ratio of standard deviations, that of ``other`` over that of ``own``."""
+        same = np.ptp(own - other) < 1e-9  # such as two methods that are one where rewards are right or wrong
+        p = 1.0 if same else statistics.spread_p(other, own)
+        return cls(lambda level: Interval(*map(log, statistics.spread_ratio(other, own, level))), p)
+
+
+def together(found: Mapping[K, tuple[Comparison, Evidence]]) -> dict[K, Comparison]:
+    """Return comparisons with their intervals, p and mde, corrected for all of them by Holm."""
+    p_values = [evidence.p for _, evidence in found.values()]
+    levels, adjusted = statistics.holm_levels(p_values), statistics.holm(p_values)
+    return {
+        key: replace(
+            comparison,
+            interval=evidence.interval(0.95),
+            corrected=evidence.interval(level),
+            p=p,
+            mde=evidence.detectable(level),
+            family=len(found),
+            level=level,
+        )
+        for (key, (comparison, evidence)), level, p in zip(found.items(), levels, adjusted, strict=True)
+    }
+
+
+# --- deciding -------------------------------------------------------------------------------------------------------
+
+
+def classify(low: float, high: float, paper_effect: float = nan) -> str:
+    """Return the label for an interval of an estimate whose claimed side is above 0.
+
+    "effect excluded" where it holds 0 and lies below the paper's effect; never without an effect on the claimed side.
+    """
+    if low > 0:
+        return HOLDS
+    if high < 0:
+        return FAILS
+    return EXCLUDED if paper_effect > 0 and high < paper_effect else OPEN
+
+
+def decide(
+    comparisons: Collection[Comparison],
+    paper_effects: Sequence[float] = (),
+    closed: str | None = None,
+    command: str = "",
+) -> Verdict:
+    """Return the verdict on a claim: every comparison is above 0, the first label above the second.
+
+    Args:
+        comparisons: all must be on the claimed side; corrected together (:func:`paired_comparisons`).
+        paper_effects: the paper's effect for each, nan where it prints none; none at all if it prints none.
+        closed: why there is no verdict, such as a closed gate, or None.
+        command: what makes the runs that are missing.
+
+    One that does not hold decides it; then a missing one; then they all hold, or the effect of one is excluded. The
+    numbers are those of the comparison that decided: among those of its label the one furthest from the claimed side.
+    """
+    effects = [*paper_effects] or [nan] * len(comparisons)
+    only = effects[0] if len(effects) == 1 else nan
+    if closed:
+        return Verdict(UNTESTED, closed, paper_effect=only)
+    if not comparisons:
+        raise ValueError("a verdict needs a comparison: name the pairs of labels that the claim is about")
+    if len(effects) != len(comparisons):
+        raise ValueError(f"{len(effects)} effects for {len(comparisons)} comparisons: give one each, nan for none")
+    parts = [
+        (classify(*one.corrected[1:], effect) if one.tested else UNTESTED, one, effect)
+        for one, effect in zip(comparisons, effects, strict=True)
+    ]
+    said = tuple(f"{label}: {f'{c.name}: {c.numbers}' if c.tested else _absent(c)}" for label, c, _ in parts)
+    final = claims.overall([label for label, _, _ in parts])
+    if final == UNTESTED:
+        missing = [one for one in comparisons if not one.tested]
+        because = missing[0].wording.missing.format("; ".join(map(_absent, missing)))
+        because += f" First: {command}." if command else ""
+        return Verdict(UNTESTED, because, paper_effect=only, parts=said)
+    _, found, effect = min((part for part in parts if part[0] == final), key=lambda part: part[1].corrected.low)
+    against = [f"{c.label} minus {c.against}: {x:+.2f}" for _, c, x in parts if x <= 0 and c.against]
+    denied = f"The paper's own table contradicts it ({'; '.join(against)})." if against else ""
+    verdict = Verdict(final, f"{_sentence(found, effect)} {denied}".strip(), *found.corrected, parts=said, note=denied)
+    return replace(verdict, **_fields(found, effect))
+
+
+def _fields(found: Comparison, effect: float) -> dict[str, Any]:
+    return {
+        "subject": found.label,
+        "against": found.against,
+        "estimate": found.corrected.estimate,
+        "level": found.level,
+        "unit": found.unit,
+        "n": found.seeds or None,
+        "effect": None if effect != effect else effect,
+        **{"paper_effect": effect, "mde": found.mde, "seeds": found.seeds},
+    }
+
+
+def _absent(found: Comparison) -> str:
+    return f"{found.label} and {found.against}: {found.compared}" if found.against else found.label
+
+
+def _sentence(found: Comparison, effect: float) -> str:
+    said, digits = found.wording, found.wording.digits or 2
+    text = f"{found.name}: {found.numbers} (95 %{said.over}"
+    text += f", corrected for {found.family}{said.members}" if found.family > 1 else ""
+    text += f"; {found.compared})" if found.compared else ")"
+    text += f"; {said.effect}: {effect:+.{digits}f}" if effect == effect else said.no_effect
+    text += f"; detectable: {found.mde:.2f}" if found.mde == found.mde else ""
+    return f"{text}."
+
+
+def signed(estimate: float, low: float, high: float, digits: int | None = None) -> str:
+    """'+0.06 [+0.01, +0.12]'; with a third digit where an end would otherwise read as 0 and is not."""
+    digits = digits or (3 if any(0 < abs(end) < 0.005 for end in (low, high)) else 2)
+    return f"{estimate:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def effects_of(means: Mapping[str, float], pairs: Sequence[Pair]) -> list[float]:
+    """Return the paper's effect for each pair, from the means that it prints; nan where it prints one of them only."""
+    return [means.get(label, nan) - means.get(against, nan) for label, against in pairs]
+
+
+# --- comparisons of training runs -----------------------------------------------------------------------------------
+
+
+def paired_comparisons(
+    scores: pd.DataFrame, metric: str, pairs: Iterable[Pair], seed: int = 0
+) -> dict[Pair, Comparison]:
+    """Return comparisons that are corrected together: each first label of ``pairs`` less the second.
+
+    Args:
+        scores: lines of the evaluations with columns label, seed, query and the metric, of one task and decoding.
+        metric: the column to compare, in [0, 1].
+        pairs: of labels; one that has no runs gives a comparison that is not ``tested``, and counts for nothing.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: runs that were tested on different questions.
+    """
+    pairs = list(dict.fromkeys(pairs))
+    wanted = scores[scores["label"].isin([label for pair in pairs for label in pair])]
+    matrices = {
+        str(label): 100 * part.pivot(index="seed", columns="query", values=metric)
+        for label, part in wanted.groupby("label", sort=False)
+    }
+
+    def evidence(own: pd.DataFrame, other: pd.DataFrame, comparison: Comparison) -> Evidence | str:
+        if not own.columns.equals(other.columns):
+            few = len(own.columns.symmetric_difference(other.columns))
+            raise ValueError(
+                f"{comparison.label} and {comparison.against} were tested on different questions ({few} that only one "
+                "has): compare runs with the same eval_split and eval_limit"
+            )
+        return Evidence.of_scores(own.to_numpy(), other.to_numpy(), seed)
+
+    return _compared(matrices, pairs, evidence)
+
+
+def spreads(scores: pd.DataFrame, metric: str, pairs: Iterable[Pair]) -> dict[Pair, Comparison]:
+    """Return whether the first label's runs vary less than the second's: ln of the ratio of standard deviations, second
+    over first, over the seeds that both have (at least 3), corrected as in :func:`paired_comparisons`; ``mde`` stays
+    nan."""
+    runs = scores.groupby(["label", "seed"])[metric].mean().mul(100)
+
+    def evidence(own: pd.Series, other: pd.Series, _: Comparison) -> Evidence | str:
+        a, b = own.to_numpy(), other.to_numpy()
+        return Evidence.of_spreads(a, b) if a.std() and b.std() else " (one does not vary)"
+
+    what = "ln of {against}'s standard deviation over {label}'s"
+    each = {str(label): runs[label] for label in runs.index.unique("label")}
+    return _compared(each, pairs, evidence, what, "ln of a ratio", fewest=3)
+
+
+def by_seed(figures: pd.DataFrame, pairs: Iterable[Pair], what: str, paired_by: str = "seed") -> dict[Pair, Comparison]:
+    """Return comparisons of a figure of each run, such as its entropy, corrected as in :func:`paired_comparisons`.
+
+    Args:
+        figures: label, value, and what runs are paired by; a line per run.
+        pairs: of labels.
+        what: the figure, with its unit.
+        paired_by: the column that tells which runs belong together.
+
+    The interval is Student's, over the seeds that both have (at least 2); where all of them differ by the same there is
+    nothing to tell it by.
+    """
+    wide = figures.pivot(index=paired_by, columns="label", values="value")
+
+    def evidence(own: pd.Series, other: pd.Series, _: Comparison) -> Evidence | str:
+        gaps = (own - other).to_numpy()
+        return Evidence.of_gaps(gaps) if np.ptp(gaps) > 0 else ""
+
+    each = {str(label): wide[label].dropna() for label in wide}
+    return _compared(each, pairs, evidence, f"{what}, {{label}} minus {{against}}", what)
+
+
+def _compared(
+    each: Mapping[str, Any],
+    pairs: Iterable[Pair],
+    evidence: Callable[..., Evidence | str],
+    what: str = "",
+    unit: str = "points",
+    fewest: int = 2,
+) -> dict[Pair, Comparison]:
+    """Compare what labels have at the seeds of both: by ``evidence``, or by no test where that says why."""
+    found: dict[Pair, tuple[Comparison, Evidence]] = {}
+    every: dict[Pair, Comparison] = {}
+    for label, against in dict.fromkeys(pairs):
+        own, other = (each.get(name, pd.Series(dtype=float)) for name in (label, against))
+        common, said = _common(set(own.index), set(other.index), fewest)
+        named = what.format(label=label, against=against)
+        comparison = Comparison(label, against, len(common), said, what=named, unit=unit)
+        few = " (3 are needed)" if fewest > 2 else ""
+        made = evidence(own.loc[common], other.loc[common], comparison) if len(common) >= fewest else few
+        if isinstance(made, Evidence):
+            found[label, against] = comparison, made
+            every[label, against] = comparison
+        else:
+            every[label, against] = replace(comparison, compared=f"{said}{made}")
+    return every | together(found)
+
+
+def _common(own: set[Any], other: set[Any], fewest: int = 2) -> tuple[list[Any], str]:
+    """The seeds of both, and what there is in words."""
+    common = sorted(own & other)
+    alike = own == other and len(common) >= fewest
+    counts = f"{len(own)} seeds each" if own == other else f"{len(own)} and {len(other)} seeds"
+    outcome = "cannot be compared" if len(common) < fewest else f"compared on {len(common)}"
+    return common, counts if alike else f"{counts}: {outcome}"
+
+
+def differences(
+    scores: pd.DataFrame,
+    metric: str,
+    against: str | Mapping[str, str] = "grpo",
+    margin: float | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Return one metric of every kind of run and its difference from a base, in per cent and points, a row per label.
+
+    Args:
+        scores: lines of the evaluations with columns label, seed, query and the metric, of one task and decoding.
+        metric: the column to compare, in [0, 1].
+        against: the base of all labels, or of each.
+        margin: the largest difference that does not matter, in points (:func:`gcpo.reports.margins.margins`).
+        seed: of the resampling.
+
+    Returns:
+        label, seeds (how many it has), mean and std (over these; n - 1), each (their scores), gaps (those less the
+        base's, of the seeds that both have), against, compared (how many seeds each has, and on how many they are
+        compared), difference with low and high (95 %, paired by seed and question), p (Holm, within this table), mde
+        (the difference detectable with 80 % power after Holm), and equivalent (whether the interval lies within the
+        margin). What too few seeds cannot tell is missing.
+    """
+    runs = scores.groupby(["label", "seed"], sort=False)[metric].mean().mul(100)
+    labels = list(dict.fromkeys(scores["label"]))
+    bases = {label: against if isinstance(against, str) else against.get(label, label) for label in labels}
+    found = paired_comparisons(scores, metric, [pair for pair in bases.items() if pair[0] != pair[1]], seed)
+    rows = []
+    for label, base in bases.items():
+        row: dict[str, Any] = {"label": label, "seeds": len(runs[label]), "mean": runs[label].mean()}
+        row |= {"std": runs[label].std(ddof=1), "each": runs[label].round(2).tolist()}
+        row |= {"gaps": [], "against": "", "compared": ""}
+        row |= dict.fromkeys(("difference", "low", "high", "p", "mde"), nan) | {"equivalent": None}
+        if comparison := found.get((label, base)):
+            row |= {"against": base, "compared": comparison.compared, "p": comparison.p, "mde": comparison.mde}
+            row["gaps"] = (runs[label] - runs[base]).dropna().round(2).tolist() if comparison.seeds else []
+            row |= dict(zip(("difference", "low", "high"), comparison.interval, strict=True))
+            if comparison.tested and margin is not None:
+                row["equivalent"] = statistics.equivalent(*comparison.interval[1:], margin)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def overall(runs: pd.DataFrame, start: str = "no training", base: str = "grpo", seed: int = 0) -> pd.DataFrame:
+    """Return labels over several tasks, on scores normalised per task: 0 is the starting policy's mean, 1 the base's.
+
+    A label is set beside the base's runs of its own seeds, as seeds differ in how far they come.
+
+    Args:
+        runs: task, label, seed and score, a line per run.
+        start: the label of the starting policy.
+        base: the label that is 1.
+        seed: of the resampling.
+
+    Returns:
+        label, IQM (of all its normalised scores) with IQM_low and IQM_high, and improvement (the probability that a run
+        beats one of the base's, in [0, 1]) with improvement_low and improvement_high: 95 %, resampling runs within
+        tasks. Only labels with at least two seeds of the base's on every task, on these; empty without runs of start
+        and base.
+
+    Raises:
+        ValueError: a task on which the base is not above the start: there is nothing to normalise by.
+    """
+    wide = runs.pivot(index=["task", "seed"], columns="label", values="score")
+    means = wide.groupby("task").mean()
+    if not {start, base} <= set(means) or means[[start, base]].isna().any(axis=None):
+        return pd.DataFrame()
+    gain = means[base] - means[start]
+    if (gain <= 0).any():
+        raise ValueError(f"{base} is not above {start} on {gain.idxmin()}: scores cannot be normalised by its gain")
+    rows = []
+    for label in dict.fromkeys(runs["label"]):
+        shared = wide[wide[label].notna() & wide[base].notna()]
+        easier = shared[base].groupby("task").mean() - means[base]  # the seeds that the label has
+        scaled = shared.sub(means[start] + easier, axis=0, level="task").div(gain, axis=0, level="task")
+        own, other = ([part.to_numpy() for _, part in scaled[name].groupby("task")] for name in (label, base))
+        if len(own) == len(gain) and min(map(len, own)) > 1:
+            iqm = statistics.stratified_bootstrap(own, seed=seed).iqm
+            row = {"label": label, **dict(zip(("IQM", "IQM_low", "IQM_high"), iqm, strict=True))}
+            if label != base:
+                chance = statistics.probability_of_improvement(own, other, seed=seed)
+                names = ("improvement", "improvement_low", "improvement_high")
+                row |= dict(zip(names, chance, strict=True))
+            rows.append(row)
+    return pd.DataFrame(rows)
