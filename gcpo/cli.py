@@ -302,7 +302,8 @@ def _gate(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from gcpo.reports.site import publish, report
+    from gcpo.reports.publish import publish
+    from gcpo.reports.site import report
 
     if options.publish:
         print(f"published {publish(options.profile, options.partial)} runs to {paths.REFERENCE / options.profile}")

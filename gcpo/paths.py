@@ -19,3 +19,4 @@ PARAMS = ROOT / "params"
 OUTPUTS = Path(os.environ.get("GCPO_OUTPUTS") or ROOT / "outputs")
 REFERENCE = Path(os.environ.get("GCPO_REFERENCE") or ROOT / "outputs" / "reference")
 WORLDS = ROOT / "outputs" / "world"  # shared by everything that runs from this checkout
+VERDICTS = ROOT / "outputs" / "reference" / "verdicts"  # of notebooks that read no runs: the same for every reference

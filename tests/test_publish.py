@@ -15,7 +15,7 @@ from record_builders import finished, write_grid, write_profile
 
 from gcpo import io, paths
 from gcpo.cli import main
-from gcpo.reports import records, site
+from gcpo.reports import publish, records, site
 
 pytestmark = pytest.mark.usefixtures("places")
 
@@ -30,6 +30,8 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     notebooks.mkdir()
     shutil.copy(paths.NOTEBOOKS / f"{REPORT}.ipynb", notebooks)
     monkeypatch.setattr(paths, "NOTEBOOKS", notebooks)
+    (tmp_path / "reports.yaml").write_text(f"{REPORT}: {{grid: figure1, profile: laptop}}\n")
+    monkeypatch.setattr(site, "REPORTS", tmp_path / "reports.yaml")
     monkeypatch.setattr(paths, "WORLDS", tmp_path / "world")
     for profile in ("p", "laptop"):
         write_profile(profile, {})
@@ -45,9 +47,9 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
         if "write_to" in parameters:
             (Path(parameters["write_to"]) / "table.csv").write_text(f"page {len(seen)}\n")
 
-    monkeypatch.setattr(site, "execute", execute)
-    monkeypatch.setattr(site, "write_readme", lambda profile: seen.append({"readme": profile}))
-    monkeypatch.setattr(site, "write_results", lambda profile: None)
+    monkeypatch.setattr(publish, "execute", execute)
+    monkeypatch.setattr(publish, "write_readme", lambda profile: seen.append({"readme": profile}))
+    monkeypatch.setattr(publish, "write_results", lambda profile: None)
     return seen
 
 
@@ -83,7 +85,7 @@ def test_a_committed_page_reads_as_if_executed_with_its_own_parameters(tmp_path:
     cells[2].metadata["papermill"] = {"duration": 1.0}
     page = nbformat.v4.new_notebook(cells=[cells[0], cells[1], nbformat.v4.new_markdown_cell("text"), cells[2]])
     nbformat.write(page, tmp_path / "page.ipynb")
-    site.clean(tmp_path / "page.ipynb")
+    publish.clean(tmp_path / "page.ipynb")
     left = nbformat.read(tmp_path / "page.ipynb", as_version=4)
     assert [cell.source for cell in left.cells] == ["1", "text", "3"]
     assert left.cells[2].execution_count == left.cells[2].outputs[0].execution_count == 2
@@ -94,26 +96,26 @@ def test_a_reference_grows(pages: list[dict[str, Any]]) -> None:
     write_grid("figure1", [{"kind": "gradients", "seed": [0, 1, 2]}])
     for seed in (0, 1):
         finished("gradients", tables=TABLES, profile="laptop", seed=seed)
-    assert site.publish("laptop", partial=True) == 2
+    assert publish.publish("laptop", partial=True) == 2
     before = reference_of("laptop")["runs.jsonl"].splitlines()
     shutil.rmtree(paths.OUTPUTS)
     more = {"queries": pd.DataFrame({"query": ["a"], "V": [2.0], "new": [0.5]})}
     for seed in (1, 2):  # one is made again
         finished("gradients", tables=more, profile="laptop", seed=seed)
-    assert site.publish("laptop") == 3
+    assert publish.publish("laptop") == 3
     after = reference_of("laptop")["runs.jsonl"].splitlines()
     assert before[0] in after and before[1] not in after
     found = records.gather(records.find("laptop", "figure1", reference=True), "queries", ["seed"])
     assert dict(zip(found["seed"], found["V"], strict=True)) == {0: 1.0, 1: 2.0, 2: 2.0}
     shutil.rmtree(paths.OUTPUTS)
-    assert site.publish("laptop") == 3 and reference_of("laptop")["runs.jsonl"].splitlines() == after
+    assert publish.publish("laptop") == 3 and reference_of("laptop")["runs.jsonl"].splitlines() == after
 
 
 def test_what_fails_on_the_way_leaves_everything_as_it_was(
     pages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished("gradients", tables=TABLES, profile="laptop")
-    assert site.publish("laptop") == 1
+    assert publish.publish("laptop") == 1
     before, notebook = reference_of("laptop"), (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
     finished("gradients", tables=TABLES, profile="laptop", seed=1)
 
@@ -122,16 +124,16 @@ def test_what_fails_on_the_way_leaves_everything_as_it_was(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(site, "execute", dies)
+        patch.setattr(publish, "execute", dies)
         assert main(["report", "--publish", "--profile", "laptop"]) == 130
     assert reference_of("laptop") == before and "GCPO_REFERENCE" not in os.environ
     assert (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text() == notebook
-    assert site.publish("laptop") == 2  # what the interrupt left is in nobody's way
+    assert publish.publish("laptop") == 2  # what the interrupt left is in nobody's way
 
 
 def test_another_profile_leaves_the_committed_pages_alone(pages: list[dict[str, Any]]) -> None:
     finished("gradients", tables=TABLES)
-    assert site.publish("p") == 1
+    assert publish.publish("p") == 1
     assert [page.get("profile") for page in pages] == ["p"]
     assert "# 20 · new ·" not in (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
 
@@ -140,10 +142,10 @@ def test_publishing_where_nothing_has_run_makes_the_pages_again(
     pages: list[dict[str, Any]],
 ) -> None:
     finished("gradients", tables=TABLES, profile="laptop")
-    site.publish("laptop")
+    publish.publish("laptop")
     before = reference_of("laptop")
     shutil.rmtree(paths.OUTPUTS)
-    site.publish("laptop")
+    publish.publish("laptop")
     after = reference_of("laptop")
     assert before.pop("table.csv") == b"page 1\n" and after.pop("table.csv") == b"page 3\n"
     assert after == before

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from gcpo.cli import main
-from gcpo.reports.site import publish
+from gcpo.reports.publish import publish
 from gcpo.runs import rehearsal
 from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.grids import expand, fitting, grids

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from ast import literal_eval
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from papermill import inspect_notebook
 
-from gcpo import paths
+from gcpo import paths, reports
 from gcpo.cli import main
 from gcpo.methods import METHODS
 from gcpo.reports import records, site
+from gcpo.reports.margins import margins
 from gcpo.runs import record
 from gcpo.runs.grids import expand, fitting, grids
 from gcpo.runs.plan import Plan
@@ -36,10 +39,14 @@ def finish(plan: Plan) -> None:
         run.table("eval.csv", pd.DataFrame({"query": ["a"], "decoding": ["greedy"], "f1": [0.5]}))
 
 
-def test_every_report_has_a_grid_of_its_own_but_the_ledger() -> None:
-    without = {name for name in site.reports() if site.default_of(name, "grid") is None}
-    assert without == {"90_claims"} and set(site.grids_of(site.reports())) <= set(grids())
-    assert site.default_of("21_table1", "grid") == "table1"
+def test_every_report_notebook_is_listed_and_its_parameters_say_the_same() -> None:
+    found = {}
+    for path in sorted(paths.NOTEBOOKS.glob("[2-9][0-9]_*.ipynb")):
+        parameters = inspect_notebook(str(path))
+        own = {key: literal_eval(parameters[key]["default"]) for key in ("grid", "profile") if key in parameters}
+        found[path.stem] = own
+    assert site.reports() == found and list(site.reports()) == list(found)
+    assert set(site.shown_grids()) <= set(grids())
 
 
 def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
@@ -60,7 +67,7 @@ def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
 
 
 def test_a_profile_of_benchmarks_has_grids_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {own: site.grid_for(fitting("paper"), own) for own in site.grids_of(site.reports())}
+    found = {own: site.grid_for(fitting("paper"), own) for own in site.shown_grids()}
     assert (found["table1"], found["figure1"], found["ablations"]) == (
         "paper_table1",
         "paper_figure1",
@@ -102,7 +109,7 @@ def test_the_page_of_reports_lists_what_was_made_this_time_also_when_a_report_fa
 
 def test_what_make_reproduce_runs_is_part_of_the_reports_own_grids() -> None:
     parts = {name: {plan.id for plan in expand(name, "laptop")} for name in grids()}
-    whole = set().union(*(parts[name] for name in site.grids_of(site.reports())))
+    whole = set().union(*(parts[name] for name in site.shown_grids()))
     assert parts["reproduce"] < parts["reproduce_all"] < whole
     methods = {plan.params.method for plan in expand("reproduce_all", "laptop")}
     assert set(METHODS) - methods == set()
@@ -115,6 +122,20 @@ def test_the_reference_is_shown_when_asked_for(executed: list[tuple[str, dict[st
     (name, call), (last, of_ledger) = executed
     assert (name, call["reference"], call["any_code"]) == ("20_figure1", True, True)
     assert (last, of_ledger["reference"]) == ("90_claims", True) and "any_code" not in of_ledger
+
+
+def test_a_report_opens_what_stands_at_its_head(tmp_path: Path) -> None:
+    report = reports.open("smoke", "smoke", write_to=str(tmp_path))
+    assert (report.source, report.folder) == ("this machine's runs of profile smoke", tmp_path)
+    assert report.metric == {"tinyqa": "f1", "tinymath": "accuracy"}
+    assert report.margin == {task: margins()[task][metric] for task, metric in report.metric.items()}
+    with pytest.raises(record.RecordError, match="nothing to report: python -m gcpo grid smoke --profile smoke"):
+        report.runs()
+    finish(expand("smoke", "smoke")[0])
+    assert len(report.runs()) == report.coverage["finished"].sum() == 1
+    assert not report.gate.passed and reports.open("smoke", "smoke").folder is None
+    with pytest.raises(record.RecordError, match="nothing to report"):
+        report.runs("kind == 'gradients'")
 
 
 def test_a_profile_may_be_an_own_file(executed: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:

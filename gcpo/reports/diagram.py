@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -9,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from gcpo.reports.figures import PALETTE
+from gcpo.reports.figures import PALETTE, set_style
 
 GREY, GEOMETRY, REWARD = "0.35", PALETTE[0], PALETTE[3]
 
@@ -59,3 +60,11 @@ def _box(axes: Axes, x: float, y: float, width: float, height: float, text: str,
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
     axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "0.5", "linewidth": 1})
+
+
+def write_picture(path: Path) -> None:
+    """Write the diagram to a PNG file, ``docs/pictures/way_of_a_group.png`` for the README."""
+    set_style()
+    figure = way_of_a_group()
+    figure.savefig(path, bbox_inches="tight", metadata={"Software": None})
+    plt.close(figure)

@@ -1,0 +1,79 @@
+"""Runs of a grid as a report notebook shows them, with what stands at the head of every report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from gcpo.reports import records, tables
+from gcpo.reports.gate import Gate, gate
+from gcpo.reports.margins import margins
+from gcpo.runs.record import RecordError
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`gcpo.reports.open` returns.
+
+    Attributes:
+        profile: a profile's name, or a parameter file.
+        grid: whose runs are shown.
+        reference: show the committed reference in place of this machine's runs.
+        any_code: compare runs of different code of this package.
+        write_to: folder for tables, figures and verdicts; None writes nothing.
+    """
+
+    profile: str
+    grid: str
+    reference: bool = False
+    any_code: bool = False
+    write_to: str | None = None
+
+    @property
+    def source(self) -> str:
+        """Whose runs these are, in words."""
+        return records.source(self.profile, self.reference)
+
+    @property
+    def folder(self) -> Path | None:
+        """``write_to`` as a path."""
+        return Path(self.write_to) if self.write_to else None
+
+    @property
+    def command(self) -> str:
+        """The command that makes the runs of the grid."""
+        return f"python -m gcpo grid {self.grid} --profile {self.profile}"
+
+    @cached_property
+    def metric(self) -> dict[str, str]:
+        """The metric that each task of the grid is trained and judged on."""
+        return tables.metrics(self.grid, self.profile)
+
+    @property
+    def margin(self) -> dict[str, float]:
+        """The margin of equivalence of each task in that metric, in points."""
+        return {task: margins()[task][metric] for task, metric in self.metric.items()}
+
+    @property
+    def coverage(self) -> pd.DataFrame:
+        """Wanted and finished runs, as :func:`gcpo.records.coverage` counts them."""
+        return records.coverage(self.grid, self.profile, self.reference)
+
+    @cached_property
+    def gate(self) -> Gate:
+        """Whether GRPO learns on the tasks of the grid (:func:`gcpo.reports.gate.gate`)."""
+        return gate(self.profile, self.grid, self.reference, self.any_code)
+
+    def runs(self, which: str = "kind == 'train'") -> pd.DataFrame:
+        """Finished runs of the grid for which a query of their columns is true.
+
+        Raises:
+            RecordError: there is none, with the command that makes them; or as :func:`gcpo.records.find` does.
+        """
+        found = records.find(self.profile, self.grid, self.reference, self.any_code).query(which)
+        if found.empty:
+            raise RecordError(f"nothing to report: {self.command}")
+        return found

@@ -1,0 +1,116 @@
+"""Making runs the committed reference, with the pages and tables that are made from it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+
+from gcpo import io, paths
+from gcpo.reports import records
+from gcpo.reports.site import absolute, reports, shown_grids
+from gcpo.reports.tables import write_readme, write_results
+from gcpo.runs.grids import expand, fitting
+from gcpo.runs.params import profile_name
+from gcpo.runs.record import RecordError
+from gcpo.runs.rehearsal import PREFIX
+from gcpo.runs.runner import execute
+
+
+def publish(profile: str, partial: bool = False) -> int:
+    """Make this machine's runs of a profile the reference, with all that is made from it; returns how many runs it has.
+
+    Runs of the old reference that can stand beside this machine's (``records.to_publish``) stay in it, so that it
+    grows; others go. Everything is built beside what there is and takes its place at the end. With ``partial`` a grid
+    may lack runs, and the reports say which; each needs one at least.
+
+    Raises:
+        RecordError: a report's grid has runs that are not finished; the reference stays as it is.
+    """
+    if profile_name(profile).startswith(PREFIX):
+        raise RecordError(f"{profile_name(profile)} holds rehearsals, which show nothing of a method: never published.")
+    fit, shown = fitting(profile), shown_grids()
+    if foreign := [grid for grid in shown if grid not in fit]:
+        raise RecordError(
+            f"Grid {foreign[0]} is not made for {profile}, and a reference holds every report's: report --profile "
+            f"{profile} --grid NAME shows its runs."
+        )
+    finished = records.to_publish(profile)
+    made = {run.manifest["id"] for run in finished}
+    gone = [run for run in records.runs(profile, reference=True) if run.manifest.get("id") not in made]
+    for grid in shown:
+        wanted = {plan.id for plan in expand(grid, profile)}
+        if len(wanted & made) < (1 if partial else len(wanted)):
+            needed, otherwise = "every report's whole grid", " (or publish what there is: --partial)"
+            if partial:
+                needed, otherwise = "a run of every report's grid", ""
+            raise RecordError(
+                f"Grid {grid} has {len(wanted & made)} of {len(wanted)} runs finished with {profile}: a reference "
+                f"holds {needed}. First: python -m gcpo grid {grid} --profile {profile}{otherwise}"
+            )
+    if gone:
+        print(
+            f"{len(gone)} runs of the old reference go: damaged, or made by other code or from other models", flush=True
+        )
+    _replace(profile, lambda folder: records.write_reference(folder, finished))
+    return len(finished)
+
+
+def _replace(profile: str, write: Callable[[Path], None]) -> None:
+    """Build a reference and its pages in a place of their own, and put them where the old ones are."""
+    name, root = profile_name(profile), paths.REFERENCE.with_name(".reference.draft")
+    shutil.rmtree(root, ignore_errors=True)
+    write(root / name)
+    committed = [report for report, shows in reports().items() if shows["profile"] == name]
+    before = os.environ.get("GCPO_REFERENCE")
+    os.environ["GCPO_REFERENCE"] = str(root)  # what the notebooks' kernels take for the reference
+    try:
+        for report in reports():  # in their order: the ledger reads what those before it found
+            parameters = {"profile": absolute(profile), "reference": True, "write_to": str(root / name)}
+            execute(report, root / f"{report}.ipynb", parameters)
+            clean(root / f"{report}.ipynb")
+    finally:
+        os.environ.pop("GCPO_REFERENCE")
+        if before:
+            os.environ["GCPO_REFERENCE"] = before
+    with io.replacing(paths.REFERENCE / name) as draft:
+        (root / name).rename(draft)
+    for report in committed:
+        (root / f"{report}.ipynb").replace(paths.NOTEBOOKS / f"{report}.ipynb")
+    if committed:
+        write_readme(name)
+        write_results(name)
+    shutil.rmtree(root)
+
+
+def execute_again(name: str) -> None:
+    """Execute a read notebook in its place, and write its verdicts where the ledger reads them."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / f"{name}.ipynb"
+        execute(name, made, {"write_to": str(paths.VERDICTS)})
+        clean(made)
+        shutil.move(made, paths.NOTEBOOKS / made.name)
+
+
+def clean(path: Path) -> None:
+    """Make an executed notebook one to commit: without what execution leaves in its metadata, and without the
+    parameters that papermill put in, so that it reads as if executed with its own. Outputs stay."""
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if "injected-parameters" not in cell.metadata.get("tags", ())]
+    counts = itertools.count(1)
+    for cell in notebook.cells:
+        if cell.get("execution_count") is not None:
+            cell.execution_count = next(counts)
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output.execution_count = cell.execution_count
+        for key in ("papermill", "execution", "ExecuteTime", *([] if cell.metadata.get("tags") else ["tags"])):
+            cell.metadata.pop(key, None)
+    notebook.metadata.pop("papermill", None)
+    notebook.metadata["language_info"] = {"name": "python"}  # and not the version that happened to execute it
+    nbformat.write(notebook, path)
