@@ -32,8 +32,6 @@ extensions = ["myst_nb", "sphinx-mathjax-offline"]
 nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4
-# A verdict is also in a form for the ledger, beside the one that is shown.
-suppress_warnings = ["mystnb.unknown_mime_type"]
 
 html_theme = "sphinx_book_theme"
 html_theme_options = {"show_toc_level": 2, "use_download_button": False, "home_page_in_toc": True}

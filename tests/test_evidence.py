@@ -401,9 +401,9 @@ def test_missing_runs_and_a_closed_gate_say_what_to_do() -> None:
 def test_a_verdict_carries_its_interval_the_papers_effect_and_what_is_detectable(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    verdicts = claims.Verdicts("reference of profile p")
-    verdicts("4.2", "a beats b", decide([between(-0.25, 0.75, family=4)], [6.8]), "More.")
-    verdicts("4.3", "a beats c", decide([between(1, 2)], [-6.06]))
+    verdicts = claims.Verdicts("21_b", "reference of profile p")
+    verdicts("one", "4.2", "a beats b", decide([between(-0.25, 0.75, family=4)], [6.8]), "More.")
+    verdicts("two", "4.3", "a beats c", decide([between(1, 2)], [-6.06]))
     said = capsys.readouterr().out
     assert "a minus b, points: +0.25 [-0.25, +0.75] (95 %, corrected for 4 comparisons; 10 seeds each)" in said
     assert "the paper's effect: +6.80; detectable: 1.50. More." in said

@@ -8,13 +8,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pandas as pd
 import pytest
 
 from gcpo import io, paths
 from gcpo.reports import ledger, records
-from gcpo.reports.claims import MIME
+from gcpo.reports.claims import Verdict, Verdicts
 from gcpo.runs.params import ParameterError, yaml_text
 from gcpo.runs.runner import execute
 
@@ -24,7 +23,7 @@ CLAIM = {
     "place": "Eq. 1",
     "quote": "more is better",
     "scope": "theorem",
-    "checks": ["01: more", "21: most"],
+    "checks": ["more", "most"],
 }
 
 
@@ -34,30 +33,34 @@ def declared(folder: Path, *entries: Any) -> list[ledger.Claim]:
     return ledger.claims(path)
 
 
-def notebook(path: Path, *verdicts: tuple[str, str, str]) -> None:
-    """An executed notebook with verdicts of (place, claim, word)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    outputs = [
-        nbformat.v4.new_output(
-            "display_data", {MIME: {"source": place, "claim": claim, "verdict": word, "because": "By 1."}}
-        )
-        for place, claim, word in verdicts
-    ]
-    cells = [nbformat.v4.new_markdown_cell("text"), nbformat.v4.new_code_cell("", outputs=outputs)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+def written(folder: Path, notebook: str, *verdicts: tuple[str, str, str], heading: str = "") -> None:
+    """Write the verdicts of a notebook, of (id, place, label); an id is its own heading unless one is given."""
+    found = Verdicts(notebook, "runs of p")
+    for check, place, label in verdicts:
+        found(check, place, heading or check, Verdict(label, "By 1."))
+    found.write(folder)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Outputs and verdicts of the test's own; returns the folder of a profile's reports."""
+    for name in ("VERDICTS", "OUTPUTS", "REFERENCE"):
+        monkeypatch.setattr(paths, name, tmp_path / name.lower())
+    return tmp_path / "outputs" / "p" / "reports"
 
 
 # --- what is declared -----------------------------------------------------------------------------------------------
 
 WRONG = {
     "no list": ({"a": 1}, "expected a list of claims, got dict"),
-    "no mapping": (["a"], "claim 1: expected a mapping, got 'a'"),
+    "no mapping": (["a"], r"claim 1: Input should be a valid dictionary .* \(got 'a'\)"),
     "an unknown key": ([{**CLAIM, "chekcs": []}], r"claim 1 \(gcpo-one\): chekcs: no such key. Did you mean 'checks'"),
-    "a key missing": ([{"id": "x", "paper": "gcpo"}], r"claim 1 \(x\): place, quote, scope, checks missing"),
-    "an unknown paper": ([{**CLAIM, "paper": "gpco"}], "paper: no such one as 'gpco'. Did you mean 'gcpo'"),
-    "an unknown scope": ([{**CLAIM, "scope": "theory"}], "scope: no such one as 'theory'. Did you mean 'theorem'"),
-    "a long quote": ([{**CLAIM, "quote": "word " * 26}], "the quote has 26 words, 25 at most"),
-    "checks as text": ([{**CLAIM, "checks": "01: more"}], "checks: expected a list of names of verdicts"),
+    "a key missing": ([{"id": "x", "paper": "gcpo"}], r"claim 1 \(x\): place: Field required"),
+    "no id": ([{"paper": "gcpo"}], r"claim 1 \(no id\): id: Field required"),
+    "an unknown paper": ([{**CLAIM, "paper": "gpco"}], r"paper: Input should be 'gcpo', .* \(got 'gpco'\)"),
+    "an unknown scope": ([{**CLAIM, "scope": "theory"}], r"scope: Input should be 'theorem', .* \(got 'theory'\)"),
+    "a long quote": ([{**CLAIM, "quote": "word " * 26}], "quote: the quote has 26 words, 25 at most"),
+    "checks as text": ([{**CLAIM, "checks": "more"}], r"checks: Input should be a valid tuple \(got 'more'\)"),
     "an id twice": ([CLAIM, CLAIM], "gcpo-one: two claims have this id"),
 }
 
@@ -77,7 +80,23 @@ def test_the_ledger_has_claims_of_every_paper_and_their_checks_exist() -> None:
     assert {claim.paper for claim in claims} == set(ledger.PAPERS)
     assert sum(bool(claim.checks) for claim in claims) >= 60
     assert all(claim.checks or claim.note or claim.scope == "real model" for claim in claims)
-    assert ledger.unknown(claims, ledger.reached(ledger.executed("laptop", reference=True))) == []
+    assert ledger.unmatched_checks(claims, ledger.read_verdicts("laptop", reference=True)) == []
+
+
+def test_a_claim_is_decided_by_the_verdict_of_its_own_id_unless_others_are_named(tmp_path: Path) -> None:
+    own = {key: value for key, value in CLAIM.items() if key != "checks"}
+    found = declared(tmp_path, own, {**own, "id": "none", "checks": []}, {**CLAIM, "id": "two"})
+    assert [claim.checks for claim in found] == [("gcpo-one",), (), ("more", "most")]
+
+
+def test_an_id_is_of_one_check_in_one_notebook() -> None:
+    found = ledger.read_verdicts("laptop", reference=True)
+    assert found["id"].str.fullmatch(r"[a-z0-9_.-]+").all()
+    checks = found[["id", "notebook", "heading"]].drop_duplicates()
+    assert not checks["id"].duplicated().any() and not checks[["notebook", "heading"]].duplicated().any()
+    for claim in ledger.claims():  # the verdict with a claim's name decides that claim, and no other
+        assert claim.id in claim.checks or claim.id not in set(found["id"])
+        assert all(claim.id not in other.checks for other in ledger.claims() if other.id != claim.id)
 
 
 @pytest.mark.skipif("GCPO_PAPERS_DIR" not in os.environ, reason="needs GCPO_PAPERS_DIR, a folder with the papers' text")
@@ -97,12 +116,16 @@ def test_every_quote_is_the_papers_words(paper: str) -> None:
 # --- what was found -------------------------------------------------------------------------------------------------
 
 
-def test_verdicts_are_read_from_outputs_and_a_claim_is_as_good_as_its_worst_check(tmp_path: Path) -> None:
-    notebook(tmp_path / "01_a.ipynb", ("Eq. 1", "more", "holds"))
-    notebook(tmp_path / "21_b.ipynb", ("Eq. 1, tinyqa", "most", "holds"), ("Eq. 1, tinymath", "most", "cannot tell"))
-    found = ledger.reached(sorted(tmp_path.glob("*.ipynb")))
-    assert found["check"].tolist() == ["01: more", "21: most", "21: most"]
-    claims = declared(tmp_path, CLAIM, {**CLAIM, "id": "two", "checks": ["01: more"]})
+def two_notebooks(folder: Path, heading: str = "") -> pd.DataFrame:
+    written(folder, "01_a", ("more", "Eq. 1", "holds"), heading=heading)
+    written(folder, "21_b", ("most", "Eq. 1, tinyqa", "holds"), ("most", "Eq. 1, tinymath", "cannot tell"))
+    return ledger.read_verdicts("p")
+
+
+def test_verdicts_are_read_as_written_and_a_claim_is_as_good_as_its_worst_check(places: Path, tmp_path: Path) -> None:
+    found = two_notebooks(places)
+    assert found["id"].tolist() == ["more", "most", "most"]
+    claims = declared(tmp_path, CLAIM, {**CLAIM, "id": "two", "checks": ["more"]})
     table = ledger.ledger(claims, found).set_index("id")
     assert table["verdict"].to_dict() == {"gcpo-one": "cannot tell", "two": "holds"}
     assert table.loc["gcpo-one", "because"] == (
@@ -111,17 +134,33 @@ def test_verdicts_are_read_from_outputs_and_a_claim_is_as_good_as_its_worst_chec
     )
 
 
-def test_what_was_found_is_that_of_the_deciding_checks_with_the_words_of_the_others(tmp_path: Path) -> None:
-    notebook(tmp_path / "01_a.ipynb", ("Eq. 1", "more", "holds"))
-    notebook(tmp_path / "21_b.ipynb", ("Eq. 1, tinyqa", "most", "holds"), ("Eq. 1, tinymath", "most", "cannot tell"))
-    found = ledger.reached(sorted(tmp_path.glob("*.ipynb")))
+def test_a_heading_in_other_words_changes_no_verdict(places: Path, tmp_path: Path) -> None:
+    claims = declared(tmp_path, CLAIM)
+    before, after = (ledger.ledger(claims, two_notebooks(places, words)) for words in ("", "in other words"))
+    assert "01: in other words (Eq. 1): holds. By 1." in after["because"][0]
+    as_before = after.replace("in other words", "more", regex=True)
+    pd.testing.assert_frame_equal(as_before, before)
+
+
+def test_other_headings_change_no_verdict_of_the_reference() -> None:
+    found = ledger.read_verdicts("laptop", reference=True)
+    claims, shown = ledger.claims(), ["because", "found"]
+    before, after = (ledger.ledger(claims, table) for table in (found, found.assign(heading="reworded")))
+    assert (before["because"] != after["because"]).sum() > 100
+    pd.testing.assert_frame_equal(before.drop(columns=shown), after.drop(columns=shown))
+
+
+def test_what_was_found_is_that_of_the_deciding_checks_with_the_words_of_the_others(
+    places: Path, tmp_path: Path
+) -> None:
     none = {**CLAIM, "id": "none", "checks": [], "scope": "real model"}
-    table = ledger.ledger(declared(tmp_path, CLAIM, none), found).set_index("id")
+    table = ledger.ledger(declared(tmp_path, CLAIM, none), two_notebooks(places)).set_index("id")
     words = "Eq. 1, tinymath: By 1. But Eq. 1, more: holds. But Eq. 1, tinyqa, most: holds."
     assert table["found"].to_dict() == {"gcpo-one": words, "none": ""}
     assert table["notebook"].to_dict() == {"gcpo-one": "21_b", "none": ""}
-    assert ledger.shown(table).columns.tolist() == ["scope", "place", "quote", "verdict", "because", "note"]
-    assert ledger.shown(table.iloc[::-1])["scope"].tolist() == ["theorem", "real model"]
+    columns = ["scope", "place", "quote", "verdict", "because", "note"]
+    assert ledger.display_table(table).columns.tolist() == columns
+    assert ledger.display_table(table.iloc[::-1])["scope"].tolist() == ["theorem", "real model"]
 
 
 @pytest.mark.parametrize(
@@ -133,48 +172,49 @@ def test_what_was_found_is_that_of_the_deciding_checks_with_the_words_of_the_oth
         (["holds", "holds"], "holds"),
     ],
 )
-def test_the_words_of_checks_have_an_order(words: list[str], expected: str, tmp_path: Path) -> None:
-    notebook(tmp_path / "01_a.ipynb", *((f"task {n}", "more", word) for n, word in enumerate(words)))
-    claims = declared(tmp_path, {**CLAIM, "checks": ["01: more"]})
-    table = ledger.ledger(claims, ledger.reached([tmp_path / "01_a.ipynb"]))
+def test_the_words_of_checks_have_an_order(words: list[str], expected: str, places: Path, tmp_path: Path) -> None:
+    written(places, "01_a", *(("more", f"task {n}", word) for n, word in enumerate(words)))
+    claims = declared(tmp_path, {**CLAIM, "checks": ["more"]})
+    table = ledger.ledger(claims, ledger.read_verdicts("p"))
     assert table["verdict"].tolist() == [expected]
 
 
-def test_a_check_that_was_not_reached_is_not_tested_and_one_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    notebook(tmp_path / "01_a.ipynb", ("Eq. 1", "more", "holds"))
-    found = ledger.reached([tmp_path / "01_a.ipynb"])
+def test_a_check_that_was_not_reached_is_not_tested_and_one_that_does_not_exist_is_named(
+    places: Path, tmp_path: Path
+) -> None:
+    written(places, "01_a", ("more", "Eq. 1", "holds"))
+    found = ledger.read_verdicts("p")
     without = {**CLAIM, "checks": [], "scope": "real model"}
     claims = declared(tmp_path, CLAIM, {**without, "id": "real"}, {**without, "id": "later", "note": "It needs it."})
     table = ledger.ledger(claims, found)
     assert table["verdict"].tolist() == ["not tested"] * 3
-    assert "21: most: not executed on these runs" in table["because"][0]
+    assert "most: not executed on these runs" in table["because"][0]
     assert table["because"].tolist()[1:] == ["No check decides it."] * 2 and table["note"][2] == "It needs it."
-    assert ledger.unknown(claims, found) == [
-        "gcpo-one: no notebook gives the verdict '21: most'. Did you mean '01: more'?"
+    assert ledger.unmatched_checks(claims, found) == [
+        "gcpo-one: no notebook gives the verdict 'most'. Did you mean 'more'?"
     ]
 
 
 def test_no_claim_of_a_paper_is_decided_by_a_reading_of_ours() -> None:
-    found = ledger.reached(sorted(paths.NOTEBOOKS.glob("*.ipynb")))
-    own = set(found.loc[found["source"].str.match(r"(?i)(varied|ours|our)\b"), "check"])
+    found = ledger.read_verdicts("laptop", reference=True)
+    own = set(found.loc[found["place"].str.match(r"(?i)(varied|ours|our)\b"), "id"])
     assert own and {check for claim in ledger.claims() for check in claim.checks} & own == set()
 
 
-def test_verdicts_of_reports_are_those_of_the_runs_that_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NOTEBOOKS", "OUTPUTS", "REFERENCE"):
-        monkeypatch.setattr(paths, name, tmp_path / name.lower())
-    for name in ("01_a", "21_b", "90_claims"):
-        notebook(paths.NOTEBOOKS / f"{name}.ipynb")
-    read, committed = paths.NOTEBOOKS / "01_a.ipynb", paths.NOTEBOOKS / "21_b.ipynb"
-    assert ledger.executed("p", reference=True) == [read, committed]
-    assert ledger.executed("p") == [read]  # never the reference's in place of one's own
-    own = paths.OUTPUTS / "p" / "reports" / "21_b.ipynb"
-    notebook(own)
-    assert ledger.executed("p") == [read, own]
-    notebook(paths.REFERENCE / "21_b.ipynb")  # as while it is published
-    assert ledger.executed("p", reference=True) == [read, paths.REFERENCE / "21_b.ipynb"]
+def test_verdicts_of_reports_are_those_of_the_runs_that_are_asked_for(places: Path) -> None:
+    read = Verdicts("01_a")
+    read("read", "Eq. 1", "read", True)
+    read.write(paths.VERDICTS)
+    written(paths.REFERENCE / "p", "21_b", ("committed", "Eq. 1", "holds"))
+    assert ledger.read_verdicts("p", reference=True)["id"].tolist() == ["read", "committed"]
+    assert ledger.read_verdicts("p")["id"].tolist() == ["read"]  # never the reference's in place of one's own
+    written(places, "21_b", ("own", "Eq. 1", "holds"))
+    assert ledger.read_verdicts("p")["id"].tolist() == ["read", "own"]
+
+
+def test_without_verdicts_nothing_is_tested(places: Path) -> None:
+    table = ledger.ledger(ledger.claims(), ledger.read_verdicts("p"))
+    assert set(table["verdict"]) == {"not tested"}
 
 
 def test_counts_have_a_row_per_paper_and_a_column_per_word() -> None:
@@ -200,11 +240,10 @@ def test_claims_flip_when_records_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
     scores.to_parquet(reference / "eval.parquet", index=False)
     io.seal(reference)
     monkeypatch.setenv("GCPO_REFERENCE", str(reference.parent))
-    execute("21_table1", tmp_path / "21_table1.ipynb", {})
-    committed = next(paths.NOTEBOOKS.glob("21_*.ipynb"))
+    execute("21_table1", tmp_path / "21_table1.ipynb", {"write_to": str(tmp_path)})
     before, after = (
-        ledger.reached([path]).set_index(["claim", "source"])["verdict"]
-        for path in (committed, tmp_path / "21_table1.ipynb")
+        pd.read_csv(folder / "verdicts_21.csv").set_index(["heading", "place"])["label"]
+        for folder in (paths.REFERENCE / "laptop", tmp_path)
     )
     assert (before != after).sum() >= 3
     flipped = after["GCPO beats RD alone"]

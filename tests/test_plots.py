@@ -121,10 +121,10 @@ def test_numeric_x_is_not_moved() -> None:
 
 
 def test_verdicts_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    verdict = claims.Verdicts()
-    verdict("Eq. 1", "a", np.bool_(True), "Yes.")
-    verdict("Eq. 2", "b", False, "No.")
-    verdict("Eq. 3", "c", None, "Perhaps.")
+    verdict = claims.Verdicts("01_a")
+    verdict("one", "Eq. 1", "a", np.bool_(True), "Yes.")
+    verdict("two", "Eq. 2", "b", False, "No.")
+    verdict("three", "Eq. 3", "c", None, "Perhaps.")
     assert verdict.table()["verdict"].to_dict() == {"Eq. 1": "holds", "Eq. 2": "does not hold", "Eq. 3": "cannot tell"}
     assert list(verdict.table()["claim"]) == ["a", "b", "c"]
     assert "Eq. 2" in capsys.readouterr().out
@@ -132,9 +132,23 @@ def test_verdicts_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_verdicts_on_runs_say_whose_runs() -> None:
-    verdict = claims.Verdicts("reference of profile p")
-    verdict("Eq. 1", "a", True, "Yes.")
+    verdict = claims.Verdicts("21_b", "reference of profile p")
+    verdict("one", "Eq. 1", "a", True, "Yes.")
     assert verdict.table()["records"].tolist() == ["reference of profile p"]
+
+
+def test_verdicts_are_written_as_records_where_they_are_asked_for(tmp_path: Path) -> None:
+    for name, records in (("01_a", None), ("21_b", "runs of p")):
+        verdict = claims.Verdicts(name, records)
+        verdict("one", "Eq. 1", "a", claims.Verdict("holds", "By 1.", 1.23456789, n=3, parts=("x", "y")), "More.")
+        for folder in (None, tmp_path / ("reports" if records else "read")):
+            pd.testing.assert_frame_equal(verdict.write(folder), verdict.table())
+    paths_of = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*.csv"))]
+    assert paths_of == ["read/01.csv", "reports/verdicts_21.csv"]
+    (row,) = pd.read_csv(tmp_path / "reports" / "verdicts_21.csv").to_dict("records")
+    given = {"id": "one", "label": "holds", "because": "By 1. More.", "place": "Eq. 1", "heading": "a", "n": 3}
+    given |= {"parts": "x; y", "difference": 1.23457, "notebook": "21_b", "records": "runs of p"}
+    assert {key: row[key] for key in given} == given
 
 
 # --- comparisons ----------------------------------------------------------------------------------------------------

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields, replace
 from math import nan
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from IPython.display import display
 
+from gcpo import io
+
 HOLDS, FAILS, EXCLUDED, OPEN, UNTESTED = "holds", "does not hold", "effect excluded", "cannot tell", "not tested"
 PRECEDENCE = (FAILS, UNTESTED, EXCLUDED, OPEN, HOLDS)  # of a claim's parts, the first that one says is said of all
 SHOWN = (HOLDS, OPEN, EXCLUDED, FAILS, UNTESTED)  # their order in a table
 WORDS = {True: HOLDS, False: FAILS, None: OPEN}  # by what a check returns
-MIME = "application/vnd.gcpo.verdict+json"  # of a verdict in a notebook's outputs, for the ledger
 NUMBERS = ("difference", "low", "high", "paper_effect", "mde", "seeds")
 
 
@@ -68,45 +70,60 @@ def overall(words: Collection[str]) -> str:
 
 
 class Verdicts:
-    """The verdicts of a notebook: each is shown as it is reached, all of them in a table at the end.
+    """The verdicts of a notebook: each is shown as it is reached, and all of them are written as records at the end.
 
-    `records` is whose runs decide them, as ``gcpo.records.source`` says it; None where no runs do.
+    Args:
+        notebook: the notebook's name, "21_table1".
+        records: whose runs decide them, as ``gcpo.records.source`` says it; None where no runs do.
     """
 
-    def __init__(self, records: str | None = None) -> None:
-        self.rows: list[dict[str, str | float]] = []
-        self.records = records
+    def __init__(self, notebook: str, records: str | None = None) -> None:
+        self.notebook, self.records = notebook, records
+        self.rows: list[tuple[str, str, str, Verdict]] = []
 
-    def __call__(self, source: str, claim: str, holds: bool | Verdict | None, because: str = "") -> None:
+    def __call__(self, check: str, place: str, heading: str, decided: bool | Verdict | None, because: str = "") -> None:
         """Show and keep a verdict.
 
         Args:
-            source: the place in the paper.
-            claim: what is claimed.
-            holds: what :func:`gcpo.reports.evidence.decide` made of runs; or what another check returned, None when
-                the data cannot decide.
-            because: what decided it, in numbers; after the verdict's own words where it has some.
+            check: the id that ``claims.yaml`` knows it by: its claim's, where it alone decides one.
+            place: the place in the paper.
+            heading: the claim in a few words, for readers; nothing is joined by it.
+            decided: a verdict that :func:`decide` made of runs; or what another check returned, None when the data
+                cannot decide.
+            because: the numbers that decided it; after the verdict's own words where it has some.
         """
-        if isinstance(holds, Verdict):
-            said, because = holds.label, f"{holds.because} {because}".strip()
-            numbers = {name: getattr(holds, name) for name in NUMBERS}
-        else:
-            said, numbers = WORDS[None if holds is None else bool(holds)], {}
-        text = f"**Verdict on “{claim}” ({source}): {said}.** {because}"
-        row = {"source": source, "claim": claim, "verdict": said}
-        shown = {"text/markdown": text, "text/plain": text.replace("**", ""), MIME: {**row, "because": because}}
-        display(shown, raw=True)
-        self.rows.append({**row, **numbers})
+        if not isinstance(decided, Verdict):
+            decided = Verdict(WORDS[None if decided is None else bool(decided)], "")
+        verdict = replace(decided, because=f"{decided.because} {because}".strip())
+        text = f"**Verdict on “{heading}” ({place}): {verdict.label}.** {verdict.because}"
+        display({"text/markdown": text, "text/plain": text.replace("**", "")}, raw=True)
+        self.rows.append((check, place, heading, verdict))
 
     def table(self) -> pd.DataFrame:
-        """One row per verdict, in order: source, claim, verdict; of training also difference, low, high, paper_effect,
-        mde and seeds; and, of runs, whose records they are."""
-        table = pd.DataFrame(self.rows).set_index("source")
-        numbers = [name for name in NUMBERS if name in table]
-        table[numbers] = table[numbers].astype(float).round(3)
-        if "seeds" in table:  # 0 where none was compared
-            table["seeds"] = table["seeds"].where(table["seeds"] > 0).astype("Int64")
-        return table if self.records is None else table.assign(records=self.records)
+        """One row per verdict, in order: source, claim, verdict; of runs also difference, low, high, paper_effect, mde
+        and seeds, and whose records they are."""
+        rows = [(place, heading, verdict.label) for _, place, heading, verdict in self.rows]
+        table = pd.DataFrame(rows, columns=["source", "claim", "verdict"]).set_index("source")
+        if self.records is None:
+            return table
+        for name in NUMBERS:
+            table[name] = [getattr(verdict, name) for *_, verdict in self.rows]
+        table[[*NUMBERS]] = table[[*NUMBERS]].astype(float).round(3)
+        table["seeds"] = table["seeds"].where(table["seeds"] > 0).astype("Int64")  # 0 where none was compared
+        return table.assign(records=self.records)
+
+    def write(self, folder: Path | str | None) -> pd.DataFrame:
+        """Write the verdicts as records into a folder, a CSV that the ledger reads, and return :meth:`table`; None
+        writes nothing."""
+        if folder is not None:
+            names = [field.name for field in fields(Verdict)]
+            rows = [(check, *astuple(verdict), place, heading) for check, place, heading, verdict in self.rows]
+            found = pd.DataFrame(rows, columns=["id", *names, "place", "heading"])
+            found = found.assign(parts=found["parts"].map("; ".join), notebook=self.notebook, records=self.records)
+            text = found.to_csv(index=False, float_format="%.6g")
+            name = self.notebook[:2] if self.records is None else f"verdicts_{self.notebook[:2]}"
+            io.write(Path(folder) / f"{name}.csv", text)
+        return self.table()
 
 
 def by_setting(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.DataFrame:
