@@ -20,7 +20,7 @@ from record_builders import failed, finished, planned, write_grid
 
 from gcpo import paths
 from gcpo.cli import main
-from gcpo.runs import gpus, record, runner
+from gcpo.runs import distributed, record, runner
 
 pytestmark = pytest.mark.usefixtures("places")
 
@@ -219,22 +219,22 @@ def test_each_run_of_a_grid_has_gpus_of_its_own(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     monkeypatch.setattr("torch.cuda.device_count", lambda: here)
-    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+    monkeypatch.delenv(distributed.VISIBLE, raising=False)
     if named:
-        monkeypatch.setenv(gpus.VISIBLE, named)
+        monkeypatch.setenv(distributed.VISIBLE, named)
     plans = [planned(), planned(seed=1, processes=processes, accelerate=DDP)]
-    assert gpus.at_once(plans) == at_once
-    assert gpus.shares(3, plans) == shares_of_three
+    assert distributed.runs_at_once(plans) == at_once
+    assert distributed.gpu_shares(3, plans) == shares_of_three
 
 
 def test_a_kernel_sees_as_many_of_its_worker_s_gpus_as_its_run_has_processes(
     executed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "_gpus", ["2", "3"])
-    monkeypatch.setenv(gpus.VISIBLE, "0,1,2,3")  # as it was before
+    monkeypatch.setenv(distributed.VISIBLE, "0,1,2,3")  # as it was before
     for changes, seen in (({"processes": 2, "accelerate": DDP}, "2,3"), ({}, "2")):
         runner.run(planned(**changes))
-        assert os.environ[gpus.VISIBLE] == seen
+        assert os.environ[distributed.VISIBLE] == seen
 
 
 def test_a_worker_process_takes_a_share_of_the_gpus() -> None:
@@ -244,9 +244,9 @@ def test_a_worker_process_takes_a_share_of_the_gpus() -> None:
 
 def test_a_training_of_one_process_sees_one_gpu_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setenv(gpus.VISIBLE, "2,3")
+    monkeypatch.setenv(distributed.VISIBLE, "2,3")
     with record.record(planned(processes=2, accelerate=DDP)):
-        assert os.environ[gpus.VISIBLE] == "2,3"
+        assert os.environ[distributed.VISIBLE] == "2,3"
     with monkeypatch.context() as late:
         late.setattr("torch.cuda.is_initialized", lambda: True)
         with (
@@ -255,4 +255,4 @@ def test_a_training_of_one_process_sees_one_gpu_before_cuda_starts(monkeypatch: 
         ):
             pass
     with record.record(planned()):
-        assert os.environ[gpus.VISIBLE] == "2"
+        assert os.environ[distributed.VISIBLE] == "2"

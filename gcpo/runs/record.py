@@ -26,9 +26,8 @@ import torch
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from gcpo import io, paths
-from gcpo.runs import gpus
+from gcpo.runs import distributed
 from gcpo.runs.contents import Seen, changed, contents
-from gcpo.runs.launch import LOG
 from gcpo.runs.params import read_yaml, yaml_text
 from gcpo.runs.plan import SCHEMA, Plan, digest
 
@@ -215,14 +214,14 @@ def record(plan: Plan) -> Iterator[Run]:
     threads where the machine did other work) add up over attempts; one that was killed could not write its own.
     """
     if plan.kind == "train" and plan.params.processes == 1:
-        gpus.take_one()
+        distributed.take_one_gpu()
     run, here = load(plan.folder), environment()
     if why := _begun_elsewhere(run.manifest, here):
         run.fault = why
         run = _set_aside(run)
     run.folder.mkdir(parents=True, exist_ok=True)
     io.write(run.folder / "params.yaml", yaml_text(plan.params.model_dump(mode="json")))
-    gpus.forget_peak()
+    distributed.forget_peak()
     gpu_before = run.manifest.get("peak_gpu_memory_gb", 0.0)
     before = {key: run.manifest.get(key, 0.0) for key in ("seconds", "cpu_seconds")}
     start, start_cpu = time.monotonic(), _cpu_seconds()
@@ -251,7 +250,7 @@ def record(plan: Plan) -> Iterator[Run]:
         run.manifest["seconds"] = round(before["seconds"] + time.monotonic() - start, 1)
         run.manifest["cpu_seconds"] = round(before["cpu_seconds"] + _cpu_seconds() - start_cpu, 1)
         run.manifest["peak_memory_gb"] = round(_peak_memory(), 2)
-        if peak := max(gpu_before, gpus.peak_memory(), _peak_of_processes(run)):
+        if peak := max(gpu_before, distributed.peak_memory(), _peak_of_processes(run)):
             run.manifest["peak_gpu_memory_gb"] = round(peak, 2)
         run.write()
         io.remember()
@@ -302,7 +301,7 @@ def _peak_memory() -> float:
 def _peak_of_processes(run: Run) -> float:
     """The same of a GPU, of the processes that trained it; 0 if none was used or they have not ended well."""
     try:
-        made = json.loads((run.folder / LOG).read_text(encoding="utf-8"))
+        made = json.loads((run.folder / distributed.LOG).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return 0.0
     return float(made.get("peak_gpu_memory_gb", 0.0))

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from gcpo import paths
 from gcpo.processes import exit_with_parent
-from gcpo.runs import gpus
+from gcpo.runs import distributed
 from gcpo.runs.params import ParameterError
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.runs.record import Run, claim, describe, load
@@ -97,7 +97,7 @@ def run(plan: Plan, threads: int | None = None, wait: bool = True) -> Run | None
             if found.finished:
                 return found
         if _gpus:
-            os.environ[gpus.VISIBLE] = ",".join(_gpus[: gpus.needed(plan)])
+            os.environ[distributed.VISIBLE] = ",".join(_gpus[: distributed.gpus_needed(plan)])
         execute(KINDS[plan.kind], plan.folder / "notebook.ipynb", values, threads)
     except Timeout:
         return None
@@ -116,20 +116,21 @@ def share(jobs: int) -> int | None:
 
 
 def run_grid(plans: Sequence[Plan], jobs: int | None = None) -> list[Run]:
-    """All runs, ``jobs`` at a time (as many as this machine has room for, :func:`gpus.at_once`), with GPUs and cores
-    shared out, unless OMP_NUM_THREADS says how many threads each has; a failed run does not stop the others.
+    """Make all runs, ``jobs`` at a time (as many as this machine has room for, :func:`distributed.runs_at_once`), with
+    GPUs and cores shared out, unless OMP_NUM_THREADS says how many threads each has; a failed run does not stop the
+    others.
 
     What another process is making is left to it and looked at again at the end. Returns the runs that did not finish.
     An interrupt, or the end of this process in any way, ends what is running; the next start goes on from there.
     """
     sweep()
-    jobs = jobs or gpus.at_once(plans)
+    jobs = jobs or distributed.runs_at_once(plans)
     threads = share(jobs)
     start = time.monotonic()
     failed: list[Run] = []
     elsewhere: list[Plan] = []
     with (
-        _workers(gpus.shares(min(jobs, len(plans)), plans)) as pool,
+        _workers(distributed.gpu_shares(min(jobs, len(plans)), plans)) as pool,
         tqdm(total=len(plans), unit="run", disable=not sys.stderr.isatty()) as bar,
     ):
         started = {pool.submit(run, plan, threads, wait=False): plan for plan in plans}

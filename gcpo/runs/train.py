@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ from datasets import Dataset
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from gcpo import io, world
-from gcpo.runs.launch import LOG, launch
-from gcpo.runs.params import Params
+from gcpo.processes import exit_with_parent
+from gcpo.runs.distributed import LOG, launch, peak_memory
+from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import lora, models, quiet, starting_policy, trained_policy
-from gcpo.runs.record import Run, claim, placeless, record
+from gcpo.runs.record import Run, claim, load, placeless, record
 from gcpo.tasks.base import Row, Task
 from gcpo.tasks.sampling import check_lengths, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
@@ -121,7 +124,7 @@ def fit(trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | No
 
 
 def _fit_in_processes(plan: Plan, run: Run, validation: _Validation | None) -> list[dict[str, Any]]:
-    """TRL's log of a training by several processes (``gcpo.runs.worker``), which save policies for this one to ask."""
+    """TRL's log of a training by several processes (:func:`work`), which save policies for this one to ask."""
     if not (run.folder / LOG).exists():
         launch(plan, run.folder)
     made = json.loads((run.folder / LOG).read_text(encoding="utf-8"))
@@ -325,3 +328,53 @@ def summary(scores: pd.DataFrame, task: Task) -> dict[str, float]:
     return {
         f"{decoding}_{column}": float(means.loc[decoding, column]) for decoding in means.index for column in columns
     }
+
+
+class _Policies(transformers.TrainerCallback):
+    """Saves the policy where validation will look at it; all processes together, since each may have a part of it."""
+
+    def __init__(self, trainer: Any, folder: Path, steps: list[int]) -> None:
+        self.trainer, self.folder, self.steps = trainer, folder, steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step in self.steps:
+            self.trainer.save_model(str(self.folder / f"{state.global_step:06d}"))
+
+
+def generate_together(model: torch.nn.Module) -> None:
+    """Tell a policy that FSDP shares out to generate until all processes are done: each layer's weights are gathered
+    from all of them, and one that ended early would leave the others waiting. transformers sees it of the models that
+    it shards itself alone; accelerate shards this one."""
+    for module in model.modules():
+        if isinstance(module, transformers.GenerationMixin):
+            setattr(module, "_is_fsdp_managed_module", True)  # noqa: B010 (an attribute that its class does not declare)
+
+
+def work(folder: Path) -> None:
+    """Train the run whose manifest is in ``folder``, as one of several processes that accelerate has started.
+
+    Records, validation and evaluation are left to the process that waits, which finds in the folder the policy, those
+    along the way, and TRL's log.
+    """
+    quiet()
+    PartialState()  # gives this process its GPU, before anything is put on one
+    run = Run(folder)
+    plan = Plan("train", validate(load(folder).manifest["params"], str(folder)))
+    rows = plan.load(plan.params.train_split, plan.params.train_limit, seed=plan.params.seed).rows
+    trainer = build_trainer(plan, *starting_policy(plan), rows, folder)
+    if trainer.is_fsdp_enabled:
+        generate_together(trainer.model)
+    steps = quarters(plan.params.max_steps)[1:-1] if plan.params.validation_limit else []
+    fit(trainer, run, _Policies(trainer, folder / "validation", steps))
+    trainer.accelerator.wait_for_everyone()  # after which all that is left to do is to end
+    peaks = trainer.accelerator.gather(torch.tensor([peak_memory()], device=trainer.accelerator.device))
+    if trainer.is_world_process_zero():
+        made = {"trl": settings(trainer), "log": trainer.state.log_history}
+        made["peak_gpu_memory_gb"] = peaks.max().item()
+        io.write(folder / LOG, json.dumps(made, default=str))
+    trainer.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    exit_with_parent(os.getppid())
+    work(Path(sys.argv[1]))

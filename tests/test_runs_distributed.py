@@ -19,10 +19,10 @@ from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.integrations import deepspeed
 
 from gcpo import paths
-from gcpo.runs import launch, worker
+from gcpo.runs import distributed
 from gcpo.runs.params import load_profile, names_in, validate
 from gcpo.runs.plan import Plan
-from gcpo.runs.train import train
+from gcpo.runs.train import generate_together, train
 from gcpo.trainer.trainer import _unsharded
 
 LONGER = {**load_profile("smoke"), "processes": 2, "max_steps": 6, "save_steps": 2}
@@ -46,7 +46,7 @@ def test_several_processes_leave_a_record_like_one_and_go_on_after_a_kill(output
     assert resumed.finished and resumed.manifest["attempts"] == 2
     kept = {name: (plan.folder / name).read_bytes() for name in RECORDS}
     names = {path.name for path in plan.folder.iterdir()}
-    assert names == {*RECORDS, "manifest.json", "params.yaml", "policy", "completions", launch.OUTPUT}
+    assert names == {*RECORDS, "manifest.json", "params.yaml", "policy", "completions", distributed.OUTPUT}
     shutil.rmtree(plan.folder)
     whole = train(plan.params)
     assert whole.manifest["attempts"] == 1
@@ -66,19 +66,19 @@ def test_a_process_that_fails_is_an_error_with_its_first_words(tmp_path: Path) -
         r"2 processes \(ddp\) ended with status 1: gcpo\.runs\.params\.ParameterError: Bad .*: seed: .*processes\.log$"
     )
     with pytest.raises(ChildProcessError, match=said):
-        launch.launch(planned(), tmp_path)
+        distributed.launch(planned(), tmp_path)
 
 
 def test_what_this_machine_cannot_do_is_refused_before_anything_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("zero3", "fsdp"):  # without GPUs accelerate would make copies, and not say so
-        monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 0)
+        monkeypatch.setattr(distributed.torch.cuda, "device_count", lambda: 0)
         with pytest.raises(ValueError, match=f"accelerate: {name} shares a policy out over GPUs, and .* has none"):
-            launch.launch(planned(accelerate=name), tmp_path)
-    monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 1)
+            distributed.launch(planned(accelerate=name), tmp_path)
+    monkeypatch.setattr(distributed.torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="processes: 2, and this machine has 1 GPUs"):
-        launch.launch(planned(), tmp_path)
+        distributed.launch(planned(), tmp_path)
 
 
 @pytest.mark.parametrize("name", names_in(paths.PARAMS / "accelerate"))
@@ -112,5 +112,5 @@ def test_a_policy_that_is_shared_out_generates_until_all_processes_are_done(scra
     model = AutoModelForCausalLM.from_pretrained(scratch)
     wrapped = torch.nn.ModuleDict({"adapted": model})  # as adapters do
     assert not is_fsdp_managed_module(model)
-    worker.generate_together(wrapped)
+    generate_together(wrapped)
     assert is_fsdp_managed_module(model)  # what transformers' generate asks

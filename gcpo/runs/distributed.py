@@ -1,0 +1,118 @@
+"""The GPUs that a run sees, and the start of several processes that train one run (``gcpo.runs.train``), one per GPU;
+accelerate knows how they share the policy."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from gcpo.processes import exit_with_parent
+from gcpo.runs.params import sharing
+from gcpo.runs.plan import COPIES, Plan
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # read when a process first uses CUDA, and not again
+LOG = "training.json"  # what the processes give back, written last
+OUTPUT = "processes.log"  # what they print
+_ERROR = re.compile(r"(\[rank\d+\]: )?([\w.]*(Error|Exception|Interrupt)\b.*)")
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process sees, named as for ``CUDA_VISIBLE_DEVICES``. Counting them starts no CUDA."""
+    count, named = torch.cuda.device_count(), os.environ.get(VISIBLE)
+    return [name.strip() for name in named.split(",")][:count] if named else [str(i) for i in range(count)]
+
+
+def gpus_needed(plan: Plan) -> int:
+    """Return the number of GPUs that a run uses, with the training that it makes first."""
+    training = plan if plan.kind == "train" else plan.training
+    return training.params.processes if training else 1
+
+
+def runs_at_once(plans: Sequence[Plan]) -> int:
+    """Return the number of runs that this machine has room for: GPUs for each, or else a core for each of at most 4."""
+    if gpus := visible_gpus():
+        return max(1, len(gpus) // max(map(gpus_needed, plans)))
+    return max(1, min(os.cpu_count() or 1, 4))
+
+
+def gpu_shares(jobs: int, plans: Sequence[Plan]) -> list[list[str]]:
+    """Return the GPUs of each of ``jobs`` at a time; more jobs than there are GPUs for share them in turn."""
+    gpus = visible_gpus()
+    each = min(len(gpus), max(map(gpus_needed, plans)))
+    return [[gpus[(job * each + i) % len(gpus)] for i in range(each)] for job in range(jobs)]
+
+
+def take_one_gpu() -> None:
+    """Let this process see one GPU, the first that it is given: transformers would spread a policy over all, which TRL
+    refuses.
+
+    Raises:
+        ValueError: this process sees several and uses CUDA already, which has looked.
+    """
+    gpus = visible_gpus()
+    if len(gpus) > 1:
+        if torch.cuda.is_initialized():
+            raise ValueError(
+                f"processes: 1, and this Python sees {len(gpus)} GPUs and uses CUDA already, so that TRL would refuse "
+                f"to train: start it again with {VISIBLE}={gpus[0]}"
+            )
+        os.environ[VISIBLE] = gpus[0]
+
+
+def peak_memory() -> float:
+    """Return the GB (10^9 bytes) that tensors of this process have held of its GPU at most, since ``forget_peak``."""
+    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else 0.0
+
+
+def forget_peak() -> None:
+    """Let :func:`peak_memory` begin anew: one process may make several runs."""
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def launch(plan: Plan, folder: Path) -> None:
+    """Train a run, whose manifest is in ``folder``, by several processes, and wait for them; they end with this one.
+
+    Raises:
+        ValueError: this machine cannot run so many, or not as its configuration of accelerate says.
+        ChildProcessError: one of them failed; with the first error that they printed.
+    """
+    params, gpus = plan.params, torch.cuda.device_count()
+    if gpus and gpus < params.processes:
+        raise ValueError(f"processes: {params.processes}, and this machine has {gpus} GPUs")
+    # accelerate would make copies there, and not say so.
+    if not gpus and plan.sharing.get("distributed_type") != COPIES:
+        raise ValueError(f"accelerate: {params.accelerate} shares a policy out over GPUs, and this machine has none")
+    config = ["--config_file", str(sharing(params.accelerate)), "--num_processes", str(params.processes)]
+    given = [*config, "--main_process_port", "0", "--module", "gcpo.runs.train", str(folder)]
+    command = [sys.executable, "-m", __name__, str(os.getpid()), *given]
+    # Without GPUs accelerate starts several processes of one machine only if its own option for that is not given.
+    environment = os.environ if gpus else {**os.environ, "ACCELERATE_USE_CPU": "true"}
+    output = folder / OUTPUT
+    with output.open("w") as printed:
+        done = subprocess.run(command, stdout=printed, stderr=subprocess.STDOUT, env=environment, check=False)
+    if done.returncode and not (folder / LOG).exists():
+        lines = map(_ERROR.match, output.read_text(encoding="utf-8", errors="replace").splitlines())
+        errors = [match[2] for match in lines if match]
+        raise ChildProcessError(
+            f"{params.processes} processes ({params.accelerate}) ended with status {done.returncode}: "
+            f"{errors[0] if errors else 'without a word'}; all that they printed is in {output}"
+        )
+
+
+def main(parent: int, *given: str) -> None:
+    """Run accelerate's own command in a process that ends with the one that asked for it."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
+    exit_with_parent(parent)
+    launch_command(launch_command_parser().parse_args(given))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])
