@@ -32,8 +32,7 @@ from transformers.integrations import deepspeed
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
 
-from gcpo.runs.train import weights_arithmetic
-from gcpo.runs.worker import generate_together
+from gcpo.runs.train import generate_together, weights_arithmetic
 from gcpo.tasks.sampling import load_policy
 from gcpo.trainer.trainer import _unsharded
 

@@ -175,7 +175,7 @@ def _statistics(
     sampled: _Sampled,
 ) -> list[tuple[Columns, pd.DataFrame]]:
     """For each query its line of ``queries.csv`` and the table of its pairs."""
-    params, task, size = plan.params, plan.task, plan.params.group_size
+    task, size = plan.task, plan.params.group_size
     rewards = torch.tensor([[task.reward_of(score) for score in group] for group in sampled.scores])
 
     def rollouts(part: slice) -> Rollouts:
@@ -186,7 +186,7 @@ def _statistics(
             full_completion=task.full_completion,
             embedder=embedder,
             entailment=entailment,
-            threshold=params.entailment_threshold,
+            threshold=plan.params.entailment_threshold,
             reward_range=task.reward_range,
             logps=sampled.logps[:, part],
             entropies=sampled.entropies[:, part],
@@ -199,16 +199,12 @@ def _statistics(
     advantages, others = base_advantages(rewards), base_advantages(rewards[:, half:]) if half else None
     found = []
     for i, row in enumerate(rows):
-        group = slice(size * i, size * (i + 1))
-        batch = sampled.ids[group], sampled.attention[group], sampled.completion[group]
-        chosen, heat = params.gradient_parameters, params.temperature
-        gram = gradient_gram(model, *batch, params=chosen, temperature=heat)
-        plain = gradient_variance(model, *batch, advantages[i], params=chosen, temperature=1.0)
+        gram, plain = _gradients(plan, model, sampled, i, advantages[i])
         pairs = pair_table(whole.embeddings[i], gram, advantages[i], whole.clusters[i], sampled.texts[i])
         line = {
             "query": row.id,
             **variances(gram, advantages[i], whole.clusters[i]),
-            "V_t1": plain.variance,
+            "V_t1": plain,
             "V_half": variance(gram[half:, half:], others[i]) if others is not None else np.nan,
             **{name: float(values[i]) for name, values in columns.items()},
             **pair_correlations(pairs),
@@ -220,6 +216,18 @@ def _statistics(
         }
         found.append((line, pairs.assign(query=row.id)))
     return found
+
+
+def _gradients(
+    plan: Plan, model: Any, sampled: _Sampled, query: int, advantages: Float[Tensor, " G"]
+) -> tuple[Float[Tensor, "G G"], float]:
+    """Return the inner products of a query's gradients at the temperature of sampling, and V(q) at temperature 1."""
+    params = plan.params
+    group = slice(params.group_size * query, params.group_size * (query + 1))
+    batch = sampled.ids[group], sampled.attention[group], sampled.completion[group]
+    chosen = params.gradient_parameters
+    gram = gradient_gram(model, *batch, params=chosen, temperature=params.temperature)
+    return gram, gradient_variance(model, *batch, advantages, params=chosen, temperature=1.0).variance
 
 
 def variance(gram: Float[Tensor, "G G"], advantages: Float[Tensor, " G"]) -> float:

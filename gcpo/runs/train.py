@@ -58,30 +58,15 @@ def _train(plan: Plan) -> Run:
     params = plan.params
     with record(plan) as run:
         quiet()
-        task = plan.task
-        train_rows = plan.load(params.train_split, params.train_limit, seed=params.seed)
-        if len(train_rows.rows) < params.prompts_per_step:
-            raise ValueError(
-                f"{params.task}/{params.train_split} has {len(train_rows.rows)} questions, fewer than the "
-                f"{params.prompts_per_step} of a step (prompts_per_step)"
-            )
-        # The held-out questions do not depend on the run's seed: methods and seeds are compared on the same ones.
-        eval_rows = plan.load(params.eval_split, params.eval_limit)
-        along = None
-        if params.max_steps and params.validation_limit:
-            along = plan.load(params.validation_split, params.validation_limit)
-        run.manifest["data"] = {"train": train_rows.source, "eval": eval_rows.source}
-        if along:
-            run.manifest["data"]["validation"] = along.source
+        train_rows, eval_rows, along = _questions(plan, run)
         model, tokens = starting_policy(plan)
-        rows = [*train_rows.rows, *eval_rows.rows, *(along.rows if along else ())]
-        check_lengths(model, tokens, rows, params.max_completion_length)
+        check_lengths(model, tokens, [*train_rows, *eval_rows, *along], params.max_completion_length)
         run.manifest["models"] = models(params, model)
         run.write()
-        validation = _Validation(plan, run, tokens, along.rows) if along else None
+        validation = _Validation(plan, run, tokens, along) if along else None
         if params.max_steps:
             if params.processes == 1:
-                trainer = build_trainer(plan, model, tokens, train_rows.rows, run.folder)
+                trainer = build_trainer(plan, model, tokens, train_rows, run.folder)
                 run.manifest["trl"] = settings(trainer)
                 run.write()
                 fit(trainer, run, validation)
@@ -99,10 +84,30 @@ def _train(plan: Plan) -> Run:
             run.manifest["replaced_weights"] = int(sum(entry.get(REPLACED, 0) for entry in log))
         if validation:
             run.table("validation.csv", validation.table())
-        scores = _evaluate(plan, model, tokens, eval_rows.rows)
+        scores = _evaluate(plan, model, tokens, eval_rows)
         run.table("eval.csv", scores)
-        run.manifest["results"] = summary(scores, task)
+        run.manifest["results"] = summary(scores, plan.task)
     return run
+
+
+def _questions(plan: Plan, run: Run) -> tuple[Sequence[Row], Sequence[Row], Sequence[Row]]:
+    """Return the questions to train on, to test on and to look at along the way; the manifest says where from.
+
+    Held-out questions do not depend on the run's seed: methods and seeds are compared on the same ones.
+    """
+    params = plan.params
+    splits = {"train": plan.load(params.train_split, params.train_limit, seed=params.seed)}
+    if (found := len(splits["train"].rows)) < params.prompts_per_step:
+        raise ValueError(
+            f"{params.task}/{params.train_split} has {found} questions, fewer than the {params.prompts_per_step} of a "
+            "step (prompts_per_step)"
+        )
+    splits["eval"] = plan.load(params.eval_split, params.eval_limit)
+    if params.max_steps and params.validation_limit:
+        splits["validation"] = plan.load(params.validation_split, params.validation_limit)
+    run.manifest["data"] = {name: split.source for name, split in splits.items()}
+    along = splits["validation"].rows if "validation" in splits else ()
+    return splits["train"].rows, splits["eval"].rows, along
 
 
 def settings(trainer: GCPOTrainer) -> dict[str, Any]:
