@@ -1,4 +1,4 @@
-"""The batch runner: python -m gcpo run | evaluate | grid | rehearse | check | report | methods | world."""
+"""The batch runner: python -m gcpo run | evaluate | grid | check | report | methods | world."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,7 +16,7 @@ from gcpo import io, paths
 from gcpo.reports import records
 from gcpo.runs.contents import Seen
 from gcpo.runs.grids import expand, fitting
-from gcpo.runs.params import ParameterError, Params, load_profile, over, parse_yaml, profiles, validate
+from gcpo.runs.params import TOY, ParameterError, Params, load_profile, over, parse_yaml, profiles, validate
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.runs.record import RecordError, Run, load
 
@@ -46,10 +45,6 @@ def _parser() -> argparse.ArgumentParser:
     many.add_argument("--dry-run", action="store_true", help="say what would run, and run nothing")
     many.add_argument("--only-failed", action="store_true", help="only runs that have failed before")
     parameters(many)
-    tried = command("rehearse", "every run of a profile's grids and every report, at toy size")
-    tried.add_argument("name", nargs="*", help="grids (default: those that fit the profile)")
-    tried.add_argument("--jobs", type=_positive, help=jobs)
-    parameters(tried)
     checked = command("check", "check parameter files and grids, and show what is run and what is not", "laptop")
     checked.add_argument("name", nargs="*", help="grids (default: those that fit the profile)")
     checked.add_argument("--gpu-memory", type=float, metavar="GB", help="of the GPU (default: the profile's)")
@@ -68,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     reported.add_argument("--reference", action="store_true", help="show the committed reference instead")
     reported.add_argument("--any-code", action="store_true", help="compare runs of different code of this package")
     reported.add_argument("--grid", help="a grid for all of them, instead of each report's own")
+    for sub in (one, many, checked, reported):
+        sub.add_argument("--toy", action="store_true", help="the profile with params/toy.yaml laid over it")
     command("methods", "print every method with its rule and range")
     world = command("world", "make the embedded policy and entailment model", "laptop")
     world.add_argument("--reference", action="store_true", help="take those that the committed reference started from")
@@ -84,6 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 when a run or the gate failed, 2 for bad parameters or missing runs,
     130 or 143 when ended by a signal."""
     options = _parser().parse_args(arguments)
+    options.profile += TOY if "toy" in options and options.toy else ""
     try:
         with _ends_by_sigterm():
             return _COMMANDS[options.command](options)
@@ -174,42 +172,6 @@ def _say_failed(failed: list[Run]) -> int:
     for done in failed:
         print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')}", file=sys.stderr)
     return 1 if failed else 0
-
-
-def _rehearse(options: argparse.Namespace) -> int:
-    from gcpo.runs import rehearsal
-    from gcpo.runs.runner import run_grid  # seconds to import
-
-    names = options.name or fitting(options.profile)
-    io.check_writable(paths.OUTPUTS)
-    listed = rehearsal.rehearsals(options.profile, names, _given(options.p))
-    profile, grid = rehearsal.prepare(options.profile, listed)
-    print(*(one.said for one in listed), sep="\n", flush=True)
-    plans = [one.plan for one in listed]
-    _make_world(plans)
-    failed = run_grid(plans, options.jobs)
-    became = rehearsal.outcome(listed)
-    became.to_csv(grid.with_name("rehearsal.csv"), index=False)
-    print(became[["id", "stands_for", "status", "seconds", "graded", "cut", "skipped"]].to_string(index=False))
-    status = _say_failed(failed)
-    if len(failed) == len(plans):
-        return status
-    return 1 if _report_rehearsals(profile, grid) else status
-
-
-def _report_rehearsals(profile: Path, grid: Path) -> bool:
-    """Whether a report notebook fails on the records of rehearsals; says what it made of them."""
-    from papermill import PapermillExecutionError
-
-    from gcpo.reports.site import report
-
-    try:
-        made, left_out = report(str(profile), str(grid))
-    except PapermillExecutionError as error:
-        print(f"FAILED report: {error}", file=sys.stderr)
-        return True
-    print(*made, *left_out, sep="\n")
-    return False
 
 
 def _status(plans: list[Plan]) -> list[str]:
@@ -333,7 +295,6 @@ _COMMANDS = {
     "run": _run,
     "evaluate": _evaluate,
     "grid": _grid,
-    "rehearse": _rehearse,
     "check": _check,
     "report": _report,
     "methods": _methods,

@@ -31,7 +31,6 @@ from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.params import from_notebook, load_profile, validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.train import train, weights_arithmetic
-from gcpo.world import untrained_policy
 
 pytestmark = pytest.mark.slow
 
@@ -305,10 +304,9 @@ def test_a_profile_for_gpus_trains_a_local_policy_offline(
     save_classifier(cached / "snapshots" / "0a1b", "roberta")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("0a1b")
-    policy = untrained_policy(tmp_path / "policy", [(rows / "train.jsonl").read_text()])
     command = ["papermill", str(paths.NOTEBOOKS / "10_train.ipynb"), "out.ipynb", "--no-progress-bar"]
     command += ["-f", str(paths.PARAMS / f"{profile}.yaml"), "-p", "task", "qasper", "-p", "method", "gcpo_bot"]
-    command += ["-p", "seed", "0", "-p", "policy", str(policy), "-y", "{max_steps: 2}"]
+    command += ["-p", "seed", "0", "-p", "policy", "scratch", "-y", "{max_steps: 2}"]
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path / "data"))
@@ -316,7 +314,7 @@ def test_a_profile_for_gpus_trains_a_local_policy_offline(
     assert done.returncode == 0, done.stderr[-3000:]
     (run,) = [record.load(path) for path in (outputs / profile / "runs").iterdir()]
     assert run.finished and run.manifest["contents"]["entailment"] == {"commit": "0a1b"}
-    replaced = {"task": "qasper", "policy": str(policy), "max_steps": 2}  # method and seed are the profiles' own
+    replaced = {"task": "qasper", "policy": "scratch", "max_steps": 2}  # method and seed are the profiles' own
     assert run.manifest["params"] == validate({**load_profile(profile), **replaced}).model_dump(mode="json")
     read = run.manifest["data"]["train"]
     assert read["sha256"] and read["cut"] > 0  # contexts of a thousand words and more

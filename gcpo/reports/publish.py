@@ -16,9 +16,8 @@ from gcpo.reports import records
 from gcpo.reports.site import absolute, reports, shown_grids
 from gcpo.reports.tables import write_readme, write_results
 from gcpo.runs.grids import expand, fitting
-from gcpo.runs.params import profile_name
+from gcpo.runs.params import TOY, profile_name
 from gcpo.runs.record import RecordError
-from gcpo.runs.rehearsal import PREFIX
 from gcpo.runs.runner import execute
 
 
@@ -32,8 +31,9 @@ def publish(profile: str, partial: bool = False) -> int:
     Raises:
         RecordError: a report's grid has runs that are not finished; the reference stays as it is.
     """
-    if profile_name(profile).startswith(PREFIX):
-        raise RecordError(f"{profile_name(profile)} holds rehearsals, which show nothing of a method: never published.")
+    if profile_name(profile).endswith(TOY):
+        said = "holds runs of toy size, which show nothing of a method: never published."
+        raise RecordError(f"{profile_name(profile)} {said}")
     fit, shown = fitting(profile), shown_grids()
     if foreign := [grid for grid in shown if grid not in fit]:
         raise RecordError(

@@ -18,7 +18,7 @@ from gcpo.reports import records
 from gcpo.reports.sweep import taken
 from gcpo.runs import estimates
 from gcpo.runs.grids import expand
-from gcpo.runs.params import Params, load_profile, validate
+from gcpo.runs.params import TOY, Params, load_profile, validate
 from gcpo.runs.plan import Plan
 from gcpo.tasks import get_task
 from gcpo.weights import weight_range
@@ -113,7 +113,7 @@ def departures(params: Params) -> pd.DataFrame:
     Where there is no file of that name, the package's defaults take its place.
     """
     own: dict[str, Any] = {"task": params.task, "profile": params.profile}
-    if (paths.PARAMS / f"{params.profile}.yaml").exists():
+    if (paths.PARAMS / f"{params.profile.removesuffix(TOY)}.yaml").exists():
         own = {**load_profile(params.profile), **own}
     usual = validate(own)
     pairs = zip(usual.model_dump().items(), params.model_dump().values(), strict=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gcpo import paths, world
 from gcpo.methods import METHODS
-from gcpo.runs.params import ParameterError, Params, file_of, load_profile, names_in, over, read_yaml, validate
+from gcpo.runs.params import TOY, ParameterError, Params, file_of, load_profile, names_in, over, read_yaml, validate
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.tasks import GENERATED
 
@@ -34,7 +34,7 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
         ParameterError: no such grid, a block without a kind, or a bad parameter.
     """
     path, blocks = _read(grid)
-    base = load_profile(profile)
+    base, toy = load_profile(profile), load_profile("toy") if profile.endswith(TOY) else {}
     listed: dict[str, tuple[Plan, set[str]]] = {}
     for block in blocks:
         kind, axes = block.get("kind"), {key: value for key, value in block.items() if key != "kind"}
@@ -46,6 +46,7 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
             raise ParameterError(f"{path} varies {min(both)} itself: one value for all its runs would make them alike.")
         if "method" in axes:
             axes["method"] = _methods(axes["method"])
+        axes = {key: [_at_most(toy, key, value) for value in values] for key, values in axes.items()}
         for values in itertools.product(*axes.values()):
             chosen = over(base, dict(zip(axes, values, strict=True)), overrides or {})
             if chosen.get("at_step") == END:
@@ -68,9 +69,17 @@ def _read(grid: str) -> tuple[Path, list[dict[str, Any]]]:
     return path, blocks
 
 
+def _at_most(toy: Mapping[str, Any], key: str, value: Any) -> Any:
+    """Return a grid's value, or that of ``params/toy.yaml`` where the grid's is larger, or a model from elsewhere."""
+    most = toy.get("max_steps" if key == "at_step" else key)
+    if isinstance(value, int) and isinstance(most, int):
+        return min(value, most)
+    return most if most and key in ("policy", "entailment") and value not in world.POLICIES else value
+
+
 def fitting(profile: str) -> list[str]:
     """The grids that are made for a profile: of generated tasks where its policy is embedded, else of benchmarks."""
-    own = validate(load_profile(profile), profile)
+    own = validate(load_profile(profile.removesuffix(TOY)), profile)
 
     def fits(task: Any) -> bool:
         return (task in GENERATED) == (own.policy in world.POLICIES)

@@ -34,6 +34,7 @@ from gcpo.tasks import check_task, get_task
 WHOLE = ("grpo", "method_options", "task", "trained_on")  # which no mapping from task to value can give
 LENGTHS = ("short", "solution")  # of the answers to a task: keys beside names of tasks
 NAME = r"[\w-]{1,60}"  # of a profile or grid: also a folder's
+TOY = "-toy"  # ends the name of a profile with params/toy.yaml laid over it
 
 
 class ParameterError(ValueError):
@@ -366,7 +367,7 @@ def plain_name(name: str, kind: str) -> str:
 
 def is_file_name(name: str) -> bool:
     """Whether a profile or grid is given by the path of its file, and not by its name."""
-    return name.endswith((".yaml", ".yml"))
+    return name.removesuffix(TOY).endswith((".yaml", ".yml"))
 
 
 def file_of(name: str, kind: str, folder: Path) -> Path:
@@ -400,11 +401,15 @@ def profile_name(profile: str) -> str:
 
 
 def load_profile(name: str) -> dict[str, Any]:
-    """The values of ``params/<name>.yaml`` (or of a path to a YAML file), unchecked.
+    """Return the values of ``params/<name>.yaml`` (or of a path to a YAML file), unchecked.
+
+    A name or path that ends in "-toy" gives them with ``params/toy.yaml`` laid over them.
 
     Raises:
         ParameterError: no such profile (with the nearest name), or not a mapping.
     """
+    if (whole := name.removesuffix(TOY)) != name:
+        return over(load_profile(whole), load_profile("toy"), {"profile": f"{profile_name(whole)}{TOY}"})
     path = file_of(name, "profile", paths.PARAMS)
     values = read_yaml(path)
     if not isinstance(values, dict):

@@ -12,7 +12,6 @@ from gcpo.world.build import (
     resolve,
     restore_reference,
     scratch_policy,
-    untrained_policy,
 )
 from gcpo.world.policy import Settings
 
@@ -29,5 +28,4 @@ __all__ = [
     "resolve",
     "restore_reference",
     "scratch_policy",
-    "untrained_policy",
 ]

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -220,25 +220,15 @@ def scratch_policy(root: Path | None = None) -> Path:
     It knows nothing, but takes any text: a real run on a real benchmark can be tried with it in seconds.
     """
     made = (root or paths.WORLDS) / SCRATCH
-    build_once(made, lambda draft: _make_untrained(draft, tokenizer_of([]), layers=2))
+    build_once(made, _make_scratch)
     return made
 
 
-def untrained_policy(made: Path, texts: Sequence[str]) -> Path:
-    """Make an untrained policy in Hub format in a folder, unless it is there, and return the folder.
-
-    Its tokenizer is byte-level BPE trained on ``texts``, so that prompts like these have a third of the tokens that the
-    scratch policy makes of them; it has one layer, and heads that share keys and values as Qwen2.5's do. The vocabulary
-    is small because TRL computes the logits of prompts too.
-    """
-    build_once(made, lambda draft: _make_untrained(draft, tokenizer_of([*texts], 1500), layers=1, heads=(2, 1)))
-    return made
-
-
-def _make_untrained(draft: Path, tokens: Any, **shape: Any) -> None:
+def _make_scratch(draft: Path) -> None:
     from transformers import Qwen2ForCausalLM
 
+    tokens = tokenizer_of([])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Qwen2ForCausalLM(policy_config(tokens, hidden=32, longest=8192, init=0.08, **shape))
+        model = Qwen2ForCausalLM(policy_config(tokens, hidden=32, layers=2, longest=8192, init=0.08))
     save(model, tokens, draft)

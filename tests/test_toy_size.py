@@ -1,0 +1,158 @@
+"""Toy size: what params/toy.yaml changes of a profile and of a grid, and every benchmark so on real rows."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from gcpo import paths
+from gcpo.cli import main
+from gcpo.reports.site import publish
+from gcpo.runs.gradients import gradient_statistics
+from gcpo.runs.grids import expand, fitting, grids
+from gcpo.runs.params import load_profile, profile_name, validate
+from gcpo.runs.plan import Plan
+from gcpo.runs.record import RecordError, Run, load
+from gcpo.runs.train import train
+
+REAL = pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")
+
+
+def plan(kind: str = "train", profile: str = "paper", **changes: Any) -> Plan:
+    return Plan(kind, validate({**load_profile(profile), **changes}))
+
+
+def test_every_grid_fits_some_profiles_and_not_the_others() -> None:
+    ours, theirs = fitting("laptop"), fitting("paper")
+    assert sorted([*ours, *theirs]) == grids() and {"table1", "figure1"} <= set(ours)
+    assert {"paper_table1", "paper_table2", "paper_figure1"} <= set(theirs)
+    assert fitting("smoke") == ours and fitting("single_gpu") == theirs
+    assert fitting("laptop-toy") == ours and fitting("paper-toy") == theirs
+
+
+def test_size_is_smaller_and_nothing_else() -> None:
+    changes = {"task": "math", "method": "seed_grpo", "method_options": {"form": "linear"}, "alpha": 0.02}
+    real, small = plan(**changes), plan(profile="paper-toy", **changes)
+    assert small.method.constants() == real.method.constants()
+    kept = set(real.trainer) - {"max_steps", "save_steps", "per_device_train_batch_size", "max_completion_length"}
+    kept -= {"gradient_accumulation_steps"}
+    assert {key: small.trainer[key] for key in kept} == {key: real.trainer[key] for key in kept}
+    assert small.trainer["num_generations"] == 16 and small.trainer["gradient_accumulation_steps"] == 16
+    assert small.params.profile == "paper-toy" and small.params.max_steps == 2 and small.params.eval_limit == 4
+    assert (small.params.policy, small.params.entailment) == ("scratch", "tiny")
+    assert small.params.embedder == real.params.embedder
+
+
+def test_a_profile_given_by_its_path_has_a_toy_size_too(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("profile: mine\nmax_steps: 64\nalpha: 0.3\ngrpo: {use_vllm: true, num_iterations: 2}\n")
+    found = load_profile(f"{own}-toy")
+    assert profile_name(f"{own}-toy") == found["profile"] == "mine-toy"
+    assert found["alpha"] == 0.3 and found["max_steps"] == 2
+    assert found["grpo"] == {"use_vllm": False, "num_iterations": 2}
+
+
+def test_a_grid_makes_nothing_larger_than_toy_size(tmp_path: Path) -> None:
+    grid = tmp_path / "own.yaml"
+    grid.write_text("""
+- {kind: train, task: [tinyqa], method: [se, grpo], seed: [0, 1], max_steps: [0, 64, 128], policy: [tiny-3m, some/hub]}
+- {kind: gradients, task: [tinymath], at_step: [0, 32, max_steps], eval_limit: [3, 1000], alpha: [0.2]}
+""")
+    found = [made.params for made in expand(str(grid), "laptop-toy")]
+    trained = [(one.method, one.max_steps, one.policy) for one in found[:8]]
+    assert trained == [(m, n, p) for m in ("se", "grpo") for n in (0, 2) for p in ("tiny-3m", "scratch")]
+    assert {one.seed for one in found} == {0} and {one.alpha for one in found[8:]} == {0.2}
+    assert [(one.at_step, one.eval_limit) for one in found[8:]] == [(0, 3), (0, 4), (2, 3), (2, 4)]
+    assert len(expand(str(grid), "laptop")) == 2 * 2 * 3 * 2 + 3 * 2
+
+
+def test_the_option_of_the_command_line_is_the_profile_s_name(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["grid", "paper_table1", "--profile", "paper", "--toy", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert main(["grid", "paper_table1", "--profile", "paper-toy", "--dry-run"]) == 0
+    assert capsys.readouterr().out == said
+    assert said.endswith("36 of 36 runs would be made\n")  # eleven methods and the start, on three benchmarks
+    assert {made.folder.parent for made in expand("paper_table1", "paper-toy")} == {outputs / "paper-toy" / "runs"}
+
+
+def test_every_grid_that_fits_a_profile_can_be_made_at_toy_size() -> None:
+    for profile in ("laptop", "smoke", "paper", "single_gpu"):
+        for grid in fitting(profile):
+            assert {made.params.profile for made in expand(grid, f"{profile}-toy")} == {f"{profile}-toy"}
+
+
+def test_a_plan_of_a_benchmark_can_be_sent_to_another_process() -> None:
+    real = plan(task="qasper")
+    assert real.id and pickle.loads(pickle.dumps(real)) == real
+
+
+def test_runs_of_toy_size_are_never_published() -> None:
+    with pytest.raises(RecordError, match="holds runs of toy size, which show nothing of a method: never published"):
+        publish("paper-toy")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--profile", "papr", "paper_table1"], "Unknown profile 'papr'"),
+        (["--profile", "paper", "paper_tabel1"], "Unknown grid 'paper_tabel1'"),
+        (["--profile", "paper", "paper_table1", "-p", "group_size", "1"], "G = 1 leaves nothing to compare"),
+    ],
+)
+def test_bad_words_end_the_command(
+    words: list[str], said: str, outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["grid", *words, "--toy"]) == 2
+    assert said in capsys.readouterr().err
+
+
+# Each benchmark once, with a method of each family; those that have nothing to train on by gradient statistics. Rows of
+# the three (or two) splits whose contexts were cut, of the 20 trained on, the 4 graded, and 2 along the way.
+HERE = {"train_split": "validation", "validation_limit": 0}  # of NarrativeQA's splits two are here
+ONE_EACH: dict[str, tuple[dict[str, Any], int]] = {
+    "narrativeqa": ({"method": "gcpo_bot", **HERE}, 3),
+    "qasper": ({"method": "kle"}, 26),
+    "hotpotqa": ({"method": "empo"}, 2),
+    "math": ({"method": "egpo"}, 0),
+    "olympiadbench": ({"method": "seed_grpo"}, 0),
+    "gsm8k": ({"method": "r2vpo", "grpo": {"num_iterations": 2, "bf16": True}}, 0),
+    "aime24": ({}, 0),
+    "amc23": ({}, 0),
+    "minerva": ({}, 0),
+    "mmlu_stem": ({}, 0),
+}
+
+
+def read(run: Run) -> tuple[int, int, int]:
+    """Held-out questions that were graded, rows read whose context was cut, and malformed ones left out."""
+    rows = [source for source in run.manifest["data"].values() if "cut" in source]
+    tables = [path for path in run.folder.glob("*.csv") if path.stem in ("eval", "queries", "answers")]
+    graded = sum(pd.read_csv(path)["query"].nunique() for path in tables)
+    return graded, sum(source["cut"] for source in rows), sum(source["skipped"] for source in rows)
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@REAL
+@pytest.mark.parametrize("task", ONE_EACH)
+def test_each_benchmark_at_toy_size(task: str, outputs: Path, tmp_path: Path) -> None:
+    changes, cut = ONE_EACH[task]
+    kind = "train" if changes else "gradients"
+    grid = tmp_path / "own.yaml"
+    grid.write_text(str([{"kind": kind, "task": [task], **{key: [value] for key, value in changes.items()}}]))
+    (one,) = expand(str(grid), "paper-toy")
+    run = load({"train": train, "gradients": gradient_statistics}[kind](one.params).folder)
+    assert run.finished and run.folder.parent == paths.OUTPUTS / "paper-toy" / "runs"
+    assert read(run) == (4, cut, 0)
+    if kind == "train":
+        steps = pd.read_csv(run.folder / "metrics.csv")
+        assert list(steps["step"]) == list(range(1, len(steps) + 1)) and len(steps) == 2
+        completions = pd.concat(map(pd.read_parquet, (run.folder / "completions").glob("*.parquet")))
+        assert len(completions) in (32, 64)  # G = 16 of two prompts, at one step or at both
