@@ -123,7 +123,7 @@ def test_a_report_of_a_sweep_is_left_out_where_a_grid_has_one_rate(
     write_grid("sweep", [{"kind": "train", "method": ["grpo"], "learning_rate": [0.001, 0.002]}])
     write_grid("one", [{"kind": "train", "method": ["grpo"]}])
     made: list[str] = []
-    monkeypatch.setattr(site, "reports", lambda: ["23_sweep"])
+    monkeypatch.setattr(site, "reports", lambda: {"23_sweep": {"grid": "sweep"}})
     monkeypatch.setattr(site, "execute", lambda name, *_: made.append(name))
     finished(method="grpo", tables=evaluated(0.5))
     finished(method="grpo", learning_rate=0.002, tables=evaluated(0.5))
