@@ -12,7 +12,7 @@ import pytest
 
 from gcpo import paths
 from gcpo.cli import main
-from gcpo.reports.site import publish
+from gcpo.reports.publish import publish
 from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.grids import expand, fitting, grids
 from gcpo.runs.params import load_profile, profile_name, validate
