@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -351,16 +352,15 @@ def claim_of(**values: object) -> str:
 
 
 def test_a_claim_of_another_machine_is_taken_over_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "LEASE", 1.0)
     plan = planned()
     plan.folder.mkdir(parents=True)
     path = plan.folder / record.CLAIM
-    path.write_text(claim_of(duration=1.0))
+    path.write_text(claim_of())
     with pytest.raises(Timeout), record.claim(plan, timeout=0.3):
         pass
-    start = time.monotonic()
-    with record.claim(plan, timeout=20):
-        assert time.monotonic() - start > 0.5
+    monkeypatch.setattr(record, "LEASE", 1.0)
+    path.write_text(claim_of(duration=1.0))
+    with record.claim(plan, timeout=60):
         assert "another-machine" not in path.read_text()
 
 
@@ -368,15 +368,14 @@ def test_a_claim_of_another_machine_is_taken_over_after_a_silence(monkeypatch: p
 def test_a_claim_that_a_kill_left_without_a_name_is_void_after_seconds(
     content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "EMPTY", 1.0)
     plan = planned()
     plan.folder.mkdir(parents=True)
     (plan.folder / record.CLAIM).write_text(content)
     with pytest.raises(Timeout), record.claim(plan, timeout=0):
         pass  # perhaps its process is just about to write it
-    start = time.monotonic()
-    with record.claim(plan, timeout=10):
-        assert time.monotonic() - start < 5
+    monkeypatch.setattr(record, "EMPTY", 1.0)
+    with record.claim(plan, timeout=60):
+        assert f"pid={os.getpid()}\n" in (plan.folder / record.CLAIM).read_text()
 
 
 # --- anything at all ------------------------------------------------------------------------------------------------
@@ -416,16 +415,17 @@ def test_any_bytes_in_place_of_a_manifest_are_a_fault_and_never_an_error(content
     assert line.startswith("odd: ") and "\n" not in line
 
 
-def test_a_thousand_records_are_found_in_a_second() -> None:
+def test_no_file_of_many_records_is_hashed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     one = finished(tables=TABLES)
-    for seed in range(1, 1000):
+    for seed in range(1, 50):
         plan = planned(seed=seed)
         shutil.copytree(one.folder, plan.folder)
         params = {**one.manifest["params"], "seed": seed}
         edit(plan.folder, sealed=True, id=plan.id, resolved=plan.values, params=params)
-    records.find("p")  # which remembers the hashes
-    io._known.clear()
-    io._read = None  # as in a new process
-    start = time.perf_counter()
-    assert len(records.find("p")) == 1000
-    assert time.perf_counter() - start < 1
+    hashed: list[str] = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, name: (hashed.append(file.name), digest(file, name))[1])
+    assert len(records.find("p")) == 50
+    assert len(hashed) == len(set(hashed)) and len(hashed) >= 50 * len(TABLES) - 2
+    hashed.clear()
+    assert len(records.find("p")) == 50 and hashed == []

@@ -98,23 +98,22 @@ def test_nothing_of_the_package_is_imported_inside_a_function(module: str) -> No
     assert [other for other, inside in imports(MODULES[module]).items() if inside] == []
 
 
-def test_the_core_is_there_in_two_seconds_without_any_extra() -> None:
+def test_the_core_is_there_without_any_extra() -> None:
     script = f"""
-import json, sys, time
+import json, sys
 import torch
 for name in {HEAVY}:
     sys.modules[name] = None  # as if it were not installed
-start = time.perf_counter()
 import gcpo.measures, gcpo.methods, gcpo.gradients
-seconds = time.perf_counter() - start
+slow = [name for name in ("scipy", "sklearn") if name in sys.modules]  # a second or more to import
 import gcpo.rewards, gcpo.rollouts, gcpo.statistics, gcpo.weights
 rollouts = gcpo.rollouts.Rollouts(torch.tensor([[2.0, 0.0, 2.0, 0.0]]))
-print(json.dumps([seconds, *gcpo.methods.weights("rd_only", rollouts)[0].tolist()]))
+print(json.dumps([slow, *gcpo.methods.weights("rd_only", rollouts)[0].tolist()]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    seconds, *weights = json.loads(done.stdout)
-    assert seconds < 2
+    slow, *weights = json.loads(done.stdout)
+    assert slow == []
     assert weights == pytest.approx([1 + 0.6 / math.log(4)] * 4)  # 1 + alpha / log G, at the largest dispersion
 
 
