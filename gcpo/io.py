@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from gcpo import paths
-
 SUMS = "SHA256SUMS"  # as the command of that name writes and checks it
-
-_known: dict[str, list[object]] = {}  # path -> what its file looked like, and its SHA-256
-_read: Path | None = None  # where they were read from
 
 
 @contextlib.contextmanager
@@ -63,15 +57,15 @@ def check_writable(folder: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, remembered in ``outputs/hashes.json`` while its size and times stay as they were."""
-    _recall()
-    status = path.stat()
-    looks = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]  # who sets the second back changes the third
-    name = str(path.absolute())
-    if _known.get(name, [])[:3] != looks:
-        with path.open("rb") as file:
-            _known[name] = [*looks, hashlib.file_digest(file, "sha256").hexdigest(), "new"]
-    return str(_known[name][3])
+    """Return the SHA-256 of a file, which one process reads again only where its size or times have changed."""
+    status = path.stat()  # who sets the time of a change back changes the third
+    return _sha256(path.absolute(), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@functools.cache
+def _sha256(path: Path, *_looks: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hashes(place: Path) -> dict[str, str]:
@@ -84,26 +78,6 @@ def hashes(place: Path) -> dict[str, str]:
         for name in names
         if name.name != SUMS and not any(part.startswith(".") for part in name.parts)
     }
-
-
-def remember() -> None:
-    """Keep the SHA-256 of the files seen for the next process; they are computed again where none can be kept."""
-    if any(len(entry) > 4 for entry in _known.values()):
-        kept = {name: entry[:4] for name, entry in _known.items() if os.path.exists(name)}  # noqa: PTH110, half the time
-        with contextlib.suppress(OSError):
-            write(paths.OUTPUTS / "hashes.json", json.dumps(kept))
-        _known.clear()
-        _known.update(kept)
-
-
-def _recall() -> None:
-    global _read
-    path = paths.OUTPUTS / "hashes.json"
-    if _read != path:
-        _known.clear()
-        _read = path
-        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-            _known.update({str(k): v for k, v in json.loads(path.read_text()).items() if len(v) == 4})
 
 
 def seal(folder: Path) -> None:

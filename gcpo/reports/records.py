@@ -40,9 +40,7 @@ def runs(profile: str, reference: bool = False) -> list[Run]:
     if reference:
         return _committed(paths.REFERENCE / name)
     seen: Seen = {}
-    found = [load(path.parent, seen) for path in sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))]
-    io.remember()
-    return found
+    return [load(path.parent, seen) for path in sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))]
 
 
 def _committed(folder: Path) -> list[Run]:

@@ -253,7 +253,6 @@ def record(plan: Plan) -> Iterator[Run]:
         if peak := max(gpu_before, distributed.peak_memory(), _peak_of_processes(run)):
             run.manifest["peak_gpu_memory_gb"] = round(peak, 2)
         run.write()
-        io.remember()
 
 
 def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | None:

@@ -141,7 +141,6 @@ def build_once(made: Path, make: Callable[[Path], None]) -> None:
                 draft.mkdir()
                 make(draft)
                 io.seal(draft)
-        io.remember()
 
 
 def _make(settings: Settings, draft: Path, name: str = TINY) -> None:
