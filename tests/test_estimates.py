@@ -110,6 +110,25 @@ def test_vllm_keeps_its_share_of_the_gpu_in_place_of_a_cache() -> None:
     assert why and "vllm 72.0): try a lower vllm_gpu_memory_utilization" in why
 
 
+def test_the_entailment_model_reads_every_ordered_pair_of_a_group() -> None:
+    # MATH: 2,000 steps of 8 groups of 16, two solutions of up to 1,024 tokens each, of which it reads 512. A token
+    # takes two operations for each of 303M weights, and in 24 layers of 1,024 four for each of 512 tokens; 35 % of 67e12.
+    pairs, tokens = 2000 * 8 * 16 * 15, 512
+    hours = pairs * tokens * (2 * 303e6 + 4 * 24 * 1024 * 512) / (0.35 * 67e12) / 3600
+    assert hours == pytest.approx(15.3, abs=0.05)
+    found = estimates.estimate(plan(task="math"))
+    assert found.seconds["judge"] == pytest.approx(3600 * hours) and found.memory["judges"] > 0
+    assert found.hours == pytest.approx(sum(found.seconds.values()) / 3600)
+    # NarrativeQA: two answers of up to 64 tokens. Statistics: one group for each of 1,000 questions.
+    short = estimates.estimate(plan()).seconds["judge"]
+    assert short == pytest.approx(pairs * 128 * (2 * 303e6 + 4 * 24 * 1024 * 128) / (0.35 * 67e12))
+    asked = estimates.estimate(plan(kind="gradients", eval_limit=1000)).seconds["judge"]
+    assert asked == pytest.approx(short * 1000 / (2000 * 8))
+    without = estimates.estimate(plan(task="math", method="grpo"))
+    assert without.seconds["judge"] == without.memory["judges"] == 0
+    assert estimates.estimate(plan(kind="evaluate")).seconds["judge"] == 0
+
+
 def measured() -> pd.DataFrame:
     """The reference's runs of GRPO and Dr. GRPO on tinymath, estimated beside what they took."""
     runs = records.find("laptop", reference=True)

@@ -16,7 +16,9 @@ the models that judge answers; and the larger of what generation and what a back
 *Time* of training: a pass over a token takes 2 operations for each weight and 4 x hidden for each token before it and
 each layer, half of which is masked (Kaplan et al. 2020, section 2.1); a backward pass twice that, of which adapters
 spare the weights' half; checkpointing repeats the forward pass, a KL term adds one. Generation takes a step for each
-token, in which all weights are read. Training computes in bfloat16 where it says ``bf16``, evaluations and gradient
+token, in which all weights are read. The entailment model reads every ordered pair of a group's answers (whole
+completions on mathematics), at most :data:`ENTAILMENT` tokens of it: fewer where answers are equal or short. Training
+computes in bfloat16 where it says ``bf16``, evaluations and gradient
 statistics in the type of the weights.
 
 *Several processes* each train on their share of a step. ``accelerate: zero3`` and ``fsdp`` share weights, gradients and
@@ -42,18 +44,16 @@ from gcpo.runs.plan import CHUNK, COPIES, Plan
 from gcpo.tasks.sampling import TOKENS
 
 GB = 1e9
-# The papers' policies as their config.json on the Hub has them, for a machine that has neither.
-KNOWN: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B-Instruct": {
-        **{"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
-        **{"intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True},
-    },
-    "Qwen/Qwen2.5-1.5B-Instruct": {
-        **{"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2},
-        **{"intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True},
-    },
+# The papers' policies as their config.json on the Hub has them, for a machine that has neither: hidden size, layers,
+# heads, key-value heads, width inside.
+KNOWN = {
+    "Qwen/Qwen2.5-0.5B-Instruct": (896, 24, 14, 2, 4864),
+    "Qwen/Qwen2.5-1.5B-Instruct": (1536, 28, 12, 2, 8960),
 }
+FIELDS = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size".split()
 JUDGES = (355e6 + 23e6) * 4  # roberta-large-mnli and MiniLM in float32, by their model cards
+# Of roberta-large: weights that multiply (without its embeddings), layers, hidden size, and tokens that it reads.
+ENTAILMENT = (303e6, 24, 1024, 512)
 TILE = (4096, 8192)  # tokens x vocabulary of TRL's chunked_logprob, in float32: projection and its gradient
 CONTEXT = 1.5 * GB  # chosen: CUDA, its libraries and kernels
 FRAGMENTS = 1.1  # chosen: what an allocator asks for beyond what is used
@@ -66,31 +66,19 @@ UTILISATION = 0.35  # chosen: share of the peak that training of such models rea
 DECODING = 0.03  # chosen: seconds of a step of generation without vLLM, which Python and not the GPU decides
 
 
-@dataclass(frozen=True)
-class Questions:
-    """A benchmark on the Hub: questions to train on, to validate and to test with, and bytes of a prompt.
-
-    The counts are the data sets' own (OlympiadBench's by the share of ids that are tested on; of MATH all levels),
-    bytes the mean of the prompts of 30 to 300 rows of each.
-    """
-
-    train: int
-    validation: int
-    test: int
-    prompt: int
-
-
+# Benchmarks on the Hub: questions of the splits to test and to validate with, and mean bytes of a prompt. The counts
+# are the data sets' own (OlympiadBench's by the share of ids that are tested on), bytes of 30 to 300 rows of each.
 BENCHMARKS = {
-    "narrativeqa": Questions(32747, 3461, 10557, 3909),
-    "qasper": Questions(2593, 1005, 1451, 6880),
-    "hotpotqa": Questions(90447, 0, 7405, 5832),
-    "math": Questions(7500, 0, 500, 263),
-    "olympiadbench": Questions(472, 0, 203, 353),
-    "gsm8k": Questions(7473, 0, 1319, 304),
-    "aime24": Questions(0, 0, 30, 401),
-    "amc23": Questions(0, 0, 40, 336),
-    "minerva": Questions(0, 0, 272, 470),
-    "mmlu_stem": Questions(0, 0, 3153, 350),
+    "narrativeqa": (10557, 3461, 3909),
+    "qasper": (1451, 1005, 6880),
+    "hotpotqa": (7405, 0, 5832),
+    "math": (500, 0, 263),
+    "olympiadbench": (203, 0, 353),
+    "gsm8k": (1319, 0, 304),
+    "aime24": (30, 0, 401),
+    "amc23": (40, 0, 336),
+    "minerva": (272, 0, 470),
+    "mmlu_stem": (3153, 0, 350),
 }
 
 
@@ -132,7 +120,8 @@ def shape(name: str, revision: str | None = None) -> PretrainedConfig:
         return AutoConfig.from_pretrained(world.resolve(name, "policy"), revision=revision, local_files_only=True)
     except (OSError, ValueError) as error:
         if name in KNOWN:
-            return AutoConfig.for_model("qwen2", **KNOWN[name])
+            known = dict(zip(FIELDS, KNOWN[name], strict=True))
+            return AutoConfig.for_model("qwen2", vocab_size=151936, tie_word_embeddings=True, **known)
         raise OSError(
             f"policy model {name!r} is neither a folder nor in the local Hub cache, so that its size is unknown: "
             f"download it, or take one of {', '.join(KNOWN)}"
@@ -175,95 +164,63 @@ def nearest(gpu: float) -> tuple[str, float, float, float]:
     return GPUS[min(GPUS, key=lambda known: abs(known - gpu))]
 
 
-@dataclass(frozen=True)
 class _Counts:
-    """What is counted of a run: weights (those that are trained, or whose gradients statistics take), bytes of a
-    weight that is trained, of any and of an activation, tokens of a prompt and of an answer, GPUs and how the policy
-    is shared out over them, questions and answers of a batch of evaluation, answers generated at once, and in all."""
+    """Weights, tokens, completions and GPUs of a run."""
 
-    config: PretrainedConfig
-    total: int
-    trained: int
-    size_trained: int
-    size: int
-    size_kept: int
-    prompt: float
-    length: int
-    gpus: int
-    way: str
-    together: int
-    answers_each: int
-    at_once: float
-    completions: int
-    answers: int
-
-    @property
-    def forward(self) -> float:
-        """Operations of a forward pass over one completion and its prompt."""
-        tokens = self.prompt + self.length
-        return (2 * self.total + 2 * self.config.num_hidden_layers * self.config.hidden_size * tokens) * tokens
-
-
-def _counts(plan: Plan) -> _Counts:
-    params, training = plan.params, _trains(plan)
-    config = shape(params.policy, params.policy_revision)
-    text = config.to_json_string(use_diff=False)
-    total, adapters = weights(text, params.lora_rank)
-    trained = adapters if params.lora_rank else total
-    if plan.kind == "gradients" and params.gradient_parameters and not params.lora_rank:
-        trained = sum(one.numel() for one in chosen_parameters(_empty(text), params.gradient_parameters))
-    size = 2 if params.dtype == "bfloat16" else 4
-    prompt, length, group = _prompt(plan), params.max_completion_length, params.group_size
-    gpus = params.processes if training else 1
-    gradients = plan.kind == "gradients"
-    each, most = (group, CHUNK) if gradients else (max(1, params.eval_samples), 32)
-    together = max(1, min(most, int(TOKENS // (each * (prompt + length)))))
-    steps = params.max_steps if plan.kind == "train" else 0
-    return _Counts(
-        config=config,
-        total=total,
-        trained=trained,
-        size_trained=4 if params.lora_rank else size,
-        size=size,
-        # autocast is training's, and evaluations and statistics compute in the type of the weights
-        size_kept=2 if size == 2 or (training and plan.trainer["bf16"]) else 4,
-        prompt=prompt,
-        length=length,
-        gpus=gpus,
-        way=plan.sharing.get("distributed_type", COPIES) if training else COPIES,
-        together=together,
-        answers_each=each,
-        at_once=params.prompts_per_step * group / gpus if training else each * together,
-        completions=steps * params.prompts_per_step * group,
-        answers=_questions(plan) * (group if gradients else 1 + params.eval_samples),
-    )
-
-
-def _trains(plan: Plan) -> bool:
-    return plan.kind == "train" and plan.params.max_steps > 0
-
-
-def _vllm(plan: Plan) -> str | None:
-    """Where vLLM generates for a training run: on its GPU ("colocate") or on its own; None where it does not."""
-    settings = plan.trainer
-    return settings.get("vllm_mode", "colocate") if _trains(plan) and settings.get("use_vllm") else None
+    def __init__(self, plan: Plan) -> None:
+        params, gradients = plan.params, plan.kind == "gradients"
+        self.training = plan.kind == "train" and params.max_steps > 0
+        self.config = shape(params.policy, params.policy_revision)
+        text = self.config.to_json_string(use_diff=False)
+        self.total, adapters = weights(text, params.lora_rank)
+        self.trained = adapters or self.total  # or whose gradients statistics take
+        if gradients and params.gradient_parameters and not params.lora_rank:
+            self.trained = sum(one.numel() for one in chosen_parameters(_empty(text), params.gradient_parameters))
+        self.size = 2 if params.dtype == "bfloat16" else 4  # bytes of a weight
+        self.size_trained = 4 if params.lora_rank else self.size
+        # Autocast is training's, and evaluations and statistics compute in the type of the weights.
+        self.size_kept = 2 if self.size == 2 or (self.training and plan.trainer["bf16"]) else 4
+        test, validation, prompt = BENCHMARKS.get(params.task, (math.inf, math.inf, 48.0 * BYTES_PER_TOKEN))  # chosen
+        self.prompt, self.length = prompt / BYTES_PER_TOKEN, params.max_completion_length
+        self.tokens = self.prompt + self.length
+        self.gpus = params.processes if self.training else 1
+        self.way = plan.sharing.get("distributed_type", COPIES) if self.training else COPIES
+        # vLLM generates on the GPU of training ("colocate") or on its own.
+        used = self.training and plan.trainer.get("use_vllm")
+        self.vllm = plan.trainer.get("vllm_mode", "colocate") if used else None
+        group = params.group_size
+        each, most = (group, CHUNK) if gradients else (max(1, params.eval_samples), 32)
+        together = max(1, min(most, int(TOKENS // (each * self.tokens))))  # questions of a batch of evaluation
+        self.batch = together * (each if gradients else (1 + each) / 2)  # greedy, and sampled
+        self.at_once = params.prompts_per_step * group / self.gpus if self.training else each * together
+        groups = params.max_steps * params.prompts_per_step if self.training else 0
+        self.completions = groups * group
+        # Those along the way are asked five times.
+        asked = min(params.eval_limit, test) + 5 * self.training * min(params.validation_limit, validation)
+        self.answers = int(asked * (group if gradients else 1 + params.eval_samples))
+        entails = gradients or (self.training and plan.method.needs_entailment(plan.task.full_completion))
+        self.pairs = entails * (asked if gradients else groups) * group * (group - 1)
+        self.layer_inputs = self.size_kept * self.config.hidden_size * self.config.num_hidden_layers
+        # Operations of a forward pass over one completion and its prompt.
+        layers = self.config.num_hidden_layers * self.config.hidden_size
+        self.forward = (2 * self.total + 2 * layers * self.tokens) * self.tokens
 
 
 def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
-    """What a run takes of a GPU with so many GB: the nearest of :data:`GPUS`. That of a training run which it looks at
-    (``at_step``) is not part of it.
+    """Return what a run takes of a GPU with so many GB: the nearest of :data:`GPUS`. A training run that
+    is looked at (``at_step``) is not part of it.
 
     Raises:
         OSError: as :func:`shape`.
     """
-    counts, settings, training = _counts(plan), plan.trainer, _trains(plan)
-    share = settings.get("vllm_gpu_memory_utilization", 0.3) if _vllm(plan) == "colocate" else 0.0
+    counts, settings = _Counts(plan), plan.trainer
+    share = settings.get("vllm_gpu_memory_utilization", 0.3) if counts.vllm == "colocate" else 0.0
     return Estimate(
         tokens=(counts.completions + counts.answers) * counts.length,
         read=round((counts.completions + counts.answers) * counts.prompt),
         memory=_memory(plan, counts),
-        disk=counts.size_trained * counts.trained if training else 0.0,
-        checkpoints=2 * 3 * counts.size_trained * counts.trained if training else 0.0,  # two, with Adam's states
+        disk=counts.size_trained * counts.trained if counts.training else 0.0,
+        checkpoints=2 * 3 * counts.size_trained * counts.trained if counts.training else 0.0,  # two, with Adam's states
         seconds=_seconds(plan, counts, gpu),
         gpus=counts.gpus,
         vllm=share * gpu * GB,
@@ -272,44 +229,39 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
 
 def _memory(plan: Plan, counts: _Counts) -> dict[str, float]:
     """Bytes of each GPU, by what holds them."""
-    params, settings, config = plan.params, plan.trainer, counts.config
-    training, gradients = _trains(plan), plan.kind == "gradients"
+    params, settings, config, training = plan.params, plan.trainer, counts.config, counts.training
     parts = 1 if counts.way == COPIES else counts.gpus
     whole, trained = counts.size * counts.total, counts.size_trained * counts.trained
-    tokens, per_layer = counts.prompt + counts.length, kept_by_a_layer(config, counts.size_kept)
-    layer_inputs = counts.size_kept * config.hidden_size * config.num_hidden_layers
-    cache = 2 * layer_inputs * config.num_key_value_heads / config.num_attention_heads  # of a token
+    per_layer = kept_by_a_layer(config, counts.size_kept)
+    cache = 2 * counts.layer_inputs * config.num_key_value_heads / config.num_attention_heads  # of a token
     # TRL puts a policy that DeepSpeed has shared out together to generate; vLLM generates in memory of its own.
-    generation = counts.at_once * tokens * cache + (counts.way == "DEEPSPEED") * whole
+    generation = counts.at_once * counts.tokens * cache + (counts.way == "DEEPSPEED") * whole
     memory = {
         "weights": (whole + (trained if params.lora_rank else 0)) / parts,
         "gradients": trained / parts if training else 0.0,
         "optimizer": 2 * trained / parts if training else 0.0,
         "reference": whole / parts if training and settings["beta"] and not params.lora_rank else 0.0,
-        "judges": JUDGES
-        if gradients or (training and plan.method.needs_entailment(plan.task.full_completion))
-        else 0.0,
-        "generation": 0.0 if _vllm(plan) else generation,
+        "judges": JUDGES if counts.pairs else 0.0,
+        "generation": 0.0 if counts.vllm else generation,
         "backward": 0.0,
     }
     if training:
         checkpointing = settings["gradient_checkpointing"]
-        saved = layer_inputs + per_layer if checkpointing else per_layer * config.num_hidden_layers
+        saved = counts.layer_inputs + per_layer if checkpointing else per_layer * config.num_hidden_layers
         casts = 2 * counts.total if settings["bf16"] and counts.size == 4 else 0  # a pass's weights in bfloat16
         logits = 2 * 4 * TILE[0] * TILE[1] + 4 * config.vocab_size * config.hidden_size
-        memory["backward"] = settings["per_device_train_batch_size"] * tokens * saved + logits + casts
-    elif gradients:
-        # In float32 a gradient of each answer, a row of zeros, and the one that is being made.
+        memory["backward"] = settings["per_device_train_batch_size"] * counts.tokens * saved + logits + casts
+    elif plan.kind == "gradients":
+        # In float32 a gradient of each answer, a row of zeros, and the one that is being made; no checkpointing.
         memory["gradients"] = 4 * (params.group_size + 2) * counts.trained
-        # Without checkpointing, and of the answer's logits.
-        kept = tokens * per_layer * config.num_hidden_layers
-        memory["backward"] = kept + counts.length * 2 * 4 * config.vocab_size
+        kept = counts.tokens * per_layer * config.num_hidden_layers
+        memory["backward"] = kept + counts.length * 2 * 4 * config.vocab_size  # of the answer's logits
     return memory
 
 
 def _seconds(plan: Plan, counts: _Counts, gpu: float) -> dict[str, float]:
     """Seconds of each phase on the nearest of :data:`GPUS`."""
-    params, settings = plan.params, plan.trainer
+    settings = plan.trainer
     _, half, single, bandwidth = nearest(gpu)
     kept, own = (UTILISATION * (half if size == 2 else single) for size in (counts.size_kept, counts.size))
 
@@ -318,61 +270,45 @@ def _seconds(plan: Plan, counts: _Counts, gpu: float) -> dict[str, float]:
         step = max(DECODING, counts.size * counts.total / bandwidth)
         return math.ceil(completions / at_once) * counts.length * step + completions * counts.forward / speed
 
-    passes = 3 + settings["gradient_checkpointing"] - bool(params.lora_rank) + bool(settings["beta"])
+    passes = 3 + settings["gradient_checkpointing"] - bool(plan.params.lora_rank) + bool(settings["beta"])
     trained_on = counts.completions * settings["num_iterations"] * passes * counts.forward
-    batch = counts.together * (1 + counts.answers_each) / 2  # greedy, and sampled
     if plan.kind == "gradients":  # a backward pass for each answer, at two temperatures
-        trained_on, batch = 2 * counts.answers * 3 * counts.forward, counts.at_once
+        trained_on = 2 * counts.answers * 3 * counts.forward
     return {
         "generate": sampling(counts.completions / counts.gpus, counts.at_once, kept) if counts.completions else 0.0,
         "train": trained_on / kept / counts.gpus,
-        "evaluate": sampling(counts.answers, batch, own),
+        "judge": counts.pairs * of_a_pair(counts.length) / (UTILISATION * single) / counts.gpus,
+        "evaluate": sampling(counts.answers, counts.batch, own),
     }
 
 
-def _prompt(plan: Plan) -> float:
-    """Tokens of a question's prompt, in the mean."""
-    known = BENCHMARKS.get(plan.params.task)
-    return known.prompt / BYTES_PER_TOKEN if known else 48.0  # chosen: of the generated tasks'
-
-
-def _questions(plan: Plan) -> int:
-    """How many held-out questions a run asks; those along the way are asked five times."""
-    params = plan.params
-    there = BENCHMARKS.get(params.task)
-    sizes = {} if there is None else vars(there)
-    asked = min(params.eval_limit, sizes.get(params.eval_split, params.eval_limit))
-    along = min(params.validation_limit, sizes.get(params.validation_split, params.validation_limit))
-    return asked + 5 * along if _trains(plan) else asked
+def of_a_pair(length: int) -> float:
+    """Return the operations of the entailment model on two answers of so many tokens; nothing in it is masked."""
+    multiplied, layers, hidden, most = ENTAILMENT
+    tokens = min(most, 2 * length)
+    return (2 * multiplied + 4 * layers * hidden * tokens) * tokens
 
 
 def misfit(plan: Plan, gpu: float) -> str | None:
-    """Why a run does not fit a GPU of so many GB, and which setting to change; None where it fits."""
-    found = estimate(plan, gpu)
+    """Return why a run does not fit a GPU of so many GB, and which setting to change; None where it fits."""
+    found, params = estimate(plan, gpu), plan.params
     if found.peak <= gpu * GB:
         return None
-    params = plan.params
-    largest = max(found.memory, key=lambda name: found.memory[name])
+    held = {**found.memory, "vllm": found.vllm}
+    largest = max(held, key=lambda name: held[name])
+    checkpointing = "" if plan.trainer["gradient_checkpointing"] else "grpo: {gradient_checkpointing: true}, or "
+    shorter = f"a max_completion_length below {params.max_completion_length}"
     ways = {
-        "backward": [
-            *([] if plan.trainer["gradient_checkpointing"] else ["grpo: {gradient_checkpointing: true}"]),
-            f"a micro_batch below {plan.trainer['per_device_train_batch_size']}",
-            f"a max_completion_length below {params.max_completion_length}",
-        ],
-        "generation": [f"prompts_per_step below {params.prompts_per_step}", "a smaller max_completion_length"],
+        "backward": f"{checkpointing}a micro_batch below {plan.trainer['per_device_train_batch_size']}, or {shorter}",
+        "generation": f"prompts_per_step below {params.prompts_per_step}, or {shorter}",
+        "vllm": "a lower vllm_gpu_memory_utilization",
     }
-    fewer = [] if params.lora_rank else ["lora_rank: 32 (adapters)"]
-    if plan.kind == "train" and not params.lora_rank:
-        fewer.append("processes on more GPUs with accelerate: zero3")
-    if plan.kind == "gradients":
-        fewer.append("gradient_parameters of fewer layers")
-    types = [] if params.dtype == "bfloat16" or not params.lora_rank else ["dtype: bfloat16"]
-    way = ways.get(largest) or [*fewer, *types] or ["a smaller policy"]
-    if found.vllm > found.memory[largest]:
-        way = ["a lower vllm_gpu_memory_utilization"]
-    listed = {**found.memory, "vllm": found.vllm}
-    held = ", ".join(f"{name} {size / GB:.1f}" for name, size in listed.items() if size)
-    return f"{found.peak / GB:.0f} GB of {gpu:g} ({held}): try {', or '.join(way)}"
+    other = (
+        "gradient_parameters of fewer layers" if plan.kind == "gradients" else "more processes with accelerate: zero3"
+    )
+    fewer = "dtype: bfloat16, or a smaller policy" if params.lora_rank else f"lora_rank: 32 (adapters), or {other}"
+    said = ", ".join(f"{name} {size / GB:.1f}" for name, size in held.items() if size)
+    return f"{found.peak / GB:.0f} GB of {gpu:g} ({said}): try {ways.get(largest, fewer)}"
 
 
 def total(found: Sequence[Estimate]) -> str:
