@@ -112,7 +112,7 @@ def test_vllm_keeps_its_share_of_the_gpu_in_place_of_a_cache() -> None:
 
 def test_the_entailment_model_reads_every_ordered_pair_of_a_group() -> None:
     # MATH: 2,000 steps of 8 groups of 16, two solutions of up to 1,024 tokens each, of which it reads 512. A token
-    # takes two operations for each of 303M weights, and in 24 layers of 1,024 four for each of 512 tokens; 35 % of 67e12.
+    # takes two operations for each of 303M weights, and in 24 layers of 1,024 four for each of 512; 35 % of 67e12.
     pairs, tokens = 2000 * 8 * 16 * 15, 512
     hours = pairs * tokens * (2 * 303e6 + 4 * 24 * 1024 * 512) / (0.35 * 67e12) / 3600
     assert hours == pytest.approx(15.3, abs=0.05)
