@@ -44,7 +44,7 @@ def test_size_is_smaller_and_nothing_else() -> None:
     assert {key: small.trainer[key] for key in kept} == {key: real.trainer[key] for key in kept}
     assert small.trainer["num_generations"] == 16 and small.trainer["gradient_accumulation_steps"] == 16
     assert small.params.profile == "paper-toy" and small.params.max_steps == 2 and small.params.eval_limit == 4
-    assert (small.params.policy, small.params.entailment) == ("scratch", "tiny")
+    assert (small.params.policy, small.params.entailment) == ("untrained", "tiny")
     assert small.params.embedder == real.params.embedder
 
 
@@ -65,7 +65,7 @@ def test_a_grid_makes_nothing_larger_than_toy_size(tmp_path: Path) -> None:
 """)
     found = [made.params for made in expand(str(grid), "laptop-toy")]
     trained = [(one.method, one.max_steps, one.policy) for one in found[:8]]
-    assert trained == [(m, n, p) for m in ("se", "grpo") for n in (0, 2) for p in ("tiny-3m", "scratch")]
+    assert trained == [(m, n, p) for m in ("se", "grpo") for n in (0, 2) for p in ("tiny-3m", "untrained")]
     assert {one.seed for one in found} == {0} and {one.alpha for one in found[8:]} == {0.2}
     assert [(one.at_step, one.eval_limit) for one in found[8:]] == [(0, 3), (0, 4), (2, 3), (2, 4)]
     assert len(expand(str(grid), "laptop")) == 2 * 2 * 3 * 2 + 3 * 2

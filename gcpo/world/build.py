@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pydoc_data.topics import topics  # English text that is at hand with every Python
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ from gcpo.world.entailment import entailment_pair
 from gcpo.world.policy import Settings, conversations, make_policy, policy_config, save, tokenizer_of
 
 TINY = "tiny"  # the name of both models in parameter files
-SCRATCH = "scratch"  # the name of an untrained policy that reads and writes any text
+SCRATCH = "scratch"  # the name of an untrained policy that reads and writes any text, a token for each byte
+UNTRAINED = "untrained"  # another, of one layer, whose tokens are pieces of English words: for long prompts
 
 # Policies by name: the default of about 1M parameters, about 0.3M and 3M, another architecture, and one that thinks.
 POLICIES = {
@@ -60,7 +62,7 @@ class World:
 
 def embedded(name: str, kind: str) -> bool:
     """Return True for the name of an embedded model; ``kind`` is "policy" or "entailment"."""
-    return name == TINY or (kind == "policy" and (name in POLICIES or name == SCRATCH))
+    return name == TINY or (kind == "policy" and (name in POLICIES or name in (SCRATCH, UNTRAINED)))
 
 
 def resolve(name: str, kind: str) -> str:
@@ -69,6 +71,9 @@ def resolve(name: str, kind: str) -> str:
         return name
     if name == SCRATCH:
         return str(scratch_policy())
+    if name == UNTRAINED:
+        build_once(folder(kind, name), lambda draft: _make_untrained(draft, [*topics.values()], layers=1, heads=(2, 1)))
+        return str(folder(kind, name))
     if name == TINY:
         return str(getattr(bootstrap(), kind))
     made = folder(kind, name).parent
@@ -78,7 +83,7 @@ def resolve(name: str, kind: str) -> str:
 
 def folder(kind: str, name: str = TINY) -> Path:
     """Return the folder of an embedded model, made or not."""
-    return paths.WORLDS / SCRATCH if name == SCRATCH else paths.WORLDS / key(POLICIES[name]) / kind
+    return paths.WORLDS / (name if name in (SCRATCH, UNTRAINED) else f"{key(POLICIES[name])}/{kind}")
 
 
 @functools.cache
@@ -219,15 +224,17 @@ def scratch_policy(root: Path | None = None) -> Path:
     It knows nothing, but takes any text: a real run on a real benchmark can be tried with it in seconds.
     """
     made = (root or paths.WORLDS) / SCRATCH
-    build_once(made, _make_scratch)
+    build_once(made, lambda draft: _make_untrained(draft, [], layers=2))
     return made
 
 
-def _make_scratch(draft: Path) -> None:
+def _make_untrained(draft: Path, corpus: list[str], **shape: Any) -> None:
+    """Save a policy of random weights; its tokens are merged from bytes as in the corpus, few because TRL computes the
+    logits of prompts too."""
     from transformers import Qwen2ForCausalLM
 
-    tokens = tokenizer_of([])
+    tokens = tokenizer_of(corpus, 1500)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Qwen2ForCausalLM(policy_config(tokens, hidden=32, layers=2, longest=8192, init=0.08))
+        model = Qwen2ForCausalLM(policy_config(tokens, hidden=32, longest=8192, init=0.08, **shape))
     save(model, tokens, draft)
