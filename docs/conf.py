@@ -16,7 +16,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from gcpo.reports.tables import CHECKS
+from gcpo.reports.pages import CHECKS
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "outputs" / "reference" / "laptop"

@@ -277,7 +277,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _methods(options: argparse.Namespace) -> int:
-    from gcpo.reports.tables import methods_page
+    from gcpo.reports.pages import methods_page
 
     print(methods_page(), end="")
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gcpo import paths
-from gcpo.reports import records, tables
+from gcpo.reports import pages, records
 from gcpo.runs.grids import expand
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (paths.ROOT / "README.md").read_text(), flags=re.S)
@@ -29,16 +29,16 @@ def test_the_mathematics_without_a_trainer() -> None:
 
 def test_the_results_are_those_of_the_reference_tables_and_say_so() -> None:
     readme = (paths.ROOT / "README.md").read_text()
-    (block,) = re.findall(f"{tables.START}.*?{tables.END}", readme, flags=re.S)
-    assert block == tables.readme_results("laptop"), "a number edited by hand, or tables newer than the README"
+    (block,) = re.findall(f"{pages.START}.*?{pages.END}", readme, flags=re.S)
+    assert block == pages.readme_results("laptop"), "a number edited by hand, or tables newer than the README"
     assert block.count("reference of profile laptop") == 1
 
 
 def test_what_a_run_needs_is_measured_or_estimated_by_the_package() -> None:
     readme = (paths.ROOT / "README.md").read_text()
-    (block,) = re.findall(f"{tables.NEEDS}.*?{tables.END_NEEDS}", readme, flags=re.S)
-    assert block == tables.readme_needs("laptop"), "a number edited by hand, or a profile newer than the README"
-    known = tables.needs_table("laptop").groupby("profile")["known by"].agg(set)
+    (block,) = re.findall(f"{pages.NEEDS}.*?{pages.END_NEEDS}", readme, flags=re.S)
+    assert block == pages.readme_needs("laptop"), "a number edited by hand, or a profile newer than the README"
+    known = pages.needs_table("laptop").groupby("profile")["known by"].agg(set)
     assert known["paper"] == known["single_gpu"] == {"estimated"}
     assert all(said.startswith("measured (") for said in known["laptop"])
 
@@ -50,7 +50,7 @@ def test_a_measured_run_on_a_gpu_is_listed_with_its_name_and_its_memory(monkeypa
         hardware=[{"cores": 16, "gpus": ["NVIDIA H200"]}], peak_memory_gb=40.0, peak_gpu_memory_gb=3.3
     )
     monkeypatch.setattr(records, "find", lambda *_, **__: on_a_gpu)
-    first = tables.needs_table("laptop").iloc[0]
+    first = pages.needs_table("laptop").iloc[0]
     assert (first["hardware"], first["memory"]) == ("NVIDIA H200", "3.3 GB")
 
 

@@ -13,7 +13,7 @@ import pytest
 from gcpo import paths
 from gcpo.cli import main
 from gcpo.methods import METHODS
-from gcpo.reports import tables
+from gcpo.reports import pages, tables
 from gcpo.runs.params import load_profile, validate
 
 # --- evaluation -----------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_what_departs_from_a_profile_is_shown_and_nothing_else() -> None:
 
 
 def test_every_table_of_the_papers_is_made_or_says_what_it_lacks() -> None:
-    table = tables.exhibits()
+    table = pages.exhibits()
     assert not table[["paper", "exhibit"]].duplicated().any()
     assert (table["notebooks"] + table["lacks"]).ne("").all()
     named = {
@@ -137,26 +137,26 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
         'Why?,GCPO,Eq. 1,so it is,cannot tell,"By 5 [0, 9] (95 %, corrected for 2; 3 seeds).",01_why,runs of p\n'
     )
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{tables.START}\nold\n{tables.END}\nafter\n")
+    readme.write_text(f"before\n{pages.START}\nold\n{pages.END}\nafter\n")
     for _ in range(2):  # twice is as once
-        tables.write_readme("p")
+        pages.write_readme("p")
         found = readme.read_text()
-        assert found.startswith(f"before\n{tables.START}\n")
-        assert found.endswith(f"{tables.END}\nafter\n")
+        assert found.startswith(f"before\n{pages.START}\n")
+        assert found.endswith(f"{pages.END}\nafter\n")
         assert "old" not in found
-        assert found.count(f"{tables.README['gate']}\n\n| a\\d | b |\n") == 1
+        assert found.count(f"{pages.README['gate']}\n\n| a\\d | b |\n") == 1
         assert "| 0.50 |  |\n" in found
         where = "([notebook 01](notebooks/01_why.ipynb))"
         assert (
             found.count(f"1. **Why?**<br>GCPO, Eq. 1: “so it is”: *cannot tell* {where}<br>By 5 [0, 9] (95 %).\n") == 1
         )
-        assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(tables.README["gate"])
+        assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(pages.README["gate"])
     (tmp_path / "reference" / "p" / "ledger.csv").write_text(
         "id,paper,scope,place,quote,verdict,because,note,records\n"
         "a,GCPO,toy,Eq. 1,so it is,holds,01: one (Eq. 1): holds. 1 / 2. / 02: two: holds. All.,by us,runs of p\n"
         "b,EGPO,toy,Eq. 2,and so,not tested,no check yet,,runs of p\n"
     )
-    tables.write_results("p")
+    pages.write_results("p")
     page = (tmp_path / "RESULTS.md").read_text()
     assert page.startswith("# Results") and "| 0.50 |  |\n" in page and page.count("runs of p") == 1
     because = "01: one (Eq. 1): holds. 1 / 2.<br>02: two: holds. All.<br>*by us*"

@@ -13,8 +13,8 @@ import nbformat
 
 from gcpo import io, paths
 from gcpo.reports import records
+from gcpo.reports.pages import write_readme, write_results
 from gcpo.reports.site import absolute, reports, shown_grids
-from gcpo.reports.tables import write_readme, write_results
 from gcpo.runs.grids import expand, fitting
 from gcpo.runs.params import TOY, profile_name
 from gcpo.runs.record import RecordError
