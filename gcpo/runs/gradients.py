@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import batches, generate, grade, texts, token_statistics
 
-PAIRS = 20  # of a query, that are kept in pairs.csv
+PAIRS = 20  # pairs of a query kept in pairs.csv
 TABLES = ("queries", "pairs")
 
 Columns = dict[str, Any]
@@ -177,22 +178,7 @@ def _statistics(
     """For each query its line of ``queries.csv`` and the table of its pairs."""
     task, size = plan.task, plan.params.group_size
     rewards = torch.tensor([[task.reward_of(score) for score in group] for group in sampled.scores])
-
-    def rollouts(part: slice) -> Rollouts:
-        return from_texts(
-            rewards[:, part],
-            [group[part] for group in sampled.texts],
-            extract=task.extract,
-            full_completion=task.full_completion,
-            embedder=embedder,
-            entailment=entailment,
-            threshold=plan.params.entailment_threshold,
-            reward_range=task.reward_range,
-            logps=sampled.logps[:, part],
-            entropies=sampled.entropies[:, part],
-            mask=sampled.mask[:, part],
-        )
-
+    rollouts = partial(_rollouts, plan, embedder, entailment, sampled, rewards)
     whole, half = rollouts(slice(size)), size // 2 if size >= 4 else 0
     columns, halves = uncertainties(whole), uncertainties(rollouts(slice(half))) if half else {}
     columns |= {f"{name}_half": halves.get(name, torch.full((len(rows),), torch.nan)) for name in columns}
@@ -216,6 +202,30 @@ def _statistics(
         }
         found.append((line, pairs.assign(query=row.id)))
     return found
+
+
+def _rollouts(
+    plan: Plan,
+    embedder: Embedder,
+    entailment: Entailment,
+    sampled: _Sampled,
+    rewards: Float[Tensor, "B G"],
+    part: slice,
+) -> Rollouts:
+    task = plan.task
+    return from_texts(
+        rewards[:, part],
+        [group[part] for group in sampled.texts],
+        extract=task.extract,
+        full_completion=task.full_completion,
+        embedder=embedder,
+        entailment=entailment,
+        threshold=plan.params.entailment_threshold,
+        reward_range=task.reward_range,
+        logps=sampled.logps[:, part],
+        entropies=sampled.entropies[:, part],
+        mask=sampled.mask[:, part],
+    )
 
 
 def _gradients(

@@ -31,10 +31,10 @@ from gcpo.runs.contents import Seen, changed, contents
 from gcpo.runs.params import read_yaml, yaml_text
 from gcpo.runs.plan import SCHEMA, Plan, digest
 
-# Of TRL's config, where things are (params and contents name the models) and who may write there.
+# Places and credentials in TRL's config, left out of manifests; params and contents name the models.
 PLACES = ("output_dir", "run_name", "hub_token", "entailment_model")
 PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl".split()
-CODES = "codes.yaml"  # of a reference: codes that give the same numbers
+CODES = "codes.yaml"  # file of a reference: codes that give the same numbers
 CLAIM = ".claim"  # names the process, host and boot that work on a run
 LEASE = 300.0  # seconds without a sign of life after which another machine may take a claim over
 EMPTY = 10.0  # seconds after which a claim without a name is one of a dead process
@@ -85,7 +85,7 @@ class RecordError(ValueError):
 
 
 def load(path: Path, seen: Seen | None = None) -> Run:
-    """A run from its folder, checked; without a manifest an empty one. ``seen`` as in ``contents.changed``.
+    """Return the checked run of a folder, empty if there is no manifest; ``seen`` as in ``contents.changed``.
 
     A record that cannot be read, was edited, cut or copied here from elsewhere, or whose models or data have changed
     since, has a ``fault`` that says so: it counts as not run.
@@ -100,12 +100,12 @@ def load(path: Path, seen: Seen | None = None) -> Run:
         return Run(path, fault="manifest.json holds no mapping")
     try:
         return Run(path, manifest, another_version(manifest) or _fault(path, manifest, seen))
-    except (KeyError, TypeError, AttributeError) as error:  # its own hash is right, and yet it is none of ours
+    except (KeyError, TypeError, AttributeError) as error:  # the hash is right, but the record is not one of ours
         return Run(path, manifest, f"manifest.json is no record of a run ({type(error).__name__}: {error})")
 
 
 def another_version(manifest: dict[str, Any], oldest: int = SCHEMA) -> str | None:
-    """Why this version cannot read a record, or None if it can."""
+    """Return why this version cannot read a record, or None if it can."""
     schema = manifest.get("schema")
     if not isinstance(schema, int) or schema < oldest:
         return "made by an older version of gcpo: move it away and run it again"
@@ -148,13 +148,13 @@ def _own_hash(manifest: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def claim(plan: Plan, timeout: float = -1) -> Iterator[Run]:
-    """The run, which no other process works on meanwhile, on this machine or on another that shares the folder.
+    """Yield the run while no other process works on it, on this machine or on another that shares the folder.
 
     A claim of a process that has died is void at once on its own machine, and after :data:`LEASE` seconds without a
-    sign of life on others. What is there and cannot be trusted is moved into a folder inside the run's own.
+    sign of life on others. A record that cannot be trusted is moved into a folder inside the run's own.
 
     Raises:
-        filelock.Timeout: another process has had it for ``timeout`` seconds; -1 waits as long as it takes.
+        filelock.Timeout: another process has held the claim for ``timeout`` seconds; -1 waits as long as it takes.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
     path = plan.folder / CLAIM
@@ -207,20 +207,16 @@ def _set_aside(run: Run) -> Run:
 def record(plan: Plan) -> Iterator[Run]:
     """Open a run: its manifest says running now, and finished or failed (and why) at the end.
 
-    It goes on from what an attempt before left; what other code, packages or models began is set aside instead, since
-    the record names one of each.
+    The run continues an earlier attempt. An attempt begun with other code, packages or models is set aside, since the
+    record names one of each.
 
-    Seconds and those of the processor (``cpu_seconds``: fewer than ``seconds`` times
-    threads where the machine did other work) add up over attempts; one that was killed could not write its own.
+    Seconds and processor seconds (``cpu_seconds``: fewer than ``seconds`` times threads where the machine did other
+    work) add up over attempts; a killed attempt could not write its own.
     """
     if plan.kind == "train" and plan.params.processes == 1:
         distributed.take_one_gpu()
-    run, here = load(plan.folder), environment()
-    if why := _begun_elsewhere(run.manifest, here):
-        run.fault = why
-        run = _set_aside(run)
-    run.folder.mkdir(parents=True, exist_ok=True)
-    io.write(run.folder / "params.yaml", yaml_text(plan.params.model_dump(mode="json")))
+    here = environment()
+    run = _resume(plan, here)
     distributed.forget_peak()
     gpu_before = run.manifest.get("peak_gpu_memory_gb", 0.0)
     before = {key: run.manifest.get(key, 0.0) for key in ("seconds", "cpu_seconds")}
@@ -255,8 +251,19 @@ def record(plan: Plan) -> Iterator[Run]:
         run.write()
 
 
+def _resume(plan: Plan, here: dict[str, Any]) -> Run:
+    """Return the run as an earlier attempt left it, or set aside and empty if that attempt cannot be continued."""
+    run = load(plan.folder)
+    if why := _begun_elsewhere(run.manifest, here):
+        run.fault = why
+        run = _set_aside(run)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    io.write(run.folder / "params.yaml", yaml_text(plan.params.model_dump(mode="json")))
+    return run
+
+
 def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | None:
-    """Why what a run left unfinished cannot be gone on with ``here`` (:func:`environment`), or None if it can."""
+    """Return why an unfinished run cannot continue in this environment (``here``), or None if it can."""
     if not manifest:
         return None
     if not alike(manifest.get("code", here["code"]), here["code"], manifest["params"]["profile"]):
@@ -269,7 +276,7 @@ def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | No
 
 
 def _same_contents(run: Run) -> None:
-    """Keep what the run was made of, which by now is all on this machine."""
+    """Record hashes of models and data again: by now all of them are on this machine."""
     if why := changed(run.manifest["contents"], run.manifest["params"]):
         raise RecordError(f"While the run was made, {why}.")
     run.manifest["contents"] = contents(run.manifest["params"])
@@ -289,7 +296,7 @@ def _now() -> str:
 
 
 def _cpu_seconds() -> float:
-    return sum(os.times()[:4])  # of this process, and of those it has started that have ended
+    return sum(os.times()[:4])  # this process and its ended children
 
 
 def _peak_memory() -> float:
@@ -298,7 +305,7 @@ def _peak_memory() -> float:
 
 
 def _peak_of_processes(run: Run) -> float:
-    """The same of a GPU, of the processes that trained it; 0 if none was used or they have not ended well."""
+    """Return the peak GPU memory (GB) of the run's training processes; 0 without a GPU or without their log."""
     try:
         made = json.loads((run.folder / distributed.LOG).read_text(encoding="utf-8"))
     except FileNotFoundError:
