@@ -23,18 +23,18 @@ from collections.abc import Callable
 from typing import Any
 
 SECONDS = 1.2
-"""How much processor time one answer may take."""
+"""Processor time that one answer may take."""
 
 MEMORY = 8 * 2**30  # bytes of address space: a power tower asks for all there is before its time is over
 READY = "ready\n"
-SERVE = "from gcpo.mathematics import serve; serve()"  # what it runs
+SERVE = "from gcpo.mathematics import serve; serve()"  # code that the process runs
 
 
 class GraderProcess:
     """A process that answers questions: started when first asked, and again after it was ended.
 
-    Sets have the same order in every such process. Questions are numbered and so are answers, as a process that is
-    ended between two questions says so as well.
+    Sets have the same order in every such process. Questions and answers are numbered, because a process that is
+    ended between two questions also reports this.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class GraderProcess:
         atexit.register(self.close)
 
     def ask(self, *question: Any) -> Any:
-        """What it answers; None where it took too long. Raises ``RuntimeError`` where it cannot start."""
+        """Return the answer, None after a time-out; raises ``RuntimeError`` if the process cannot start."""
         with self.lock:
             try:
                 if self.process is None or self.process.poll() is not None or self.owner != os.getpid():
@@ -76,7 +76,7 @@ class GraderProcess:
             self.owner = os.getpid()
             self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, env=environment, text=True)
             assert self.process.stdout is not None
-            while (line := self.process.stdout.readline()) != READY:  # what an import prints is lost
+            while (line := self.process.stdout.readline()) != READY:  # drop what imports print
                 if not line:
                     said.seek(0)
                     reason = (said.read().decode(errors="replace").splitlines() or ["it does not say why"])[-1]
@@ -113,7 +113,7 @@ def serve(answers: dict[str, Callable[..., Any]]) -> None:
         number, kind, *question = json.loads(line)
         asked[:] = number.to_bytes(8)
         found = "null"
-        with contextlib.suppress(Exception):  # of whatever a grader makes of what a model wrote
+        with contextlib.suppress(Exception):  # a grader may fail in any way on a completion
             _limit_time(SECONDS)
             found = json.dumps(answers[kind](*question))
         _limit_time(0)
@@ -130,7 +130,7 @@ def limit_memory() -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """End this process when it has taken so much processor time from now on; 0: not any more."""
+    """End this process after so many more seconds of processor time; 0 lifts the limit."""
     if hasattr(signal, "setitimer"):  # a system without it has no limit
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process, whatever it is doing
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the default action ends the process, whatever it is doing
         signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -15,9 +15,10 @@ SUMS = "SHA256SUMS"  # as the command of that name writes and checks it
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A draft beside a file or folder, which takes its place at the end: a kill leaves the old one or the new one.
+    """Yield a draft beside a file or folder that replaces it at the end: a kill leaves the old one or the new one.
 
-    A draft that a kill left behind is removed first; an error removes it too. For what one process writes at a time.
+    A draft that a kill left behind is removed first; an error removes its draft too. Only one process
+    may write the path at a time.
     """
     draft = path.with_name(f".{path.name}.draft")
     _remove(draft)
@@ -53,7 +54,7 @@ def write(path: Path, text: str) -> None:
 def check_writable(folder: Path) -> None:
     """Raise the ``OSError`` that writing into a folder, which is made if need be, would raise."""
     folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()  # of a name of its own: other commands may look at the same time
+    tempfile.TemporaryFile(dir=folder).close()  # a unique name: other commands may test the folder at the same time
 
 
 def sha256(path: Path) -> str:
@@ -86,7 +87,7 @@ def seal(folder: Path) -> None:
 
 
 def broken(folder: Path) -> str | None:
-    """What is wrong with a sealed folder, or None: not complete, or a file missing or changed since."""
+    """Return the first integrity error of a sealed folder (incomplete, missing or modified file), or None."""
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

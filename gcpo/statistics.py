@@ -209,7 +209,7 @@ def best_of(x: Values, k: int) -> Array:
     if not 1 <= k <= n:
         raise ValueError(f"k is {k}, expected 1 to {n}, the number of samples")
     ranks = np.arange(n, 1, -1)
-    # Of the largest it is C(n-1, k-1) / C(n, k) = k / n; each next one is (i-k) / (i-1) times that before.
+    # The largest has the share C(n-1, k-1) / C(n, k) = k / n; each next share is (i-k) / (i-1) times the one before.
     shares = k / n * np.cumprod([1, *(np.maximum(ranks - k, 0) / (ranks - 1))])
     return np.asarray(ordered[..., ::-1] @ shares)
 
@@ -260,8 +260,7 @@ def training_draws(a: Values, b: Values, n: int = 10000, seed: int = 0) -> Draws
     columns = paired.mean(axis=0)
     gain = float(columns.mean())
     of_questions = [counts @ (columns - gain) / len(columns) for counts in resamples(len(columns), n, seed)]
-    # Every quantile of Student's t once, in any order: drawn ones leave its far ends, which corrected intervals are
-    # read from, to the seed.
+    # Stratified t quantiles in random order: the tails that Holm-corrected intervals read do not depend on the seed.
     of_seeds = over_seeds * rng.permutation(student.ppf((np.arange(n) + 0.5) / n, len(paired) - 1))
     return Draws(gain, gain + of_seeds + np.sqrt(share) * np.concatenate(of_questions))
 
@@ -342,9 +341,9 @@ def spread_p(a: Values, b: Values) -> float:
 
 
 def equivalent(low: float, high: float, margin: float) -> bool:
-    """Whether an interval of a difference lies within ±`margin`: the two are equal for all that matters.
+    """Return True if the interval of a difference lies within ±`margin`: the two are equal for all that matters.
 
-    With a 95 % interval that is two one-sided tests at 2.5 %.
+    With a 95 % interval this is a pair of one-sided tests at 2.5 %.
     """
     return -margin < low and high < margin
 
@@ -359,10 +358,10 @@ def _paired(a: Values, b: Values) -> Array:
 
 
 def _standard_errors(paired: Array) -> tuple[float, float, float]:
-    """Of the mean of (seeds, questions): over seeds, over questions beyond single answers' noise, and that share.
+    """Return standard errors of the mean over seeds and over questions, and the questions' share beyond answer noise.
 
     Two-way analysis of variance with one value a cell: the mean squares of rows and columns both hold the cells' own
-    noise, which is counted once, with the rows.
+    noise, and this noise is counted once, with the rows.
     """
     seeds, questions = paired.shape
     rows, columns = paired.mean(axis=1), paired.mean(axis=0)
@@ -482,7 +481,7 @@ def draws_of(values: Array) -> Draws:
 
 
 def _seen(statistic: str, u: Values, v: Values, *share: float) -> float:
-    """What the queries themselves give: the resample that holds each once."""
+    """Return the statistic of the observed queries: of the resample that holds each query once."""
     u, v = _columns(u=u, v=v)
     return float(RANKINGS[statistic](u, v, np.ones((1, len(u))), *share)[0])
 
@@ -495,7 +494,7 @@ def _top_sizes(counts: Array, q: float) -> Array:
 
 
 def _held(values: Array, counts: Array) -> tuple[Array, NDArray[np.intp]]:
-    """How often each distinct value occurs in each resample, in rising order, and which of them each query has."""
+    """Return the count of each distinct value (rising) in each resample, and the index of each query's value."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     if len(first) == len(values):  # no ties
         return counts[:, first], inverse
@@ -511,7 +510,7 @@ def _ranks(values: Array, counts: Array) -> Array:
 
 
 def _top(values: Array, counts: Array, size: Array) -> Array:
-    """How many of each query's copies are among the `size` largest, in expectation over ties; sums to `size`."""
+    """Return the expected number of each query's copies among the `size` largest, over ties; sums to `size`."""
     held, inverse = _held(values, counts)
     above = counts.sum(axis=1, keepdims=True) - held.cumsum(axis=1)
     share = np.clip(size - above, 0, held) / np.maximum(held, 1)
@@ -525,12 +524,12 @@ def _generator(n: int, seed: int) -> Generator:
 
 
 def _drawn(rng: Generator, n: int, size: int) -> NDArray[np.int64]:
-    """Which of `size` entries each place of a resample holds: (n, size)."""
+    """Return the index of the entry (of `size`) at each place of n resamples: (n, size)."""
     return rng.integers(size, size=(n, size))
 
 
 def _multiplicities(rng: Generator, n: int, size: int) -> Array:
-    """How often each of `size` entries is drawn in a resample with replacement: (n, size)."""
+    """Return the count of each of `size` entries in n resamples with replacement: (n, size)."""
     drawn = _drawn(rng, n, size) + size * np.arange(n)[:, None]
     return np.bincount(drawn.ravel(), minlength=n * size).reshape(n, size).astype(np.float64)
 

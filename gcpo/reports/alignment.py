@@ -1,4 +1,4 @@
-"""How measures of uncertainty align with the gradient variance V(q) (GCPO, App. D), every figure with its interval.
+"""Alignment of uncertainty measures with the gradient variance V(q) (GCPO, App. D), every figure with its interval.
 
 An interval is over queries: one set of bootstrap resamples serves every measure and every rollout seed, so that what is
 compared is compared on the same queries (App. D.6). A figure is the mean over rollout seeds of the figure of each; the
@@ -75,7 +75,7 @@ def halves(queries: pd.DataFrame) -> pd.DataFrame:
 
 
 class Alignment:
-    """How measures rank queries as ``target`` does, for one task and policy, with the bootstrap that all share.
+    """Agreement of the measures' rankings of queries with ``target``, with one shared bootstrap.
 
     Args:
         queries: lines of ``queries.csv`` of one or more runs; with several, ``seed`` tells them apart.
@@ -223,7 +223,7 @@ def mean_over_queries(lines: pd.DataFrame, column: str, n: int = 10000, seed: in
 
 
 def rank_correlations(pairs: pd.DataFrame, column: str = "gradient_distance", within: float = NEAR) -> pd.DataFrame:
-    """How distance in meaning goes with a column inside each group, over its pairs of different texts that are near.
+    """Return rank correlations of distance in meaning with a column, over each group's near pairs of different texts.
 
     Args:
         pairs: lines of ``pairs.csv`` of one or more runs, told apart by ``seed``.

@@ -14,7 +14,7 @@ from IPython.display import display
 from gcpo import io
 
 HOLDS, FAILS, EXCLUDED, OPEN, UNTESTED = "holds", "does not hold", "effect excluded", "cannot tell", "not tested"
-PRECEDENCE = (FAILS, UNTESTED, EXCLUDED, OPEN, HOLDS)  # of a claim's parts, the first that one says is said of all
+PRECEDENCE = (FAILS, UNTESTED, EXCLUDED, OPEN, HOLDS)  # a claim gets the first of these that any of its parts has
 SHOWN = (HOLDS, OPEN, EXCLUDED, FAILS, UNTESTED)  # their order in a table
 WORDS = {True: HOLDS, False: FAILS, None: OPEN}  # by what a check returns
 NUMBERS = ("difference", "low", "high", "paper_effect", "mde", "seeds")
@@ -22,7 +22,7 @@ NUMBERS = ("difference", "low", "high", "paper_effect", "mde", "seeds")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What runs decide about a claim, with what decided it.
+    """Verdict of runs on a claim, with its evidence.
 
     Attributes:
         label: "holds", "does not hold", "effect excluded", "cannot tell" or "not tested".

@@ -1,4 +1,4 @@
-"""How well a policy's entropies tell wrong answers from right ones (EGPO Table 3, Figures 3, 5, 6 and 8).
+"""Separation of incorrect from correct answers by a policy's entropies (EGPO Table 3, Figures 3, 5, 6 and 8).
 
 What is computed of a run depends on its seed and on its questions. Both are resampled, as in
 :func:`gcpo.statistics.training_difference`, but of statistics that are no means over questions, such as areas under a
@@ -59,7 +59,7 @@ class Quantity:
 
 
 def statistics_of(answers: pd.DataFrame, weights: Array) -> pd.DataFrame:
-    """Of one run, a row for each row of ``weights`` (resamples x answers, how often each holds an answer).
+    """Return the statistics of one run, a row for each row of ``weights`` (resamples x answers, counts of answers).
 
     Of each part: how well it finds wrong answers by being large, as the area under its ROC curve ("auc nll") and as
     true positive rates at :data:`RATES` ("tpr nll 0.1"), and the gap of the means of wrong and right answers ("gap
@@ -70,7 +70,7 @@ def statistics_of(answers: pd.DataFrame, weights: Array) -> pd.DataFrame:
     for part in PARTS:
         values = answers[part].to_numpy()
         order = np.argsort(-values, kind="stable")
-        ends = np.append(np.flatnonzero(np.diff(values[order])), len(order) - 1)  # of answers with one value
+        ends = np.append(np.flatnonzero(np.diff(values[order])), len(order) - 1)  # last of the answers with one value
         true, false = (_shares((weights * kind)[:, order], ends) for kind in (wrong, ~wrong))
         found[f"auc {part}"] = (np.diff(false) * (true[:, 1:] + true[:, :-1])).sum(axis=1) / 2
         at_rates = np.array([np.interp(RATES, *curve) for curve in zip(false, true, strict=True)])
@@ -81,7 +81,7 @@ def statistics_of(answers: pd.DataFrame, weights: Array) -> pd.DataFrame:
 
 
 def _shares(weights: Array, ends: Array) -> Array:
-    """Of a kind of answers, the share that each threshold of a ROC curve calls wrong, rising from 0 to 1."""
+    """Return the share of answers that each threshold of a ROC curve calls incorrect, rising from 0 to 1."""
     called = weights.cumsum(axis=1)[:, ends]
     return np.insert(called / called[:, -1:], 0, 0, axis=1)
 
@@ -161,7 +161,7 @@ def curves(found: Mapping[str, Mapping[str, Quantity]]) -> pd.DataFrame:
     for label, own in found.items():
         for part in ("nll_thinking", "nll_answer"):
             for rate in RATES:
-                interval = np.clip(own[f"tpr {part} {rate}"].draws().interval(), 0, 1)  # where a share can be
+                interval = np.clip(own[f"tpr {part} {rate}"].draws().interval(), 0, 1)  # a share lies in [0, 1]
                 rows.append((label, PARTS[part], rate, *interval))
     return pd.DataFrame(rows, columns=["label", "part", "rate", "tpr", "low", "high"])
 

@@ -80,7 +80,7 @@ class Comparison:
 
     @property
     def tested(self) -> bool:
-        """Whether there is an estimate."""
+        """Return True if there is an estimate."""
         return self.interval.estimate == self.interval.estimate
 
     @property

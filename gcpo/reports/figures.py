@@ -1,4 +1,4 @@
-"""How notebooks show results: one figure style, figures saved beside the data they draw, and verdict sentences."""
+"""Figures of notebooks: one style, figures saved beside the data they draw, and verdict sentences."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _interval_line(axis: Axes, place: int, row: pd.Series, reach: float) -> None
 
 
 def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, str], reach: float) -> Figure:
-    """How far each method's weights can move an advantage, how far they did on each task, and what the method gained.
+    """Draw how far each method's weights can move an advantage, how far they did per task, and the method's gain.
 
     Args:
         strength: a row per task and label: lowest and highest (what the formula allows), smallest and largest (what
@@ -332,7 +332,7 @@ def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:
 
 
 def verdict_bars(counts: pd.DataFrame, by: str) -> Figure:
-    """How many claims have which verdict: one bar per row of :func:`gcpo.reports.ledger.counts`, a part per word."""
+    """Draw the number of claims per verdict: one bar per row of :func:`gcpo.reports.ledger.counts`, a part per word."""
     words = [column for column in counts if column not in (by, "claims")]
     figure, axes = plt.subplots(figsize=(6.4, 0.9 + 0.45 * len(counts)))
     start = pd.Series(0, index=counts.index)

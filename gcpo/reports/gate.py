@@ -20,7 +20,7 @@ COLUMNS = "task decoding metric seeds start grpo gain low high std passes runs".
 
 @dataclass(frozen=True)
 class Gate:
-    """What GRPO gains over the starting policy on the test split, per task and decoding.
+    """Return GRPO's gain over the starting policy on the test split, per task and decoding.
 
     Attributes:
         profile: whose runs.
@@ -41,7 +41,7 @@ class Gate:
 
     @property
     def passed(self) -> bool:
-        """Whether it is open on every task."""
+        """Return True if the gate is open on every task."""
         return bool(self.tasks) and all(self.closed(task) is None for task in self.tasks)
 
     def said(self, tasks: Iterable[str]) -> str:
@@ -65,7 +65,7 @@ class Gate:
 
 
 def gate(profile: str, grid: str = GRID, reference: bool = False, any_code: bool = False) -> Gate:
-    """Whether GRPO learns: its gain, sampled and greedy, has an interval above zero on each task of the grid.
+    """Test that GRPO learns: its gain, sampled and greedy, has an interval above zero on each task of the grid.
 
     Args:
         profile: a profile's name, or a parameter file.
@@ -108,7 +108,10 @@ def _gains(scores: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
         if found.tested:
             runs = part.groupby(["seed", "label"])[metric].mean().mul(100).unstack()[[START, BASE]].dropna()
             row: dict[str, Any] = {"decoding": decoding, "metric": metric, "seeds": found.seeds}
-            row |= {"start": runs[START].mean(), "grpo": runs[BASE].mean()}  # of the seeds that both have, as the gain
+            row |= {
+                "start": runs[START].mean(),
+                "grpo": runs[BASE].mean(),
+            }  # over the seeds that both have, as the gain
             row |= dict(zip(("gain", "low", "high"), found.interval, strict=True))
             rows.append({**row, "std": runs[BASE].std(ddof=1), "passes": found.interval.low > 0})
     return rows

@@ -20,7 +20,7 @@ PAPERS = {"gcpo": "GCPO", "seed_grpo": "SEED-GRPO", "egpo": "EGPO", "cw_grpo": "
 Scope = Literal["theorem", "toy", "paper", "embedded world", "real model"]
 LONGEST = 25  # words of a quote
 NO_CHECK = "No check decides it."
-COLUMNS = ["id", "label", "because", "place", "heading", "notebook"]  # of a verdict's record, those that are read here
+COLUMNS = ["id", "label", "because", "place", "heading", "notebook"]  # fields of a verdict's record that are read here
 
 
 class Claim(BaseModel):
@@ -163,7 +163,7 @@ def display_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def counts(table: pd.DataFrame, by: str = "paper") -> pd.DataFrame:
-    """How many claims have which verdict, a row per paper (or scope), with their sum."""
+    """Return the number of claims per verdict, a row per paper (or scope), with their sum."""
     order = [word for word in SHOWN if word in set(table["verdict"])]
     wide = pd.crosstab(table[by], table["verdict"])[order].reindex(table[by].unique())
     return wide.assign(claims=wide.sum(axis=1)).rename_axis(columns=None).reset_index()

@@ -16,7 +16,7 @@ from gcpo.runs.record import RecordError
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`gcpo.reports.open` returns.
+    """A report, as :func:`gcpo.reports.open` returns it.
 
     Attributes:
         profile: a profile's name, or a parameter file.
@@ -64,7 +64,7 @@ class Report:
 
     @cached_property
     def gate(self) -> Gate:
-        """Whether GRPO learns on the tasks of the grid (:func:`gcpo.reports.gate.gate`)."""
+        """Test of whether GRPO learns on the tasks of the grid (:func:`gcpo.reports.gate.gate`)."""
         return gate(self.profile, self.grid, self.reference, self.any_code)
 
     def runs(self, which: str = "kind == 'train'") -> pd.DataFrame:

@@ -68,7 +68,7 @@ def _replace(profile: str, write: Callable[[Path], None]) -> None:
     write(root / name)
     committed = [report for report, shows in reports().items() if shows["profile"] == name]
     before = os.environ.get("GCPO_REFERENCE")
-    os.environ["GCPO_REFERENCE"] = str(root)  # what the notebooks' kernels take for the reference
+    os.environ["GCPO_REFERENCE"] = str(root)  # the reference of the notebooks' kernels
     try:
         for report in reports():  # in their order: the ledger reads what those before it found
             parameters = {"profile": absolute(profile), "reference": True, "write_to": str(root / name)}

@@ -27,7 +27,7 @@ from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label
 from gcpo.runs.record import CODES, RecordError, Run, another_version, load, same_numbers, to_commit
 
-TABLES = ("eval", "validation", "metrics", "queries", "pairs", "answers")  # what runs leave beside their manifests
+TABLES = ("eval", "validation", "metrics", "queries", "pairs", "answers")  # tables beside the manifests of runs
 OLDEST = 0  # schema of a reference that can still be read: 0 was converted from records without one
 
 
@@ -61,13 +61,13 @@ def _committed(folder: Path) -> list[Run]:
 
 
 def faults(profile: str, reference: bool = False) -> list[str]:
-    """What is left out of every report, and why; a line each."""
+    """Return the records that every report leaves out, and why; a line each."""
     left_out = [run for run in runs(profile, reference) if run.fault]
     return list(dict.fromkeys(f"{_name(run)}: {run.fault}" for run in left_out))
 
 
 def _name(run: Run) -> str:
-    """What a record is called: by its folder, or, in a reference, by its manifest."""
+    """Return the name of a record: its folder's or, in a reference, its manifest's."""
     return str(run.manifest.get("id")) if _is_reference(run.folder) else run.folder.name
 
 
@@ -181,7 +181,7 @@ def _one_data(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
 
 
 def _models(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """What the models of a run were, by kind and name: a digest of the hashes of their files."""
+    """Return the models of a run, by kind and name: a digest of the hashes of their files."""
     return {
         (kind, manifest["params"][kind]): hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:7]
         for kind in ("policy", "embedder", "entailment")
@@ -190,7 +190,7 @@ def _models(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
-    """What a grid asks for and what there is: runs by status, per task and label, and what to know of them.
+    """Return the coverage of a grid: its runs by status, per task and label, with remarks on them.
 
     ``left_out`` counts records that are damaged, edited, incomplete or foreign; where there are any, ``why`` names them
     and those that belong to no run of the grid have a row of their own. ``dirty`` counts runs made with uncommitted
@@ -259,7 +259,7 @@ def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = Fal
 
 
 def elsewhere(table: pd.DataFrame) -> pd.DataFrame:
-    """What policies score on another task than they were trained on (``trained_on``), by their sampled answers.
+    """Return scores of policies on another task than they were trained on (``trained_on``), by sampled answers.
 
     Args:
         table: runs from :func:`find`.
@@ -307,7 +307,7 @@ def to_publish(profile: str) -> list[Run]:
 
     codes = {run.manifest["id"]: code_of(run.manifest) for run in own}
     models = {model: digest for run in own for model, digest in _models(run.manifest).items()}
-    beside: dict[str, set[str]] = {}  # of each run of a grid, the codes of this machine's runs in it
+    beside: dict[str, set[str]] = {}  # by run of a grid: the codes of this machine's runs in that grid
     for grid in grids():
         asked = {plan.id for plan in expand(grid, profile)}
         for id_ in asked:

@@ -27,7 +27,7 @@ def shown_grids() -> list[str]:
 
 
 def grid_for(made: list[str], own: str) -> str:
-    """Of the grids that are made for a profile (:func:`gcpo.runs.grids.fitting`) that of a report's own table: table1
+    """Return the grid of a report's own table that suits a profile (:func:`gcpo.runs.grids.fitting`): table1
     of laptop, paper_table1 of benchmarks; the own one where there is none."""
     return own if own in made else next((grid for grid in made if grid.endswith(f"_{own}")), own)
 
@@ -62,7 +62,10 @@ def report(
                 wanted = grid or grid_for(fit, own)
                 if why := _unfit(own, wanted, fit, profile, reference):
                     left_out.append(f"{name}: {why}")
-                    for stale in (f"{name}.ipynb", f"verdicts_{name[:2]}.csv"):  # of other runs: no ledger reads them
+                    for stale in (
+                        f"{name}.ipynb",
+                        f"verdicts_{name[:2]}.csv",
+                    ):  # made from other runs: no ledger reads them
                         (folder / stale).unlink(missing_ok=True)
                     continue
                 settings |= {"grid": wanted, "any_code": any_code}
@@ -96,7 +99,7 @@ def _missing(grids: list[str], profile: str, reference: bool) -> list[str]:
 
 def _unfit(own: str, grid: str, fit: list[str], profile: str, reference: bool) -> str | None:
     """Why a report cannot be made of a grid, and what to do; None if it can. ``fit`` are the profile's own grids."""
-    if grid == own and own not in fit:  # of another kind of profile
+    if grid == own and own not in fit:  # the grid suits another kind of profile
         return f"no grid {own} is made for {profile}, whose grids are {', '.join(fit)}: --grid shows one of them"
     made = set(records.find(profile, grid, reference, any_code=True)["kind"])
     if not made:

@@ -17,7 +17,7 @@ AXES = ["task", "prompts_per_step", "learning_rate"]
 
 
 def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
-    """What each setting of a sweep reaches on the validation split, a row per task, batch size and rate.
+    """Return the score of each setting of a sweep on the validation split, a row per task, batch size and rate.
 
     Args:
         runs: of the sweep, as :func:`gcpo.records.find` gives them; what is not trained, or not ``base``, is left out.
@@ -71,7 +71,7 @@ def taken(runs: pd.DataFrame) -> pd.Series:
 
 
 def choice(table: pd.DataFrame) -> pd.DataFrame:
-    """What the rule picks from a :func:`summary`, a row per task: its batch size and rate, and how it was reached.
+    """Return the rule's choice from a :func:`summary`, a row per task: its batch size and rate, and how it was reached.
 
     Per batch size the rate with the best sampled score among those at which greedy does not fall; among batch sizes
     the one that detects the smallest known difference per hour. A setting with fewer seeds than most have is not
@@ -92,7 +92,7 @@ def choice(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def common(table: pd.DataFrame) -> pd.DataFrame:
-    """What the rule of :func:`choice` picks for all tasks of a :func:`summary` together: one row, its task "all".
+    """Return the choice by :func:`choice`'s rule for all tasks of a :func:`summary` together: one row, task "all".
 
     Scores and the detectable difference are means over tasks; greedy may fall on none of them. Settings that were not
     swept on every task do not count. No row where greedy falls at each.

@@ -40,7 +40,7 @@ def reported(name: str) -> pd.DataFrame:
 
 
 def paper_means(name: str, **where: str) -> dict[str, float]:
-    """What a paper's table prints for each method of ours, where columns of :func:`reported` have these values.
+    """Return a paper's printed number by method of ours, from rows of :func:`reported` with these values.
 
     Raises:
         ValueError: no such table or column, no such row, or a method that has several.
@@ -56,7 +56,7 @@ def paper_means(name: str, **where: str) -> dict[str, float]:
 
 
 def gcpo_means(benchmark: str) -> dict[str, float]:
-    """What GCPO's Table 1 (F1) or Table 2 (accuracy) prints for a benchmark, by method; empty where neither has it."""
+    """Return GCPO's numbers on a benchmark by method, from Table 1 (F1) or 2 (accuracy); empty if neither has it."""
     for name, metric in (("gcpo_table1", "f1"), ("gcpo_table2", "accuracy")):
         if benchmark in set(reported(name)["task"]):
             return paper_means(name, task=benchmark, metric=metric)
@@ -75,7 +75,7 @@ def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:
 
 
 def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """What ``evidence.differences`` found, as a page shows it: a row per label of ``names`` that is there, in order.
+    """Return the table of ``evidence.differences`` for a page: a row per label of ``names`` that is there, in order.
 
     Columns: method, score (mean ± standard deviation over seeds, per cent), minus its base [95 %] (points), p (Holm),
     detectable (points, 80 % power), equivalent ("yes" within the margin), and seeds.
@@ -101,9 +101,9 @@ def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFr
 
 
 def departures(params: Params) -> pd.DataFrame:
-    """What a run's parameters have that its profile's file has not, a row each: the profile's value, and this run's.
+    """Return the parameters of a run that differ from its profile's file, a row each: the profile's value, the run's.
 
-    Where there is no file of that name, the package's defaults take its place.
+    Without a file of that name, the package's defaults take its place.
     """
     own: dict[str, Any] = {"task": params.task, "profile": params.profile}
     if (paths.PARAMS / f"{params.profile.removesuffix(TOY)}.yaml").exists():
@@ -127,8 +127,10 @@ def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores_table(scores: pd.DataFrame) -> pd.DataFrame:
-    """What an evaluation's ``scores.csv`` says, in per cent with 95 % intervals over questions: a row per metric, a
-    column per statistic."""
+    """Return an evaluation's ``scores.csv`` in per cent with 95 % intervals over questions.
+
+    A row per metric, a column per statistic.
+    """
     shown = scores.assign(said=[with_interval(*(100 * row[["value", "low", "high"]])) for _, row in scores.iterrows()])
     wide = shown.pivot(index="metric", columns="statistic", values="said")
     return wide.reindex(index=scores["metric"].unique(), columns=scores["statistic"].unique()).rename_axis(

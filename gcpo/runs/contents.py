@@ -1,4 +1,4 @@
-"""Content of a run's models and data, whatever they are called."""
+"""Hashes of a run's models and data, independent of their names."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _NAMES = (
 
 
 def contents(params: Mapping[str, Any]) -> Contents:
-    """SHA-256 of every file of the policy, the embedder, the entailment model, and of the data files, by name; of what
-    comes from the Hub, its commit. What is not on this machine is left out.
+    """Return the SHA-256 of every file of the policy, embedder, entailment model and data, by name.
+
+    Models from the Hub have their commit instead. Files that are not on this machine are left out.
     """
     found = {
         "policy": _model(params["policy"], "policy", params["policy_revision"]),
@@ -47,7 +48,7 @@ def _model(name: str, kind: str, revision: str | None = None) -> dict[str, str]:
     place = world.folder(kind, name) if world.embedded(name, kind) else Path(name)
     if place.exists():
         return {file: value for file, value in io.hashes(place).items() if not file.endswith(".md")}
-    from huggingface_hub import try_to_load_from_cache  # seconds to import, and of no use to the embedded world
+    from huggingface_hub import try_to_load_from_cache  # slow to import, and unused in the embedded world
     from huggingface_hub.errors import HFValidationError
 
     try:
@@ -62,7 +63,7 @@ def changed(
 ) -> str | None:
     """Return the first model or data set that has changed since the run, as far as this machine can tell, or None.
 
-    ``seen`` keeps what was looked at, for many records that share models and data.
+    ``seen`` caches contents for many records that share models and data.
 
     The embedded models are left out unless asked for: their settings are part of the id, their folder checks itself,
     and made on another processor they may differ in a last bit.

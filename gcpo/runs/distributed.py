@@ -17,8 +17,8 @@ from gcpo.runs.params import sharing
 from gcpo.runs.plan import COPIES, Plan
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # read when a process first uses CUDA, and not again
-LOG = "training.json"  # what the processes give back, written last
-OUTPUT = "processes.log"  # what they print
+LOG = "training.json"  # results of the processes, written last
+OUTPUT = "processes.log"  # output of the processes
 _ERROR = re.compile(r"(\[rank\d+\]: )?([\w.]*(Error|Exception|Interrupt)\b.*)")
 
 

@@ -134,7 +134,7 @@ def certainty(
 
 
 def scores(answers: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
-    """What answers score, a row per metric and statistic: value with its 95 % interval, low to high, all in [0, 1].
+    """Return the scores of answers, a row per metric and statistic: value, low and high (95 % interval), in [0, 1].
 
     Statistics are greedy; avg@n, the mean of a question's n samples; and pass@k for k = 2, 4, 8, ... up to n, the best
     of k samples, by its unbiased estimate (:func:`gcpo.statistics.best_of`). All are means over questions, which the

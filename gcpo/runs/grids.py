@@ -14,7 +14,7 @@ from gcpo.runs.params import TOY, ParameterError, Params, file_of, load_profile,
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.tasks import GENERATED
 
-END = "max_steps"  # as a grid's at_step: whatever the profile's is
+END = "max_steps"  # as a grid's at_step: the profile's max_steps
 
 
 def grids() -> list[str]:
@@ -61,7 +61,7 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
 
 
 def _read(grid: str) -> tuple[Path, list[dict[str, Any]]]:
-    """A grid's file, and its blocks, unchecked."""
+    """Return a grid's file and its blocks, unchecked."""
     path = file_of(grid, "grid", paths.PARAMS / "grids")
     blocks = read_yaml(path) or []
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
@@ -78,7 +78,7 @@ def _at_most(toy: Mapping[str, Any], key: str, value: Any) -> Any:
 
 
 def fitting(profile: str) -> list[str]:
-    """The grids that are made for a profile: of generated tasks where its policy is embedded, else of benchmarks."""
+    """Return the grids that suit a profile: of generated tasks where its policy is embedded, else of benchmarks."""
     own = validate(load_profile(profile.removesuffix(TOY)), profile)
 
     def fits(task: Any) -> bool:
@@ -89,7 +89,7 @@ def fitting(profile: str) -> list[str]:
 
 
 def _methods(listed: list[Any]) -> list[Any]:
-    """The methods that a list means; what is no name at all is left for the check of parameters."""
+    """Return the methods that a list means; entries that are no names are left for the check of parameters."""
     chosen = [name for entry in listed for name in (METHODS if entry == "all" else [entry])]
     minus = [entry for entry in chosen if isinstance(entry, str) and entry.startswith("-")]
     left_out = [*minus, *(entry[1:] for entry in minus)]
@@ -97,12 +97,12 @@ def _methods(listed: list[Any]) -> list[Any]:
 
 
 def likes(kind: str, max_steps: int) -> tuple[str, bool]:
-    """What stands in one table as runs of one sort: its kind, and whether there is training."""
+    """Return the key of runs that share a table: their kind, and whether they train."""
     return kind, kind == "train" and max_steps > 0
 
 
 def varied(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[tuple[str, bool], list[str]]:
-    """The parameters in which runs of one sort (:func:`likes`) and task differ, beside what every table names."""
+    """Return the parameters in which runs of one key (:func:`likes`) and task differ, except those in every table."""
     seen: dict[tuple[str, bool], dict[tuple[str, str], set[str]]] = {}
     for kind, params in runs:
         values = seen.setdefault(likes(kind, params["max_steps"]), {})

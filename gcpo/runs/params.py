@@ -31,9 +31,9 @@ from gcpo.errors import nearest
 from gcpo.methods import Method, get_method, one_spelling
 from gcpo.tasks import check_task, get_task
 
-WHOLE = ("grpo", "method_options", "task", "trained_on")  # which no mapping from task to value can give
-LENGTHS = ("short", "solution")  # of the answers to a task: keys beside names of tasks
-NAME = r"[\w-]{1,60}"  # of a profile or grid: also a folder's
+WHOLE = ("grpo", "method_options", "task", "trained_on")  # keys that no mapping from task to value can give
+LENGTHS = ("short", "solution")  # lengths of a task's answers: keys beside names of tasks
+NAME = r"[\w-]{1,60}"  # name of a profile or grid, and of its folder
 TOY = "-toy"  # ends the name of a profile with params/toy.yaml laid over it
 
 
@@ -189,7 +189,7 @@ class Params(BaseModel):
     @field_validator("report_to")
     @classmethod
     def _known_tracker(cls, name: str) -> str:
-        if name != "none":  # whether it is installed matters where the run is made
+        if name != "none":  # the machine of the run must have it installed, not this one
             from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
             if name not in INTEGRATION_TO_CALLBACK:
@@ -271,7 +271,7 @@ class Params(BaseModel):
         """
         grpo = {key: value for key, value in self.grpo.items() if isinstance(value, int)}
         at_once = self.micro_batch or share
-        passes = grpo.get("gradient_accumulation_steps", share // at_once)  # of a step
+        passes = grpo.get("gradient_accumulation_steps", share // at_once)  # passes of a step
         batch = grpo.get("generation_batch_size", 0) // (at_once * self.processes)
         generation = (grpo.get("steps_per_generation") or batch or passes) * grpo.get("num_iterations", 1)
         if self.save_steps < max(self.max_steps, self.at_step) and self.save_steps * passes % generation:
@@ -305,7 +305,7 @@ _OWN = {
     "output_dir": "profile",
 }
 
-_AT_LEAST = {"num_iterations": 1, "gradient_accumulation_steps": 1, "steps_per_generation": 1}  # of GRPOConfig
+_AT_LEAST = {"num_iterations": 1, "gradient_accumulation_steps": 1, "steps_per_generation": 1}  # fields of GRPOConfig
 _REMOVED = {"reward_range": "the task owns it (Task.reward_range): remove it here"}
 
 
@@ -366,7 +366,7 @@ def plain_name(name: str, kind: str) -> str:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a profile or grid is given by the path of its file, and not by its name."""
+    """Return True if a profile or grid is given by the path of its file, and not by its name."""
     return name.removesuffix(TOY).endswith((".yaml", ".yml"))
 
 

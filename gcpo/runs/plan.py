@@ -1,4 +1,4 @@
-"""What a run is: its parameters with every value resolved, and the id that names them all."""
+"""Plan of a run: its parameters with every value resolved, and the id that names them all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gcpo.tasks.base import Split, Task
 
 COPIES = "MULTI_GPU"  # accelerate's name of processes that have a whole policy each
 CHUNK = 10  # queries of gradient statistics between two writes at most: what a kill can lose
-SCHEMA = 2  # of records; raised when a record no longer means what it did
+SCHEMA = 2  # version of records; raised when the meaning of a record changes
 KINDS = {"train": "10_train", "gradients": "11_gradient_statistics", "evaluate": "12_evaluate"}  # kind -> its notebook
 
 # Settings of TRL's config that decide a result and are no parameters of ours: pinned, so that another default in TRL
@@ -62,7 +62,7 @@ ADDRESSES = frozenset(
     "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port ddp_timeout".split()
 )
 
-# What was added after the first records: a path in `Plan.values`, by kind of run (of a part of a method by its `kind`),
+# Values added after the first records: a path in `Plan.values`, by kind of run (of a part of a method by its `kind`),
 # and the value that means "as before", which stays out of the hash. A new parameter has a line here for each kind of
 # run that reads it, and the ids of all runs made before it stay as they are.
 SINCE: dict[str, Any] = {
@@ -70,7 +70,7 @@ SINCE: dict[str, Any] = {
     "gradients.params.lora_rank": 0,
 }
 
-# What only training reads, and what a kind of run does not read: of no meaning to it, and no part of its values.
+# Parameters that only training reads, or that a kind of run does not read, are no part of its values.
 TRAINING = frozenset(
     "method equalize_mean prompts_per_step micro_batch processes accelerate max_steps learning_rate beta save_steps "
     "train_split train_limit validation_split validation_limit eval_samples".split()
@@ -219,12 +219,12 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """Where it is recorded."""
+        """Folder of the run's record."""
         return paths.OUTPUTS / self.params.profile / "runs" / self.id
 
     @property
     def label(self) -> str:
-        """What tables call it."""
+        """Label of the run in tables."""
         return label(self.kind, self.params.model_dump(), self.varied)
 
 
@@ -247,7 +247,7 @@ def digest(values: dict[str, Any]) -> str:
 
 
 def label(kind: str, params: dict[str, Any], varied: Sequence[str] = ()) -> str:
-    """What tables call a run: its kind, "no training", or its method, with what its grid varies."""
+    """Return the label of a run in tables: its kind, "no training", or its method, with what its grid varies."""
     if kind == "train" and not params["max_steps"]:
         name, shown = "no training", [key for key in varied if key != "max_steps"]
     else:

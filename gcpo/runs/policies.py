@@ -1,4 +1,4 @@
-"""The policies that runs start from, train and look at."""
+"""Policies that runs start from, train and evaluate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gcpo.tasks.sampling import check_lengths, load_policy
 
 
 def starting_policy(plan: Plan) -> tuple[Any, Any]:
-    """The policy that a run trains, and its tokenizer; raises as :func:`gcpo.tasks.sampling.load_policy`.
+    """Return the policy that a run trains, and its tokenizer; raises as :func:`gcpo.tasks.sampling.load_policy`.
 
     Everything that is drawn from here on, while policy, adapters and trainer are built, depends on the run's seed.
     """
@@ -30,23 +30,25 @@ def starting_policy(plan: Plan) -> tuple[Any, Any]:
 
 
 def trained_policy(plan: Plan, folder: Path) -> tuple[Any, Any]:
-    """What a training run has saved in ``folder``, and its tokenizer; adapters (``lora_rank``) on the starting policy,
-    as they were trained."""
+    """Return the policy that a training run saved in ``folder``, and its tokenizer.
+
+    Adapters (``lora_rank``) are put on the starting policy, as in training.
+    """
     params = plan.params
     if not params.lora_rank:
         return load_policy(str(folder), dtype=params.dtype)
     from peft import PeftModel
 
-    model, tokens = starting_policy(plan)  # a training of adapters saves nothing else
+    model, tokens = starting_policy(plan)  # training with adapters saves the adapters alone
     return PeftModel.from_pretrained(model, str(folder), is_trainable=True).eval(), tokens
 
 
 def looked_at(plan: Plan, run: Run, trained: Run | None) -> tuple[Sequence[Row], Any, Any]:
-    """What a run that trains nothing looks at: held-out questions, a policy and its tokenizer; the manifest names them.
+    """Return held-out questions, model and tokenizer of a run without training; the manifest names them.
 
-    The policy is that of its training run or, without one, the starting policy; with adapters (``lora_rank``) where it
-    was trained with them, or gradients are theirs alone. Raises as :func:`gcpo.tasks.sampling.load_policy` and
-    :func:`gcpo.tasks.sampling.check_lengths`.
+    The policy is that of its training run or, without one, the starting policy; with adapters (``lora_rank``) if it
+    was trained with them, or if gradients are of the adapters alone. Raises as
+    :func:`gcpo.tasks.sampling.load_policy` and :func:`gcpo.tasks.sampling.check_lengths`.
     """
     quiet()
     params = plan.params
@@ -69,7 +71,7 @@ def looked_at(plan: Plan, run: Run, trained: Run | None) -> tuple[Sequence[Row],
 
 
 def lora(params: Params) -> Any:
-    """The adapters of a run, whose ``lora_rank`` is above 0."""
+    """Return the adapters of a run, whose ``lora_rank`` is above 0."""
     from peft import LoraConfig
 
     return LoraConfig(
@@ -78,7 +80,7 @@ def lora(params: Params) -> Any:
 
 
 def models(params: Params, policy: Any) -> dict[str, Any]:
-    """The models of a run for its manifest, with what pins those of the Hub."""
+    """Return the models of a run for its manifest, with the commit of a policy from the Hub."""
     return {
         "policy": params.policy,
         "policy_revision": getattr(policy.config, "_commit_hash", None),

@@ -8,7 +8,7 @@ from gcpo.runs.plan import Plan
 from gcpo.runs.policies import quiet
 from gcpo.runs.train import configure
 
-# Which its trainer says only when it has the policy.
+# TRL's trainer checks this only once it has the policy.
 MOVING = "{}'s reference model follows the policy, and with adapters (lora_rank) there is none: set lora_rank: 0"
 
 

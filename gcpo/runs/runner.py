@@ -29,8 +29,8 @@ from gcpo.runs.params import ParameterError
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.runs.record import Run, claim, describe, load
 
-PREFIX = "gcpo-"  # of temporary folders
-_gpus: list[str] = []  # of this worker process; without any, its kernels see what it sees
+PREFIX = "gcpo-"  # prefix of temporary folders
+_gpus: list[str] = []  # GPUs of this worker process; if empty, its kernels see all GPUs that it sees
 
 
 class IPCKernelManager(AsyncKernelManager):

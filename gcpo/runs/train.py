@@ -30,7 +30,7 @@ from gcpo.tasks.sampling import check_lengths, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
 from gcpo.trainer.trainer import REPLACED
 
-# Of TRL's log, what depends on the clock and not on the run.
+# Columns of TRL's log that depend on the clock and not on the run.
 _TIMES = ("step_time", "runtime", "per_second", "total_flos", "epoch", "num_tokens")
 
 
@@ -48,7 +48,7 @@ def train(params: Params) -> Run:
     with claim(plan) as run:
         done = run if run.finished else _train(plan)
         for folder in (done.folder / "validation", *done.folder.glob("checkpoint-*")):
-            shutil.rmtree(folder, ignore_errors=True)  # of no use once the record says finished
+            shutil.rmtree(folder, ignore_errors=True)  # useless once the record says finished
         for name in ("README.md", LOG):  # TRL's model card, written with each checkpoint; and what processes gave back
             (done.folder / name).unlink(missing_ok=True)
     return done
@@ -80,7 +80,7 @@ def _train(plan: Plan) -> Run:
                 log = _fit_in_processes(plan, run, validation)
                 model, tokens = trained_policy(plan, run.folder / "policy")
             run.table("metrics.csv", step_metrics(log))
-            # Of the whole log: with a logging_steps above 1, the last steps stand in its summary, which is no step.
+            # Read the whole log: with a logging_steps above 1, the last steps stand in its summary, which is no step.
             run.manifest["replaced_weights"] = int(sum(entry.get(REPLACED, 0) for entry in log))
         if validation:
             run.table("validation.csv", validation.table())
@@ -122,7 +122,7 @@ def fit(trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | No
     """
     for callback in (_Checkpoints(), _Progress(run), *([along] if along else [])):
         trainer.add_callback(callback)
-    with trainer.accelerator.main_process_first():  # which removes what is not whole
+    with trainer.accelerator.main_process_first():  # the main process removes incomplete checkpoints
         checkpoint = _last_checkpoint(run.folder, trainer.args.max_steps)
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model(str(run.folder / "policy"))
