@@ -22,7 +22,7 @@ import pandas as pd
 
 from gcpo import io, paths, world
 from gcpo.runs.contents import Seen
-from gcpo.runs.grids import expand, grids, likes, varied
+from gcpo.runs.grids import comparison_key, expand, grids, varied
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label
 from gcpo.runs.record import CODES, RecordError, Run, another_version, load, same_numbers, to_commit
@@ -99,7 +99,7 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
     if labels is None:
         axes = varied((manifest["kind"], manifest["params"]) for _, manifest in manifests)
         labels = {
-            m["id"]: label(m["kind"], m["params"], axes[likes(m["kind"], m["params"]["max_steps"])])
+            m["id"]: label(m["kind"], m["params"], axes[comparison_key(m["kind"], m["params"]["max_steps"])])
             for _, m in manifests
         }
     elif not any_code:
@@ -258,7 +258,7 @@ def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = Fal
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def elsewhere(table: pd.DataFrame) -> pd.DataFrame:
+def transfer_scores(table: pd.DataFrame) -> pd.DataFrame:
     """Return scores of policies on another task than they were trained on (``trained_on``), by sampled answers.
 
     Args:
@@ -276,6 +276,9 @@ def elsewhere(table: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=[*keys, "query"])
     sampled = answers[answers["decoding"] == "sampled"]
     return sampled.groupby([*keys, "query"], sort=False).mean(numeric_only=True).reset_index()
+
+
+elsewhere = transfer_scores  # its name in notebooks
 
 
 def table_of(run: Run, name: str) -> pd.DataFrame | None:

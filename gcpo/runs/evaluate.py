@@ -16,7 +16,7 @@ from gcpo import io, seeds, statistics
 from gcpo.masked import mean
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
-from gcpo.runs.policies import looked_at
+from gcpo.runs.policies import load_policy_to_evaluate
 from gcpo.runs.record import Run, claim, record
 from gcpo.runs.train import train
 from gcpo.semantics import answer_mask
@@ -53,7 +53,7 @@ def evaluation(params: Params) -> Run:
 def _evaluate(plan: Plan, trained: Run | None) -> Run:
     params = plan.params
     with record(plan) as run:
-        questions, model, tokens = looked_at(plan, run, trained)
+        questions, model, tokens = load_policy_to_evaluate(plan, run, trained)
         if len(questions) < 2:
             raise ValueError(f"{params.task}/{params.eval_split} has one question: intervals over questions need 2")
         parts = run.folder / "chunks"

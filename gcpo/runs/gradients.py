@@ -30,7 +30,7 @@ from gcpo.methods.components import likelihoods
 from gcpo.rollouts import Rollouts
 from gcpo.runs.params import Params
 from gcpo.runs.plan import CHUNK, Plan
-from gcpo.runs.policies import looked_at
+from gcpo.runs.policies import load_policy_to_evaluate
 from gcpo.runs.record import Run, claim, record
 from gcpo.runs.train import train
 from gcpo.semantics import Embedder, Entailment, from_texts
@@ -75,7 +75,7 @@ def gradient_statistics(params: Params) -> Run:
 def _measure(plan: Plan, trained: Run | None) -> Run:
     params = plan.params
     with record(plan) as run:
-        questions, model, tokens = looked_at(plan, run, trained)
+        questions, model, tokens = load_policy_to_evaluate(plan, run, trained)
         embedder = Embedder(params.embedder)
         entailment = Entailment(world.resolve(params.entailment, "entailment"))
         parts = run.folder / "chunks"

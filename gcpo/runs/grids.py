@@ -55,7 +55,10 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
             listed[plan.id] = plan, set(axes)
     differing = varied((plan.kind, plan.params.model_dump()) for plan, _ in listed.values())
     return [
-        replace(plan, varied=tuple(key for key in differing[likes(plan.kind, plan.params.max_steps)] if key in axes))
+        replace(
+            plan,
+            varied=tuple(key for key in differing[comparison_key(plan.kind, plan.params.max_steps)] if key in axes),
+        )
         for plan, axes in listed.values()
     ]
 
@@ -96,16 +99,16 @@ def _methods(listed: list[Any]) -> list[Any]:
     return [name for place, name in enumerate(chosen) if name not in chosen[:place] and name not in left_out]
 
 
-def likes(kind: str, max_steps: int) -> tuple[str, bool]:
+def comparison_key(kind: str, max_steps: int) -> tuple[str, bool]:
     """Return the key of runs that share a table: their kind, and whether they train."""
     return kind, kind == "train" and max_steps > 0
 
 
 def varied(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[tuple[str, bool], list[str]]:
-    """Return the parameters in which runs of one key (:func:`likes`) and task differ, except those in every table."""
+    """Return the parameters that differ between runs of one task and key, except those that every table names."""
     seen: dict[tuple[str, bool], dict[tuple[str, str], set[str]]] = {}
     for kind, params in runs:
-        values = seen.setdefault(likes(kind, params["max_steps"]), {})
+        values = seen.setdefault(comparison_key(kind, params["max_steps"]), {})
         for key in params.keys() - {"task", "method", "seed", "profile", "report_to"}:
             values.setdefault((key, params["task"]), set()).add(repr(params[key]))
     return {

@@ -43,7 +43,7 @@ def trained_policy(plan: Plan, folder: Path) -> tuple[Any, Any]:
     return PeftModel.from_pretrained(model, str(folder), is_trainable=True).eval(), tokens
 
 
-def looked_at(plan: Plan, run: Run, trained: Run | None) -> tuple[Sequence[Row], Any, Any]:
+def load_policy_to_evaluate(plan: Plan, run: Run, trained: Run | None) -> tuple[Sequence[Row], Any, Any]:
     """Return held-out questions, model and tokenizer of a run without training; the manifest names them.
 
     The policy is that of its training run or, without one, the starting policy; with adapters (``lora_rank``) if it
