@@ -293,20 +293,19 @@ def test_bad_parameters_end_the_command_with_status_2(capsys: pytest.CaptureFixt
 def test_a_profile_for_gpus_trains_a_local_policy_offline(
     profile: str, outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By papermill's command line with nothing but the policy and the steps replaced: real rows (six papers of each
-    split), and a Hub cache whose roberta-large-mnli is a small RoBERTa that knows nothing."""
+    """By papermill's command line with nothing but the policy and the steps replaced: real rows (nine papers), and a Hub cache whose roberta-large-mnli is a small RoBERTa that knows nothing."""
     rows = tmp_path / "data" / "qasper"
     rows.mkdir(parents=True)
-    for split in ("train", "validation", "test"):
+    for split, papers in (("train", 6), ("validation", 1), ("test", 2)):
         lines = (Path(os.environ["GCPO_DATA_DIR"]) / "qasper" / f"{split}.jsonl").read_text().splitlines()
-        (rows / f"{split}.jsonl").write_text("\n".join(lines[:6]))
+        (rows / f"{split}.jsonl").write_text("\n".join(lines[:papers]))
     cached = tmp_path / "hub" / "models--FacebookAI--roberta-large-mnli"
     save_classifier(cached / "snapshots" / "0a1b", "roberta")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("0a1b")
     command = ["papermill", str(paths.NOTEBOOKS / "10_train.ipynb"), "out.ipynb", "--no-progress-bar"]
     command += ["-f", str(paths.PARAMS / f"{profile}.yaml"), "-p", "task", "qasper", "-p", "method", "gcpo_bot"]
-    command += ["-p", "seed", "0", "-p", "policy", "scratch", "-y", "{max_steps: 2}"]
+    command += ["-p", "seed", "0", "-p", "policy", "untrained", "-y", "{max_steps: 2}"]
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path / "data"))
@@ -314,7 +313,7 @@ def test_a_profile_for_gpus_trains_a_local_policy_offline(
     assert done.returncode == 0, done.stderr[-3000:]
     (run,) = [record.load(path) for path in (outputs / profile / "runs").iterdir()]
     assert run.finished and run.manifest["contents"]["entailment"] == {"commit": "0a1b"}
-    replaced = {"task": "qasper", "policy": "scratch", "max_steps": 2}  # method and seed are the profiles' own
+    replaced = {"task": "qasper", "policy": "untrained", "max_steps": 2}  # method and seed are the profiles' own
     assert run.manifest["params"] == validate({**load_profile(profile), **replaced}).model_dump(mode="json")
     read = run.manifest["data"]["train"]
     assert read["sha256"] and read["cut"] > 0  # contexts of a thousand words and more
