@@ -46,7 +46,7 @@ def in_process(kind: str, values: dict[str, Any], outputs: Path) -> subprocess.P
     """A run in a process of its own, so that it can be killed."""
     function = {
         "train": "runs.train import train",
-        "gradients": "runs.gradient_statistics import gradient_statistics as train",
+        "gradients": "runs.gradients import gradient_statistics as train",
     }
     code = f"from gcpo.{function[kind]}; from gcpo.runs.params import validate; train(validate({values!r}))"
     environment = {**os.environ, "GCPO_OUTPUTS": str(outputs)}
