@@ -6,7 +6,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce reproduce-all test test-chaos unit world models setup smoke zoo lint bench reference site notebooks clean clean-runs
+.PHONY: reproduce reproduce-all test replay test-chaos unit world models setup smoke zoo lint bench reference site notebooks clean clean-runs
 
 reproduce: world  ## the headline tables and figures on three seeds, with PROFILE=laptop unless told otherwise
 	$(BIN)/python -m gcpo grid reproduce --profile $(PROFILE) --jobs $(JOBS)
@@ -22,9 +22,12 @@ zoo: world  ## every run of every report, ten seeds or more of Table 1's methods
 
 test: export OMP_NUM_THREADS = 1
 test: setup lint models unit  ## all checks: unit and property tests, slow tests, notebooks, the smoke profile end to end
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "slow and not network and not gpu" --durations 25
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "slow and not replay and not network and not gpu" --durations 25
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg notebooks
 	$(MAKE) --no-print-directory smoke
+
+replay: models  ## nine runs of the reference made again, with tables of the same SHA-256: the proof of a clean-up
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m replay tests/test_identity.py
 
 test-chaos: world  ## a hundred random kills of two runners on one folder (half an hour)
 	$(BIN)/python tests/chaos.py

@@ -26,18 +26,6 @@ from gcpo.runs.plan import Plan
 from gcpo.runs.record import RecordError
 
 REFERENCE = [json.loads(line) for line in (paths.REFERENCE / "laptop" / "runs.jsonl").read_text().splitlines()]
-# The proof behind every clean-up: one run of each kind of advantage, reward, loss and measurement.
-NINE = [
-    "tinyqa-grpo-0-02b2564b",
-    "tinyqa-gcpo_bot-0-b537f065",
-    "tinymath-egpo-0-b5dcb914",
-    "tinyqa-care-0-15e36e8c",
-    "tinyqa-clip_cov-3-318d92ee",
-    "tinymath-dapo-0-e325906e",
-    "tinymath-seed_grpo-0-e7178415",
-    "tinyqa-gradients-0-2e09766c",
-    "tinymath_think-evaluate-0-7eac3130",
-]
 
 
 def ids() -> list[str]:
@@ -161,15 +149,17 @@ def test_an_id_that_has_become_another_is_named(places: Path, monkeypatch: pytes
         replay.replay("p", runs)
 
 
-def test_replays_are_of_every_kind_and_method_before_any_comes_twice() -> None:
-    runs = replay.chosen("laptop", 25)
-    kinds = [run.manifest["kind"] for run in runs]
+def test_the_nine_are_made_again_first_and_then_every_kind_and_method_before_any_comes_twice() -> None:
+    runs = replay.chosen("laptop", 34)
+    assert {run.manifest["id"] for run in runs[:9]} == set(replay.NINE)
+    kinds = [run.manifest["kind"] for run in runs[9:]]
     assert sorted(kinds[:2]) == ["evaluate", "gradients"] and set(kinds[2:]) == {"train"}
-    assert len({run.manifest["params"]["method"] for run in runs[2:]}) == 23
+    assert len({run.manifest["params"]["method"] for run in runs[11:]}) == 23
 
 
+@pytest.mark.replay
 @pytest.mark.slow
-@pytest.mark.parametrize("id_", NINE)
+@pytest.mark.parametrize("id_", replay.NINE)
 def test_a_run_of_the_reference_made_again_has_the_same_tables(id_: str, outputs: Path) -> None:
     if not same(REPLAYED):
         pytest.skip("this machine's arithmetic, or its embedded models, are not those of the reference")
