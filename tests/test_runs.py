@@ -293,8 +293,8 @@ def test_bad_parameters_end_the_command_with_status_2(capsys: pytest.CaptureFixt
 def test_a_profile_for_gpus_trains_a_local_policy_offline(
     profile: str, outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By papermill's command line with nothing but the policy and the steps replaced: real rows (nine papers), and a Hub
-    cache whose roberta-large-mnli is a small RoBERTa that knows nothing."""
+    """By papermill's command line with nothing but the policy and the steps replaced: real rows (nine papers), and a
+    Hub cache whose roberta-large-mnli is a small RoBERTa that knows nothing."""
     rows = tmp_path / "data" / "qasper"
     rows.mkdir(parents=True)
     for split, papers in (("train", 6), ("validation", 1), ("test", 2)):
