@@ -32,7 +32,7 @@ def iterations(method: str) -> int:
 
 
 def limit(method: str) -> float:
-    """What a method's step may cost, as a multiple of TRL's: by the most expensive thing it reads."""
+    """Return the most that a method's step may cost, as a multiple of TRL's: by the most expensive thing it reads."""
     row = METHODS[method]
     if row.needs_entailment(full_completion=False):
         return 1.5

@@ -175,7 +175,7 @@ def _say_failed(failed: list[Run]) -> int:
 
 
 def _status(plans: list[Plan]) -> list[str]:
-    """What there is of each run: "not run", "running" (or killed), "finished", "failed", or "left out (why)"."""
+    """Return the state of each run: "not run", "running" (or killed), "finished", "failed", or "left out (why)"."""
     seen: Seen = {}
     found = [load(plan.folder, seen) for plan in plans]
     return [f"left out ({run.fault})" if run.fault else run.manifest.get("status", "not run") for run in found]

@@ -17,7 +17,7 @@ REPLAYED = STORED.with_name("arithmetic_of_replays.txt")
 
 
 def digest() -> str:
-    """Of the embedded models after a few optimiser steps of the policy and one look of the entailment model.
+    """Hash of the embedded models after a few optimiser steps of the policy and one look of the entailment model.
 
     Another kind of processor rounds differently, and training magnifies the last bit; other models differ at once.
     """

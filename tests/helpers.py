@@ -1,4 +1,4 @@
-"""What several test modules share: tiny trainers, scripted completions, stand-ins for models, and a spy on TRL."""
+"""Helpers of several test modules: tiny trainers, scripted completions, stand-ins for models, and a spy on TRL."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ class Spy:
 
     @property
     def read(self) -> dict[str, Any]:
-        """What the last loss has read."""
+        """Inputs of the last loss."""
         return self.reads[-1]
 
     @property
@@ -375,7 +375,7 @@ def rollouts_of(
     begins: Callable[[str], int] = lambda text: text.rfind(" ") + 1,
     **features: Tensor,
 ) -> Rollouts:
-    """What a method should have read, put together by plain code from texts and from the passes that TRL has made.
+    """Rollouts for a method, put together by plain code from texts and from the passes that TRL has made.
 
     ``begins``: the place in a text where its answer does. The answer itself is the last word.
     """

@@ -286,7 +286,7 @@ class Group(SimpleNamespace):
 
 
 class Expected(NamedTuple):
-    """What a method makes of a batch: lists by group and response, and by token where it weighs tokens."""
+    """Results of a method on a batch: lists by group and response, and by token where it weighs tokens."""
 
     base: list[list[float]]  # the advantages that are weighed
     weights: list[list[Any]]
@@ -360,7 +360,7 @@ def egpo(correct: Vector = BOLD, wrong: Vector = CALM, *, renorm: str = "", lock
 
 
 def rows_of(groups: Sequence[Group]) -> tuple[list[float], list[Vector], list[list[float]]]:
-    """Of all responses advantage, ratios, and the covariances under the policy of this very step, pi = pi_old rho."""
+    """Return advantage, ratios and covariances of all responses under the policy of this very step, pi = pi_old rho."""
     advantages = [a for g in groups for a in grpo(g.rewards)]
     pairs = [pair for g in groups for pair in zip(g.logps, g.ratios, strict=True)]
     now = [[x + math.log(rho) for x, rho in zip(*pair, strict=True)] for pair in pairs]

@@ -112,7 +112,7 @@ def test_intervals_agree_with_the_library_s() -> None:
 
 
 def test_intervals_cover_a_known_correlation() -> None:
-    """Where V does not depend on the measure, 95 % intervals of rho hold 0 about as often as they say."""
+    """If V does not depend on the measure, 95 % intervals of rho hold 0 about as often as they say."""
     covered = 0
     for seed in range(100):
         _, low, high = Alignment(queries(60, seed), n=200).draws("token_entropy").interval()

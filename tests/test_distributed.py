@@ -72,7 +72,7 @@ def alone(scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def together(scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes saw; one launch for all cases, as its start takes longer than they do."""
+    """Records of each of two processes; one launch for all cases, as its start takes longer than they do."""
     folder = tmp_path_factory.mktemp("together")
     status = launch(scratch, folder / "first")
     if status and any(sign in tails(folder) for sign in CLASH):  # another process was faster to take the port

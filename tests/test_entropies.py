@@ -12,7 +12,7 @@ from gcpo.reports.evidence import decide
 
 
 def answers(seeds: int = 3, questions: int = 40, lift: float = 1.0) -> pd.DataFrame:
-    """Of four samples per question: the thinking of wrong ones is less certain by ``lift``, their answer is not."""
+    """Four samples per question: the thinking of wrong ones is less certain by ``lift``, their answer is not."""
     rng = np.random.default_rng(0)
     lines = []
     for seed in range(seeds):

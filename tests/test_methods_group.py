@@ -27,7 +27,7 @@ def weight(method: str, group: Rollouts, **options: Any) -> float:
 
 
 def score(method: str, group: Rollouts, **options: Any) -> float:
-    """What the weight is made from."""
+    """Score that the weight is made from."""
     row = get_method(method, **options)
     return modulate(row, group).columns[row.factors[0].measure].item()
 

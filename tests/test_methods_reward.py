@@ -25,7 +25,7 @@ def rewards_of(
     longest: int | None = None,
     **options: Any,
 ) -> list[float]:
-    """What the method makes of the task's rewards."""
+    """Rewards that the method makes of the task's rewards."""
     rollouts = Rollouts(**features(group), reward_range=reward_range, max_completion_length=longest)
     return get_method(method, **options).reward(rollouts)[0].tolist()
 

@@ -81,7 +81,7 @@ CANDIDATES = [[0, 0], [2, 0], [2, 1], [3, 0]]
 
 
 def dropped(**options: Any) -> list[list[int]]:
-    """Where Clip-Cov drops a token: [response, token]."""
+    """Tokens that Clip-Cov drops: [response, token]."""
     return weights("clip_cov", rollouts(**WIDE), **options)[0].eq(0).nonzero().tolist()
 
 
@@ -120,7 +120,7 @@ def test_clip_cov_drops_a_share_of_all_tokens_and_at_least_one() -> None:
 
 
 def test_clip_cov_default_share_is_2e_4_of_the_tokens() -> None:
-    """Of 15000 tokens, about a third of which is in the band, three are dropped."""
+    """Three of 15000 tokens are dropped, about a third of which is in the band."""
     rng = random.Random(0)
     logps = [[-rng.uniform(0, 6) for _ in range(3750)] for _ in range(4)]
     group = rollouts(rewards=[2, 2, 0, 0], logps=logps, ratios=[[1.0] * 3750] * 4)
@@ -150,7 +150,7 @@ def test_clip_cov_without_a_candidate_drops_nothing() -> None:
 
 
 def paid(group: Rollouts, **options: Any) -> list[list[int]]:
-    """Where a token pays, all of them the same coefficient: [response, token]."""
+    """Tokens that pay, all of them the same coefficient: [response, token]."""
     penalty = get_method("kl_cov", **options).penalty
     found = penalty.coefficients(group, base_advantages(group.rewards))[0]
     assert set(found.flatten().tolist()) <= {0.0, options.get("coefficient", 1.0)}

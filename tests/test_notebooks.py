@@ -1,4 +1,4 @@
-"""What every notebook must be, whatever it says; nbval executes them and compares what they print."""
+"""Rules that every notebook keeps, whatever it says; nbval executes them and compares what they print."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def test_the_schema_refuses_what_the_parameters_refuse(values: dict[str, Any]) -
 
 
 def namespace(**more: Any) -> dict[str, Any]:
-    """What a notebook's globals hold when its second code cell runs."""
+    """Globals of a notebook when its second code cell runs."""
     ipython = {"In": ["", "seed = 0"], "Out": {}, "_": "", "_i1": "seed = 0", "_dh": [], "__name__": "__main__"}
     objects = {"get_ipython": len, "exit": object(), "math": math, "Params": Params, "space": types.SimpleNamespace()}
     return {**ipython, **objects, **parameters_cell("10_train"), **more}

@@ -1,4 +1,4 @@
-"""What GCPOTrainer does inside TRL's loss, what its passes cost, and how it goes with TRL's other settings."""
+"""GCPOTrainer inside TRL's loss, what its passes cost, and how it goes with TRL's other settings."""
 
 from __future__ import annotations
 

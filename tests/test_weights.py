@@ -232,7 +232,7 @@ def test_r2vpo_comes_close_to_both_ends() -> None:
 
 
 def test_cw_grpo_gives_one_token_nearly_all_of_the_mass() -> None:
-    """Of 32 tokens one has no covariance, and all others have about the same, which is many sigma away from 0."""
+    """One of 32 tokens has no covariance, and all others have about the same, which is many sigma away from 0."""
     group = Group(rewards=[2, 0], logps=[[0] + [1] * 15, [-1] * 16])
     found = weights("cw_grpo", Rollouts(**features(group)))
     assert found[0, 0, 0] > 31.9

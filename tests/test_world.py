@@ -144,7 +144,7 @@ def test_scratch_policy_takes_any_text(scratch: Path) -> None:
 
 @pytest.fixture
 def making(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """What was made, in order, by stand-ins for the minutes of training."""
+    """Names of what was made, in order, by stand-ins for the minutes of training."""
     made: list[str] = []
 
     def stand_in(kind: str, settings: world.Settings, draft: Path) -> dict[str, Any]:

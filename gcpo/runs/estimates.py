@@ -1,4 +1,4 @@
-"""What a run will take of a GPU, estimated before it is started: tokens, memory, disk and hours.
+"""Estimates of a run on a GPU, before it is started: tokens, memory, disk and hours.
 
 Estimates, from counting and from what vendors print; nothing here was measured on a GPU. Where a number is neither
 counted nor printed somewhere it is marked "chosen". Units: bytes, seconds; GB are 10^9 bytes.
@@ -84,7 +84,7 @@ BENCHMARKS = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run takes: ``tokens`` that it generates at most, ``read`` tokens of prompts beside them, ``memory`` by
+    """The cost of a run: ``tokens`` that it generates at most, ``read`` tokens of prompts beside them, ``memory`` by
     what holds it on each GPU, ``disk`` for good and that of ``checkpoints`` until it is finished, in bytes,
     ``seconds`` by phase, ``gpus``, their number, and bytes that ``vllm`` keeps of each, also while others use it."""
 
@@ -106,7 +106,7 @@ class Estimate:
 
     @property
     def hours(self) -> float:
-        """Of GPUs, times their number."""
+        """GPU-hours: hours times the number of GPUs."""
         return self.gpus * sum(self.seconds.values()) / 3600
 
 
@@ -160,7 +160,7 @@ def kept_by_a_layer(config: PretrainedConfig, size: int) -> float:
 
 
 def nearest(gpu: float) -> tuple[str, float, float, float]:
-    """Of :data:`GPUS`, the one that is nearest in GB."""
+    """Return the GPU of :data:`GPUS` that is nearest in GB."""
     return GPUS[min(GPUS, key=lambda known: abs(known - gpu))]
 
 
@@ -312,7 +312,7 @@ def misfit(plan: Plan, gpu: float) -> str | None:
 
 
 def total(found: Sequence[Estimate]) -> str:
-    """What some runs take together, in words."""
+    """Return the cost of some runs together, in words."""
     tokens = sum(one.tokens + one.read for one in found)
     disk = sum(one.disk for one in found) + max(one.checkpoints for one in found)
     return (
