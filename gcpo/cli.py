@@ -1,98 +1,115 @@
-"""The batch runner: python -m gcpo run | evaluate | grid | check | report | methods | world."""
+"""Runs, grids and reports of the papers' companion, from parameter files."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import importlib.metadata
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pandas as pd
+import typer
 
 from gcpo import io, paths
 from gcpo.reports import records
 from gcpo.runs.contents import Seen
-from gcpo.runs.grids import expand, fitting
-from gcpo.runs.params import TOY, ParameterError, Params, load_profile, over, parse_yaml, profiles, validate
-from gcpo.runs.plan import KINDS, Plan
+from gcpo.runs.grids import expand, fitting, grids
+from gcpo.runs.params import (
+    TOY,
+    ParameterError,
+    Params,
+    load_profile,
+    over,
+    parse_yaml,
+    profiles,
+    validate,
+)
+from gcpo.runs.plan import Plan
 from gcpo.runs.record import RecordError, Run, load
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m gcpo", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-
-    def command(name: str, text: str, profile: str = "smoke") -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
-        said = f"a file of params/, or a path to one (default: {profile})"
-        sub.add_argument("--profile", default=profile, help=said)
-        return sub
-
-    def parameters(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("-p", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="set a parameter")
-
-    jobs = "runs at a time (default: as many as there are GPUs for, or cores and at most 4)"
-    one = command("run", "one run: training, or another kind of it with --kind")
-    one.add_argument("--kind", choices=tuple(KINDS), default="train")
-    parameters(one)
-    parameters(command("evaluate", "ask a policy the held-out questions of a task, greedily and by sampling"))
-    many = command("grid", "every run of params/grids/NAME.yaml that is not finished")
-    many.add_argument("name", nargs="+", help="one or more grids")
-    many.add_argument("--jobs", type=_positive, help=jobs)
-    many.add_argument("--dry-run", action="store_true", help="say what would run, and run nothing")
-    many.add_argument("--only-failed", action="store_true", help="only runs that have failed before")
-    parameters(many)
-    checked = command("check", "check parameter files and grids, and show what is run and what is not", "laptop")
-    checked.add_argument("name", nargs="*", help="grids (default: those that fit the profile)")
-    checked.add_argument("--gpu-memory", type=float, metavar="GB", help="of the GPU (default: the profile's)")
-    checked.add_argument("--gate", metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
-    checked.add_argument("--reference", action="store_true", help="with --gate: read the committed reference")
-    checked.add_argument(
-        "--replay", type=_positive, metavar="N", help="make N runs of the reference again, and compare"
-    )
-    reported = command("report", "execute the report notebooks")
-    reported.add_argument(
-        "--publish",
-        action="store_true",
-        help="make these runs the reference: records, tables, figures, committed notebooks and the README's results",
-    )
-    reported.add_argument("--partial", action="store_true", help="with --publish: though grids are not finished")
-    reported.add_argument("--reference", action="store_true", help="show the committed reference instead")
-    reported.add_argument("--any-code", action="store_true", help="compare runs of different code of this package")
-    reported.add_argument("--grid", help="a grid for all of them, instead of each report's own")
-    for sub in (one, many, checked, reported):
-        sub.add_argument("--toy", action="store_true", help="the profile with params/toy.yaml laid over it")
-    command("methods", "print every method with its rule and range")
-    world = command("world", "make the embedded policy and entailment model", "laptop")
-    world.add_argument("--reference", action="store_true", help="take those that the committed reference started from")
-    return parser
+app = typer.Typer(
+    help=__doc__,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of runs: give 1 or more")
-    return int(text)
+def _starting(names: list[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _parameters() -> str:
+    """The parameters of a run with their defaults, as the end of a command's help."""
+    width = min(shutil.get_terminal_size().columns, 120)
+    rows = ["\b", "Parameters for -p, with the values of the smoke profile:"]
+    for name, field in Params.model_fields.items():
+        text = f"  {name:<22}{field.description} [{'null' if field.default is None else field.default}]"
+        rows += textwrap.wrap(text, width, subsequent_indent=" " * 24, break_on_hyphens=False)
+    return "\n".join(rows)
+
+
+Profile = Annotated[
+    str,
+    typer.Option(
+        help="a file of params/, or a path to one",
+        metavar="NAME",
+        autocompletion=lambda incomplete: _starting(profiles(), incomplete),
+    ),
+]
+Toy = Annotated[bool, typer.Option("--toy", help="the profile with params/toy.yaml laid over it")]
+Given = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-p",
+        help="set a parameter; may be given many times",
+        metavar="KEY VALUE",
+        autocompletion=lambda incomplete: _starting([*Params.model_fields], incomplete),
+    ),
+]
+GRID = {
+    "metavar": "GRID",
+    "autocompletion": lambda incomplete: _starting(grids(), incomplete),
+}
+Reference = Annotated[bool, typer.Option("--reference", help="the committed reference, not this machine's runs")]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 when a run or the gate failed, 2 for bad parameters or missing runs,
     130 or 143 when ended by a signal."""
-    options = _parser().parse_args(arguments)
-    options.profile += TOY if "toy" in options and options.toy else ""
+    command = typer.main.get_command(app)
     try:
         with _ends_by_sigterm():
-            return _COMMANDS[options.command](options)
-    except KeyboardInterrupt:
-        print("gcpo: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
+            given = sys.argv[1:] if arguments is None else arguments
+            status = command(_joined(given or ["--help"]), "gcpo", standalone_mode=False)
+    except typer.TyperException as error:  # of the command line itself
+        print(f"gcpo: {error.format_message()} (gcpo --help, gcpo COMMAND --help)", file=sys.stderr)
+        return 2
     except (ParameterError, RecordError, OSError) as error:
         # The system's own text begins with a number.
         said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"gcpo: {said}", file=sys.stderr)
         return 2
+    if status == 130:
+        print("gcpo: interrupted; the same command goes on from here", file=sys.stderr)
+    return status or 0
+
+
+def _joined(arguments: list[str]) -> list[str]:
+    """``-p KEY VALUE``, as papermill has it, as ``-p KEY=VALUE``: typer has no option of two values, many times."""
+    joined, left = [], iter(arguments)
+    for word in left:
+        joined.append(word)
+        if word == "-p":
+            key, value = next(left, None), next(left, None)
+            if key is None or value is None:
+                raise typer.BadParameter("Option '-p' requires KEY and VALUE.")
+            joined.append(f"{key}={value}")
+    return joined
 
 
 @contextlib.contextmanager
@@ -112,31 +129,56 @@ def _ends_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _given(pairs: list[list[str]]) -> dict[str, Any]:
-    return {key: parse_yaml(value, f"-p {key}") for key, value in pairs}
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gcpo {importlib.metadata.version('gcpo')}")
+        raise typer.Exit
 
 
-def _params(options: argparse.Namespace) -> Params:
-    return validate(over(load_profile(options.profile), _given(options.p)), f"{options.profile} with -p")
+@app.callback()
+def _gcpo(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show the version and exit")
+    ] = False,
+) -> None:
+    pass
 
 
-def _run(options: argparse.Namespace) -> int:
-    from gcpo.runs.runner import run
+def _values(given: list[str] | None) -> dict[str, Any]:
+    pairs = [pair.partition("=") for pair in given or []]
+    return {key: parse_yaml(value, f"-p {key}") for key, _, value in pairs}
 
-    plan = Plan(options.kind, _params(options))
+
+def _plan(kind: str, profile: str, given: list[str] | None) -> Plan:
+    return Plan(kind, validate(over(load_profile(profile), _values(given)), f"{profile} with -p"))
+
+
+@app.command(epilog=_parameters())
+def run(
+    profile: Profile = "smoke",
+    kind: Annotated[Literal["train", "gradients", "evaluate"], typer.Option(help="what is run")] = "train",
+    given: Given = None,
+    toy: Toy = False,
+) -> int:
+    """Make one run: training, or another kind with --kind."""
+    from gcpo.runs import runner
+
+    plan = _plan(kind, profile + TOY * toy, given)
     io.check_writable(paths.OUTPUTS)
     _make_world([plan])
-    done = run(plan)
+    done = runner.run(plan)
     assert done is not None  # it waits for another process that makes this run
     print(f"{done.folder}: {done.manifest['status']} {done.manifest.get('exit') or done.manifest.get('results', '')}")
     return 0 if done.finished else 1
 
 
-def _evaluate(options: argparse.Namespace) -> int:
+@app.command(epilog=_parameters())
+def evaluate(profile: Profile = "smoke", given: Given = None) -> int:
+    """Score a policy on the held-out questions of a task."""
     from gcpo.reports.tables import scores_table
     from gcpo.runs.runner import run_grid
 
-    plan = Plan("evaluate", _params(options))
+    plan = _plan("evaluate", profile, given)
     io.check_writable(paths.OUTPUTS)
     _make_world([plan])
     if failed := run_grid([plan], jobs=1):  # with its progress
@@ -145,14 +187,27 @@ def _evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _grid(options: argparse.Namespace) -> int:
-    expanded = [plan for name in options.name for plan in expand(name, options.profile, _given(options.p))]
+@app.command()
+def grid(
+    name: Annotated[list[str], typer.Argument(help="one or more of params/grids, or paths to such files", **GRID)],
+    profile: Profile = "smoke",
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="runs at a time [as many as there are GPUs for, or cores and at most 4]"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would run, and run nothing")] = False,
+    only_failed: Annotated[bool, typer.Option("--only-failed", help="only runs that have failed before")] = False,
+    given: Given = None,
+    toy: Toy = False,
+) -> int:
+    """Make every run of a grid that is not finished."""
+    expanded = [plan for one in name for plan in expand(one, profile + TOY * toy, _values(given))]
     plans = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
     status = dict(zip((plan.id for plan in plans), _status(plans), strict=True))
-    if options.only_failed:
+    if only_failed:
         plans = [plan for plan in plans if status[plan.id] == "failed"]
     wanted = [plan for plan in plans if status[plan.id] != "finished"]
-    if options.dry_run:
+    if dry_run:
         print(*(f"{plan.id}: {status[plan.id]}" for plan in plans), sep="\n")
         print(f"{len(wanted)} of {len(plans)} runs would be made")
         return 0
@@ -164,7 +219,7 @@ def _grid(options: argparse.Namespace) -> int:
 
     io.check_writable(paths.OUTPUTS)
     _make_world(wanted)
-    return _say_failed(run_grid(wanted, options.jobs))
+    return _say_failed(run_grid(wanted, jobs))
 
 
 def _say_failed(failed: list[Run]) -> int:
@@ -189,29 +244,44 @@ def _make_world(plans: list[Plan]) -> None:
         resolve(name, kind)
 
 
-def _check(options: argparse.Namespace) -> int:
-    if options.gate:
-        return _gate(options)
-    if options.replay:
-        return _replay(options)
-    for name in profiles():
-        validate(load_profile(name), f"params/{name}.yaml")
+@app.command()
+def check(
+    name: Annotated[list[str] | None, typer.Argument(help="grids [those that fit the profile]", **GRID)] = None,
+    profile: Profile = "laptop",
+    gpu_memory: Annotated[float | None, typer.Option(metavar="GB", help="of the GPU [the profile's]")] = None,
+    gate: Annotated[
+        str | None, typer.Option(metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
+    ] = None,
+    reference: Annotated[bool, typer.Option("--reference", help="with --gate: of the committed reference")] = False,
+    replay: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="make N runs of the reference again, and compare")
+    ] = None,
+    toy: Toy = False,
+) -> int:
+    """Check parameter files and grids, and count what is run."""
+    profile += TOY * toy
+    if gate:
+        return _gate(gate, name, reference)
+    if replay:
+        return _replay(profile, replay)
+    for one in profiles():
+        validate(load_profile(one), f"params/{one}.yaml")
     print(f"profiles: {', '.join(profiles())}: good")
-    if options.gpu_memory is not None and options.gpu_memory <= 0:
-        raise ParameterError(f"--gpu-memory {options.gpu_memory:g}: a GPU has more than 0 GB.")
+    if gpu_memory is not None and gpu_memory <= 0:
+        raise ParameterError(f"--gpu-memory {gpu_memory:g}: a GPU has more than 0 GB.")
     too_large, asked = [], []
-    for name in options.name or fitting(options.profile):
-        plans = expand(name, options.profile)
+    for one in name or fitting(profile):
+        plans = expand(one, profile)
         asked += [*plans, *(plan.training for plan in plans if plan.training)]
         status = [said.split(" (")[0] for said in _status(plans)]
         counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
-        print(f"grid {name} with {options.profile}: {len(plans)} runs ({counts})")
-        too_large += _estimated(name, plans, options.gpu_memory)
+        print(f"grid {one} with {profile}: {len(plans)} runs ({counts})")
+        too_large += _estimated(one, plans, gpu_memory)
     from gcpo.runs import preflight  # seconds to import
 
     refused = preflight.refused(asked)
     print(*refused, *too_large, sep="\n")
-    for fault in records.faults(options.profile):
+    for fault in records.faults(profile):
         print(f"left out: {fault}")
     return 1 if refused or too_large else 0
 
@@ -237,23 +307,22 @@ def _estimated(grid: str, plans: list[Plan], gpu: float | None) -> list[str]:
     return [f"DOES NOT FIT: {ids[0]} and {len(ids) - 1} more of {grid}: {why}" for why, ids in reasons.items()]
 
 
-def _replay(options: argparse.Namespace) -> int:
+def _replay(profile: str, n: int) -> int:
     from gcpo.reports import replay  # seconds to import
 
-    runs = replay.chosen(options.profile, options.replay)
-    found = replay.replay(options.profile, runs)
+    runs = replay.chosen(profile, n)
+    found = replay.replay(profile, runs)
     print(*(f"{name}: {why or 'the same tables'}" for name, why in found.items()), sep="\n")
     if not found or any(found.values()):
         raise RecordError(f"{sum(map(bool, found.values()))} of {len(found)} runs differ from the reference.")
-    print(f"This code gives the same numbers: entered in {replay.certify(options.profile, runs)}")
+    print(f"This code gives the same numbers: entered in {replay.certify(profile, runs)}")
     return 0
 
 
-def _gate(options: argparse.Namespace) -> int:
+def _gate(profile: str, grids: list[str] | None, reference: bool) -> int:
     from gcpo.reports.gate import GRID, gate
 
-    grid = options.name[0] if options.name else GRID
-    found = gate(options.gate, grid, options.reference)
+    found = gate(profile, grids[0] if grids else GRID, reference)
     if len(found.table):
         print(found.table.round(1).to_string(index=False))
     if found.missing:
@@ -262,40 +331,49 @@ def _gate(options: argparse.Namespace) -> int:
     return 0 if found.passed else 1
 
 
-def _report(options: argparse.Namespace) -> int:
-    from gcpo.reports.publish import publish
-    from gcpo.reports.site import report
+@app.command()
+def report(
+    profile: Profile = "smoke",
+    publish: Annotated[
+        bool,
+        typer.Option(
+            "--publish",
+            help="make these runs the reference: records, tables, figures, committed notebooks, the README's results",
+        ),
+    ] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="with --publish: though grids are not finished")] = False,
+    reference: Reference = False,
+    any_code: Annotated[
+        bool, typer.Option("--any-code", help="compare runs of different code of this package")
+    ] = False,
+    grid: Annotated[str | None, typer.Option(help="a grid for all of them, not each report's own", **GRID)] = None,
+    toy: Toy = False,
+) -> int:
+    """Execute the report notebooks."""
+    from gcpo.reports import publish as reference_of
+    from gcpo.reports import site
 
-    if options.publish:
-        print(f"published {publish(options.profile, options.partial)} runs to {paths.REFERENCE / options.profile}")
-    else:
-        flags = {"any_code": options.any_code, "reference": options.reference}
-        made, left_out = report(options.profile, options.grid, **flags)
-        faults = [f"left out: {fault}" for fault in records.faults(options.profile, options.reference)]
-        print(*made, *left_out, *faults, sep="\n")
+    profile += TOY * toy
+    if publish:
+        print(f"published {reference_of.publish(profile, partial)} runs to {paths.REFERENCE / profile}")
+        return 0
+    made, left_out = site.report(profile, grid, any_code=any_code, reference=reference)
+    faults = [f"left out: {fault}" for fault in records.faults(profile, reference)]
+    print(*made, *left_out, *faults, sep="\n")
     return 0
 
 
-def _methods(options: argparse.Namespace) -> int:
+@app.command()
+def methods() -> None:
+    """Print every method with its rule and range."""
     from gcpo.reports.pages import methods_page
 
     print(methods_page(), end="")
-    return 0
 
 
-def _world(options: argparse.Namespace) -> int:
+@app.command()
+def world(profile: Profile = "laptop", reference: Reference = False) -> None:
+    """Make the embedded policy and entailment model."""
     from gcpo.world import bootstrap, restore_reference
 
-    print(restore_reference(paths.REFERENCE / options.profile) if options.reference else bootstrap())
-    return 0
-
-
-_COMMANDS = {
-    "run": _run,
-    "evaluate": _evaluate,
-    "grid": _grid,
-    "check": _check,
-    "report": _report,
-    "methods": _methods,
-    "world": _world,
-}
+    print(restore_reference(paths.REFERENCE / profile) if reference else bootstrap())
