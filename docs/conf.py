@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pandas as pd
 from docutils import nodes
+from itables import options
+from itables.javascript import generate_init_offline_itables_html
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -59,7 +61,10 @@ def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:
 
 
 class Ledger(SphinxDirective):
-    """The reference's ledger as one table, with a menu for each of paper, scope and verdict; ledger.js filters."""
+    """The reference's ledger as one table, with a menu for each of paper, scope and verdict.
+
+    ledger.js makes it a DataTable of itables, whose script stands in the page: a page from a disk imports no module.
+    """
 
     def run(self) -> list[nodes.Node]:
         path = REFERENCE / "ledger.csv"
@@ -67,8 +72,9 @@ class Ledger(SphinxDirective):
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
         menus = "".join(self.menu(name, table[name]) for name in ("paper", "scope", "verdict"))
         rows = "".join(self.row(row) for _, row in table.iterrows())
+        library = generate_init_offline_itables_html(options.dt_bundle)
         text = (
-            f'<form id="ledger-filters">{menus}<output id="ledger-count"></output></form><table id="ledger">'
+            f'{library}<form id="ledger-filters">{menus}</form><table id="ledger">'
             f"<thead><tr><th>claim</th><th>verdict</th><th>because</th></tr></thead><tbody>{rows}</tbody></table>"
         )
         return [nodes.raw("", text, format="html")]

@@ -115,7 +115,11 @@ def test_the_ledger_is_filtered_by_paper_scope_and_verdict_and_by_its_address(si
         left = left[left[name] == value]
         assert browser.execute_script(rows) == left["id"].tolist()
     assert 0 < len(left) < len(table)
-    count = browser.execute_script("return document.getElementById('ledger-count').value")
+    count = browser.execute_script("return document.querySelector('.dt-info').textContent.trim()")
     assert count == f"{len(left)} of {len(table)} claims"
     browser.get(browser.current_url)  # as linked
     assert browser.execute_script(rows) == left["id"].tolist()
+    browser.find_element("css selector", ".dt-search input").send_keys('"exactly so"')
+    found = left[left["because"].str.contains("exactly so", case=False)]
+    assert 0 < len(found) < len(left)
+    assert browser.execute_script(rows) == found["id"].tolist()

@@ -1,18 +1,25 @@
-// Shows the ledger's rows that match the menus, and keeps the choice in the address so that it can be linked.
-document.addEventListener("DOMContentLoaded", () => {
+// The ledger as a table to search and to sort; menus choose rows, and the choice stays in the address, to be linked.
+document.addEventListener("DOMContentLoaded", async () => {
   const form = document.getElementById("ledger-filters");
   if (!form) return;
-  const rows = [...document.querySelectorAll("#ledger tbody tr")];
+  const library = Object.keys(window).find((name) => name.startsWith("_itables_")); // put there by itables' own script
+  const { default: DataTable } = await window[library];
+  const table = new DataTable("#ledger", {
+    paging: false,
+    order: [],
+    layout: { topStart: "info", topEnd: "search", bottomStart: null },
+    language: { info: "_TOTAL_ of _MAX_ claims", infoEmpty: "0 of _MAX_ claims", infoFiltered: "" },
+  });
   const menus = [...form.querySelectorAll("select")];
   const asked = new URLSearchParams(location.search);
-  for (const menu of menus) if (asked.has(menu.name)) menu.value = asked.get(menu.name);
-
-  const filter = () => {
-    for (const row of rows) row.hidden = menus.some(({ name, value }) => value && row.dataset[name] !== value);
-    document.getElementById("ledger-count").value = `${rows.filter((row) => !row.hidden).length} of ${rows.length} claims`;
+  for (const menu of menus) menu.value = asked.get(menu.name) ?? "";
+  table.search.fixed("menus", (text, cells, index) =>
+    menus.every(({ name, value }) => !value || table.row(index).node().dataset[name] === value)
+  );
+  form.addEventListener("change", () => {
+    table.draw();
     const chosen = new URLSearchParams(menus.filter(({ value }) => value).map(({ name, value }) => [name, value]));
     history.replaceState(null, "", (chosen.size ? `?${chosen}` : location.pathname) + location.hash);
-  };
-  form.addEventListener("change", filter);
-  filter();
+  });
+  table.draw();
 });
