@@ -22,31 +22,31 @@ TMP = re.compile(rf"{re.escape(tempfile.gettempdir())}[/\\]gcpo-messages-\w+")
 # --- how a message is made ------------------------------------------------------------------------------------------
 
 
-def with_file(content: str, *words: str, open_list: bool = False) -> dict[str, Any]:
+def with_file(content: str, *words: str) -> dict[str, Any]:
     """The command of these words and of a file with this content."""
     with tempfile.TemporaryDirectory(prefix="gcpo-messages-") as folder:
         file = Path(folder, "mine.yaml")
         file.write_text(content)
-        return command(*words, str(file), open_list=open_list)
+        return command(*words, str(file))
 
 
-def command(*arguments: str, open_list: bool = False) -> dict[str, Any]:
-    """Exit status and stderr of the command line; a list of names that may grow is left out."""
+def command(*arguments: str) -> dict[str, Any]:
+    """Exit status and stderr of the command line; a list of names, which may grow, is left out."""
     stderr = io.StringIO()
     with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(io.StringIO()):
         status = main(list(arguments))
     said = TMP.sub("TMP", stderr.getvalue())
-    return {"exit": status, "stderr": "".join(said.partition("Valid names:")[:2]) if open_list else said}
+    return {"exit": status, "stderr": "".join(said.partition("Valid names:")[:2])}
 
 
-def given(*pairs: str, open_list: bool = False) -> dict[str, Any]:
+def given(*pairs: str) -> dict[str, Any]:
     """A run with these parameters: key, value, key, value and so on."""
     options = [word for at in range(0, len(pairs), 2) for word in ("-p", pairs[at], pairs[at + 1])]
-    return command("run", *options, open_list=open_list)
+    return command("run", *options)
 
 
-def profile(content: str, open_list: bool = False) -> dict[str, Any]:
-    return with_file(content, "run", "--profile", open_list=open_list)
+def profile(content: str) -> dict[str, Any]:
+    return with_file(content, "run", "--profile")
 
 
 def grid(content: str) -> dict[str, Any]:
@@ -72,12 +72,12 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     **{f"run: {name}": partial(given, *pairs) for name, pairs in PARAMETERS.items()},
-    "run: unknown parameter": lambda: given("sede", "1", open_list=True),
-    "run: grpo with an unknown field": lambda: given("grpo", "{lerning_rate: 1}", open_list=True),
-    "run: unknown profile": lambda: command("run", "--profile", "smok", open_list=True),
+    "run: unknown parameter": lambda: given("sede", "1"),
+    "run: grpo with an unknown field": lambda: given("grpo", "{lerning_rate: 1}"),
+    "run: unknown profile": lambda: command("run", "--profile", "smok"),
     "run: a file with a list": lambda: profile("- seed: 1\n"),
-    "run: a file with an unknown key": lambda: profile("sead: 1\n", open_list=True),
-    "grid: unknown": lambda: command("grid", "zooo", open_list=True),
+    "run: a file with an unknown key": lambda: profile("sead: 1\n"),
+    "grid: unknown": lambda: command("grid", "zooo"),
     "grid: bad parameter": lambda: command("grid", "smoke", "-p", "group_size", "many"),
     "grid: kind": lambda: grid("- kind: trian\n"),
     "grid: no list": lambda: grid("- kind: train\n  seed: 1\n"),
