@@ -11,8 +11,9 @@ import torch
 from gcpo import records
 from gcpo.cli import main
 from gcpo.runs import estimates, preflight
-from gcpo.runs.params import load_profile, validate
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import load_profile
 from gcpo.tasks.sampling import load_policy
 
 

@@ -18,8 +18,9 @@ import pytest
 from gcpo import paths
 from gcpo.methods import METHODS
 from gcpo.runs.grids import expand, grids
-from gcpo.runs.params import ParameterError, Params, from_notebook, load_profile, parse_yaml, profiles, schema, validate
+from gcpo.runs.params import Params, from_notebook, schema, validate
 from gcpo.runs.plan import KINDS
+from gcpo.runs.profiles import ParameterError, load_profile, parse_yaml, profiles
 from gcpo.tasks import TASKS
 
 

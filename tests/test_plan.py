@@ -17,8 +17,9 @@ from gcpo import GCPOConfig, paths, world
 from gcpo.methods import METHODS, table
 from gcpo.runs import plan as plans
 from gcpo.runs.grids import expand, fitting, grids
-from gcpo.runs.params import Params, load_profile, validate
+from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import KINDS, TRAINER, TRAINING, UNREAD, Plan, label
+from gcpo.runs.profiles import load_profile
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "trl_defaults.json").read_text())
 

@@ -28,8 +28,9 @@ from gcpo.cli import main
 from gcpo.methods import get_method
 from gcpo.runs import record, runner
 from gcpo.runs.gradients import gradient_statistics
-from gcpo.runs.params import from_notebook, load_profile, validate
+from gcpo.runs.params import from_notebook, validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import load_profile
 from gcpo.runs.train import train, weights_arithmetic
 
 pytestmark = pytest.mark.slow

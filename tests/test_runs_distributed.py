@@ -20,8 +20,9 @@ from transformers.integrations import deepspeed
 
 from gcpo import paths
 from gcpo.runs import distributed
-from gcpo.runs.params import load_profile, names_in, validate
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import load_profile, names_in
 from gcpo.runs.train import generate_together, train
 from gcpo.trainer.trainer import _unsharded
 

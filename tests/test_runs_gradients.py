@@ -25,8 +25,9 @@ from gcpo.gradients import (
 from gcpo.methods import base_advantages
 from gcpo.runs import gradients as module
 from gcpo.runs.gradients import pair_correlations, pair_table, variance, variances
-from gcpo.runs.params import ParameterError, validate
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import ParameterError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 sizes = st.integers(2, 9)

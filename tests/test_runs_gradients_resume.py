@@ -13,8 +13,9 @@ from gcpo import io
 from gcpo.reports.alignment import MEASURES
 from gcpo.runs import gradients as module
 from gcpo.runs.gradients import gradient_statistics
-from gcpo.runs.params import load_profile, validate
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import load_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("outputs")]
 

@@ -15,8 +15,9 @@ from gcpo.cli import main
 from gcpo.reports.publish import publish
 from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.grids import expand, fitting, grids
-from gcpo.runs.params import load_profile, profile_name, validate
+from gcpo.runs.params import profile_name, validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import load_profile
 from gcpo.runs.record import RecordError, Run, load
 from gcpo.runs.train import train
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from gcpo.processes import exit_with_parent
-from gcpo.runs.params import sharing
 from gcpo.runs.plan import COPIES, Plan
+from gcpo.runs.profiles import sharing
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # read when a process first uses CUDA, and not again
 LOG = "training.json"  # results of the processes, written last

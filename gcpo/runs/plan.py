@@ -12,7 +12,8 @@ from typing import Any
 
 from gcpo import paths, world
 from gcpo.methods import BASES, Method
-from gcpo.runs.params import ParameterError, Params, read_yaml, sharing
+from gcpo.runs.params import Params
+from gcpo.runs.profiles import ParameterError, read_yaml, sharing
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Split, Task
 

@@ -28,8 +28,8 @@ from filelock import LeaseCompromise, SoftFileLease, Timeout
 from gcpo import io, paths
 from gcpo.runs import distributed
 from gcpo.runs.contents import Seen, changed, contents
-from gcpo.runs.params import read_yaml, yaml_text
 from gcpo.runs.plan import SCHEMA, Plan, digest
+from gcpo.runs.profiles import read_yaml, yaml_text
 
 # Places and credentials in TRL's config, left out of manifests; params and contents name the models.
 PLACES = ("output_dir", "run_name", "hub_token", "entailment_model")

@@ -25,8 +25,8 @@ from tqdm import tqdm
 from gcpo import paths
 from gcpo.processes import exit_with_parent
 from gcpo.runs import distributed
-from gcpo.runs.params import ParameterError
 from gcpo.runs.plan import KINDS, Plan
+from gcpo.runs.profiles import ParameterError
 from gcpo.runs.record import Run, claim, describe, load
 
 PREFIX = "gcpo-"  # prefix of temporary folders
