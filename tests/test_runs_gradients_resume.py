@@ -54,7 +54,7 @@ def test_a_trained_policy_is_made_once_and_a_killed_run_of_it_ends_the_same(monk
 
     with monkeypatch.context() as patch:
         patch.setattr(module.Run, "progress", stop)
-        patch.setattr("gcpo.runs.train._Progress.on_log", lambda *_, **__: None)
+        patch.setattr("gcpo.runs.train._Recorded.on_log", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
             gradient_statistics(values)
     plan = Plan("gradients", values)

@@ -121,7 +121,7 @@ def test_every_value_has_two_wordings_of_at_most_8_words_that_no_other_value_has
 
 
 def test_references_are_both_wordings() -> None:
-    for row in tinyqa.load("test", limit=200).rows:
+    for row in tinyqa.TASK.load("test", limit=200).rows:
         assert len(row.references) == len(set(row.references)) == 2
         assert all(1 <= len(reference.split()) <= 8 for reference in row.references)
     for question in drawn_questions("test", 20):
@@ -152,7 +152,7 @@ def read(prompt: str) -> str:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_every_question_is_answered_by_its_passage(split: str) -> None:
-    rows = tinyqa.load(split, limit=DRAWS).rows
+    rows = tinyqa.TASK.load(split, limit=DRAWS).rows
     worded = Counter()
     for row in rows:
         answer = read(row.prompt)
@@ -289,7 +289,7 @@ def solve(row: Row) -> list[int]:
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_problem_in_words_has_the_answer_of_its_row(split: str) -> None:
     steps = Counter()
-    for row in tinymath.load(split, limit=DRAWS).rows:
+    for row in tinymath.TASK.load(split, limit=DRAWS).rows:
         values = solve(row)
         assert row.references == (str(values[-1]),)
         assert all(0 <= value <= 20 for value in values)

@@ -119,6 +119,21 @@ def _known_grpo(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: _of_text(value, valid[name].annotation) for name, value in fields.items()}
 
 
+def _value_for(task: str, key: str, values: Mapping[str, Any]) -> Any:
+    """Return the value for a task: its own, that of the length of its answers, or the default."""
+    try:
+        for name in values.keys() - {"default", *LENGTHS}:
+            check_task(str(name))
+        length = "" if values.keys().isdisjoint(LENGTHS) else get_task(task).answer_length
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+    for name in (task, length, "default"):
+        if name in values:
+            return values[name]
+    whose = f"task {task!r}" + (f", {length!r} answers," if length else "")
+    raise ValueError(f"{key}: no value for {whose} and no default, only for {', '.join(map(str, values))}")
+
+
 def _numbers(options: dict[str, Any]) -> dict[str, Any]:
     return {name: _of_text(value) for name, value in options.items()}
 
@@ -202,24 +217,8 @@ class Params(BaseModel):
         if not isinstance(values, Mapping):
             return values
         task = str(values.get("task", cls.model_fields["task"].default))
-        chosen, length = {}, ""
-        for key, value in values.items():
-            if key in WHOLE or not isinstance(value, Mapping):
-                chosen[key] = value
-                continue
-            try:
-                for name in value.keys() - {"default", *LENGTHS}:
-                    check_task(str(name))
-                if not value.keys().isdisjoint(LENGTHS):
-                    length = get_task(task).answer_length
-            except ValueError as error:
-                raise ValueError(f"{key}: {error}") from None
-            found = next((name for name in (task, length, "default") if name in value), None)
-            if found is None:
-                whose = f"task {task!r}" + (f", {length!r} answers," if length else "")
-                raise ValueError(f"{key}: no value for {whose} and no default, only for {', '.join(map(str, value))}")
-            chosen[key] = value[found]
-        return chosen
+        by_task = {key for key, value in values.items() if isinstance(value, Mapping)} - {*WHOLE}
+        return {**values, **{key: _value_for(task, key, values[key]) for key in by_task}}
 
     @model_validator(mode="after")
     def _possible(self) -> Params:
@@ -322,17 +321,13 @@ def schema() -> dict[str, Any]:
 
 
 def from_notebook(namespace: Mapping[str, Any]) -> Params:
-    """The parameters of a notebook: every plain value in its globals, as the parameters cell and papermill set them.
+    """Return the parameters of a notebook: every plain value in its globals, as its cell and papermill set them.
 
     Called before the notebook defines anything else, it also catches what papermill only warns of: a misspelt name.
     """
     plain = (str, int, float, bool, list, dict, tuple, type(None))
-    skipped = {"In", "Out"}
-    values = {
-        name: value
-        for name, value in namespace.items()
-        if isinstance(value, plain) and not name.startswith("_") and name not in skipped
-    }
+    own = {name: value for name, value in namespace.items() if not name.startswith("_") and name not in ("In", "Out")}
+    values = {name: value for name, value in own.items() if isinstance(value, plain)}
     return validate(values, "notebook parameters")
 
 
