@@ -158,10 +158,13 @@ def test_samples_follow_the_softmax_at_the_temperature(policy: tuple[Any, Any], 
 # --- sample ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 32])
-def test_samples_come_in_the_order_of_the_prompts(policy: tuple[Any, Any], batch_size: int) -> None:
+@pytest.mark.parametrize("tokens_at_once", [1, 100, 2**16])
+def test_samples_come_in_the_order_of_the_prompts(
+    policy: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tokens_at_once: int
+) -> None:
     model, tokens = policy
-    found = sample(model, tokens, PROMPTS, n=2, temperature=0.0, max_new_tokens=LONGEST, batch_size=batch_size)
+    monkeypatch.setattr(module, "TOKENS", tokens_at_once)
+    found = sample(model, tokens, PROMPTS, n=2, temperature=0.0, max_new_tokens=LONGEST)
     expected = [tokens.decode(greedy_by_hand(model, tokens, p, LONGEST), skip_special_tokens=True) for p in PROMPTS]
     assert found == [[text, text] for text in expected]
 

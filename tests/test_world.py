@@ -262,7 +262,8 @@ def test_an_entailment_model_that_cannot_be_made_is_an_error_and_ends_with_the_b
 @pytest.mark.parametrize(("name", "millions"), [("tiny-0.3m", 0.3), ("tiny", 1), ("tiny-3m", 3), ("tiny-llama", 1)])
 def test_policies_have_the_size_of_their_name(name: str, millions: float) -> None:
     settings = dataclasses.replace(world.POLICIES[name], corpus=800)
-    model = untrained(settings, tokenizer(settings))
+    shape = {field: getattr(settings, field) for field in ("architecture", "hidden", "layers", "init")}
+    model = untrained(tokenizer(settings), longest=512, **shape)
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.2)
     assert model.config.model_type == ("llama" if "llama" in name else "qwen2")
 

@@ -315,8 +315,8 @@ def step_metrics(log_history: list[dict[str, Any]]) -> pd.DataFrame:
 
 def summary(scores: pd.DataFrame, task: Task) -> dict[str, float]:
     """Return means over the held-out questions: ``greedy_f1``, ``sampled_accuracy`` and so on, each in [0, 1]."""
-    means = scores.groupby("decoding")[[*task.metrics, "answered"]].mean().stack()
-    return {f"{decoding}_{metric}": float(mean) for (decoding, metric), mean in means.items()}
+    means = scores.groupby("decoding")[[*task.metrics, "answered"]].mean().to_dict("index")
+    return {f"{decoding}_{metric}": mean for decoding, line in means.items() for metric, mean in line.items()}
 
 
 class _Policies(transformers.TrainerCallback):

@@ -102,8 +102,8 @@ class Task:
         return self.reward_of(self.score(self.extract(completion), references))
 
     def reward_of(self, scores: Mapping[str, float]) -> float:
-        """Return the training reward for scores: ``reward_metric`` stretched to ``reward_range``, 2 x F1 or 2 x accuracy in
-        GCPO (Table 5)."""
+        """Return the training reward for scores: ``reward_metric`` stretched to ``reward_range``, which is 2 x F1 or
+        2 x accuracy in GCPO (Table 5)."""
         low, high = self.reward_range
         return low + (high - low) * scores[self.reward_metric]
 
@@ -115,15 +115,15 @@ def qa_scores(prediction: str | None, references: Sequence[str]) -> dict[str, fl
 
 
 def hotpot_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
-    """Return accuracy (F1 above 0.5), exact match, and F1 with the rule that yes and no must be equal, as HotpotQA's official
-    evaluation has both."""
+    """Return accuracy (F1 above 0.5), exact match, and F1 with the rule that yes and no must be equal, as HotpotQA's
+    official evaluation has both."""
     f1 = token_f1(prediction, references, yes_no_rule=True)
     return {"accuracy": float(f1 > 0.5), "em": exact_match(prediction, references), "f1": f1}
 
 
 def math_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
-    """Return the accuracy of a mathematical answer against the gold answer, within the absolute tolerance that follows it, if any
-    does."""
+    """Return the accuracy of a mathematical answer against the gold answer, within the tolerance after it if there is
+    one."""
     gold, tolerance = references if len(references) == 2 else (*references, "0")
     return {"accuracy": math_correct(prediction, gold, absolute=float(tolerance))}
 
