@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
-from test_runs import RECORDS, in_process, kill_when
+from test_runs import RECORDS, in_process, kill_when, tables
 from transformers import AutoModelForCausalLM
 from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.integrations import deepspeed
@@ -45,13 +45,13 @@ def test_several_processes_leave_a_record_like_one_and_go_on_after_a_kill(output
         time.sleep(0.2)
     resumed = train(plan.params)
     assert resumed.finished and resumed.manifest["attempts"] == 2
-    kept = {name: (plan.folder / name).read_bytes() for name in RECORDS}
+    kept = tables(plan.folder)
     names = {path.name for path in plan.folder.iterdir()}
     assert names == {*RECORDS, "manifest.json", "params.yaml", "policy", "completions", distributed.OUTPUT}
     shutil.rmtree(plan.folder)
     whole = train(plan.params)
     assert whole.manifest["attempts"] == 1
-    assert kept == {name: (plan.folder / name).read_bytes() for name in RECORDS}
+    assert kept == tables(plan.folder)
     assert whole.manifest["trl"]["per_device_train_batch_size"] == 4  # of 8 completions
     along = pd.read_csv(plan.folder / "validation.csv")
     assert sorted(set(along["step"])) == [0, 2, 3, 4, 6]  # a quarter of 6 is 1.5

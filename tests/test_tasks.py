@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from gcpo.tasks import TASKS, get_task, narrativeqa
-from gcpo.tasks.base import MalformedRowError, Row, Source, Split, Task, field, math_scores, qa_scores, reader
+from gcpo.tasks.base import MalformedRowError, Source, Split, Task, field, math_scores, qa_scores, reader
 from gcpo.tasks.narrativeqa import TASK as NARRATIVEQA
 
 
@@ -302,9 +302,3 @@ def test_real_narrativeqa_rows(split: str) -> None:
             "bleu1": pytest.approx(1.0),
             "f1": 1.0,
         }
-
-
-def test_rows_are_values() -> None:
-    assert Row("1", "p", ("a",)) == Row("1", "p", ("a",))
-    with pytest.raises(AttributeError):
-        Row("1", "p", ("a",)).id = "2"  # type: ignore[misc]

@@ -104,12 +104,8 @@ def bootstrap(settings: Settings | None = None, root: Path | None = None) -> Wor
     Raises:
         RuntimeError: a model failed to train, or its quality is outside what the project relies on.
     """
-    return _whole(settings or Settings(), root or paths.WORLDS)
-
-
-@functools.cache  # reads every file once
-def _whole(settings: Settings, root: Path) -> World:
-    made = root / key(settings)
+    settings = settings or Settings()
+    made = (root or paths.WORLDS) / key(settings)
     build_once(made, lambda draft: _make(settings, draft))
     return World(made / "policy", made / "entailment", json.loads((made / "quality.json").read_text()))
 
@@ -130,7 +126,6 @@ def restore_reference(reference: Path) -> World:
     made.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(made.with_suffix(".lock")), io.replacing(made) as draft:
         shutil.copytree(kept, draft)
-    _whole.cache_clear()
     return bootstrap()
 
 
@@ -216,9 +211,8 @@ def check_quality(quality: dict[str, Any]) -> None:
             raise RuntimeError(f"The entailment model's held-out accuracy on {kind!r} is {accuracy:.3f} < 0.9.")
 
 
-@functools.cache
 def scratch_policy(root: Path | None = None) -> Path:
-    """The folder of an untrained policy of 30k parameters with a byte-level tokenizer and a chat template.
+    """Return the folder of an untrained policy of 30k parameters with a byte-level tokenizer and a chat template.
 
     It knows nothing, but takes any text: a real run on a real benchmark can be tried with it in seconds.
     """
