@@ -275,22 +275,18 @@ def test_evaluate_is_decided_by_its_seed(policy: tuple[Any, Any]) -> None:
     assert not other[~greedy].equals(first[~greedy])
 
 
-def test_evaluate_leaves_the_global_generator_as_it_was(policy: tuple[Any, Any]) -> None:
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    scores_of(policy)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize("training", [True, False])
-def test_evaluate_leaves_the_mode_of_the_model_as_it_was(policy: tuple[Any, Any], training: bool) -> None:
+def test_evaluate_leaves_the_global_generator_and_the_mode_of_the_model_as_they_were(
+    policy: tuple[Any, Any], training: bool
+) -> None:
     model, _ = policy
     modes = []
     handle = model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     try:
         model.train(training)
+        before = torch.get_rng_state()
         scores_of(policy)
-        assert model.training is training
+        assert model.training is training and torch.equal(torch.get_rng_state(), before)
         assert modes and not any(modes)
     finally:
         handle.remove()

@@ -170,10 +170,7 @@ def test_a_world_is_made_once_and_found_in_its_folder(making: list[str], tmp_pat
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no quality.json": (lambda folder: (folder / "quality.json").unlink(), "quality.json is missing"),
-    "quality.json cut": (lambda folder: (folder / "quality.json").write_text('{"po'), "quality.json is not what was"),
     "half made": (lambda folder: shutil.rmtree(folder / "entailment"), "model.safetensors is missing"),
-    "never finished": (lambda folder: (folder / "SHA256SUMS").unlink(), "is not complete (no SHA256SUMS)"),
     "weights edited": (
         lambda folder: (folder / "policy" / "model.safetensors").write_text("another policy"),
         "policy/model.safetensors is not what was written",
@@ -207,16 +204,6 @@ def test_a_world_cut_short_leaves_nothing_that_looks_whole(
             world.bootstrap(SMALL, tmp_path)
     assert not (tmp_path / world.key(SMALL)).exists()
     assert world.bootstrap(SMALL, tmp_path).entailment.exists()
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "SHA256SUMS"])
-def test_a_scratch_policy_half_saved_is_made_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
-    folder = world.scratch_policy(tmp_path)
-    wanted = io.hashes(folder)
-    (folder / name).unlink()
-    assert world.scratch_policy(tmp_path) == folder
-    assert io.hashes(folder) == wanted and io.broken(folder) is None
 
 
 def test_where_an_embedded_model_will_be_is_known_before_it_is_made(
