@@ -19,9 +19,10 @@ from trl import GRPOConfig, GRPOTrainer
 
 from gcpo import world
 from gcpo.methods import METHODS
-from gcpo.runs.params import load_profile, validate
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import quiet
+from gcpo.runs.profiles import load_profile
 from gcpo.runs.train import build_trainer
 from gcpo.tasks.sampling import load_policy
 

@@ -19,17 +19,9 @@ from gcpo import io, paths
 from gcpo.reports import records
 from gcpo.runs.contents import Seen
 from gcpo.runs.grids import expand, fitting, grids
-from gcpo.runs.params import (
-    TOY,
-    ParameterError,
-    Params,
-    load_profile,
-    over,
-    parse_yaml,
-    profiles,
-    validate,
-)
+from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import TOY, ParameterError, load_profile, over, parse_yaml, profiles
 from gcpo.runs.record import RecordError, Run, load
 
 app = typer.Typer(

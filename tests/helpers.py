@@ -230,8 +230,9 @@ def laptop_trainer(folder: Path, **changes: Any) -> gcpo.GCPOTrainer:
     """The trainer that a run of the laptop profile makes."""
     import transformers
 
-    from gcpo.runs.params import load_profile, validate
+    from gcpo.runs.params import validate
     from gcpo.runs.plan import Plan
+    from gcpo.runs.profiles import load_profile
     from gcpo.runs.train import build_trainer
     from gcpo.world import resolve
 

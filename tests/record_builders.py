@@ -11,8 +11,9 @@ import pytest
 from gcpo import paths
 from gcpo.reports import records
 from gcpo.runs import record
-from gcpo.runs.params import validate, yaml_text
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import yaml_text
 
 TINY = {"profile": "p", "task": "tinyqa"}
 

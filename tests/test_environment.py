@@ -6,7 +6,7 @@ import re
 import tomllib
 
 from gcpo import paths
-from gcpo.runs.params import read_yaml
+from gcpo.runs.profiles import read_yaml
 
 
 def name_of(requirement: str) -> str:

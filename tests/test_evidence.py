@@ -15,7 +15,7 @@ from gcpo import paths
 from gcpo import statistics as s
 from gcpo.reports import claims, evidence, margins, records
 from gcpo.reports.evidence import Comparison, Evidence, decide, together
-from gcpo.runs.params import ParameterError, yaml_text
+from gcpo.runs.profiles import ParameterError, yaml_text
 from gcpo.statistics import Interval
 
 BASE = [0.50, 0.51, 0.49, 0.50, 0.505]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from gcpo import paths
 from gcpo.cli import main
 from gcpo.runs.grids import expand
-from gcpo.runs.params import ParameterError, load_profile, parse_yaml, read_yaml, validate, yaml_text
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import ParameterError, load_profile, parse_yaml, read_yaml, yaml_text
 
 # What stands in a file, and what is said of it, with the line where the fault is.
 FILES: dict[str, tuple[bytes, str]] = {

@@ -14,7 +14,7 @@ import pytest
 from gcpo import io, paths
 from gcpo.reports import ledger, records
 from gcpo.reports.claims import Verdict, Verdicts
-from gcpo.runs.params import ParameterError, yaml_text
+from gcpo.runs.profiles import ParameterError, yaml_text
 from gcpo.runs.runner import execute
 
 CLAIM = {

@@ -8,7 +8,6 @@ import json
 import math
 import re
 import types
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,8 +17,9 @@ import pytest
 from gcpo import paths
 from gcpo.methods import METHODS
 from gcpo.runs.grids import expand, grids
-from gcpo.runs.params import ParameterError, Params, from_notebook, load_profile, parse_yaml, profiles, schema, validate
+from gcpo.runs.params import Params, from_notebook, schema, validate
 from gcpo.runs.plan import KINDS
+from gcpo.runs.profiles import ParameterError, load_profile, parse_yaml, profiles
 from gcpo.tasks import TASKS
 
 
@@ -72,11 +72,6 @@ def test_an_unknown_name_that_is_like_nothing_comes_with_the_valid_ones() -> Non
     assert all(name in refused(task="zzz") for name in TASKS)
 
 
-def test_an_unknown_profile_is_an_error_with_the_nearest_one() -> None:
-    with pytest.raises(ParameterError, match=r"Unknown profile 'lptop'\. Did you mean 'laptop'\?.*smoke"):
-        load_profile("lptop")
-
-
 def test_every_problem_is_listed_at_once() -> None:
     message = refused(alpha=-1, group_size="four", tmperature=1)
     assert {line.split(":")[0].strip() for line in message.splitlines()[1:]} == {"group_size", "alpha", "tmperature"}
@@ -94,11 +89,9 @@ def test_every_problem_is_listed_at_once() -> None:
         ("max_steps", -1),
         ("max_steps", True),
         ("seed", "1.5"),
-        ("seed", -1),
         ("seed", None),
         ("alpha", "strong"),
         ("alpha", -0.1),
-        ("alpha", True),
         ("alpha", math.nan),
         ("learning_rate", math.inf),
         ("beta", [0.1]),
@@ -119,10 +112,6 @@ def test_a_wrong_value_is_named_with_its_key(key: str, value: Any) -> None:
     assert line.endswith(f" (got {value!r})")
 
 
-def test_a_parameter_that_was_removed_is_refused_with_what_to_do() -> None:
-    assert " reward_range: the task owns it (Task.reward_range): remove it here" in refused(reward_range=[0, 2])
-
-
 @pytest.mark.parametrize("key", ["learning_rate", "alpha", "beta", "temperature", "entailment_threshold"])
 def test_5e_5_is_a_number_from_a_file_and_from_papermill(key: str) -> None:
     assert getattr(validate(parse_yaml(f"{key}: 5e-5", "x")), key) == 5e-5
@@ -137,23 +126,12 @@ def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None
 @pytest.mark.parametrize(
     ("values", "key", "reason"),
     [
-        ({"group_size": 1}, "group_size", "G = 1 leaves nothing to compare"),
-        ({"temperature": 0}, "temperature", "samples the same answer G times"),
-        ({"method": "gcpo_shuffled", "prompts_per_step": 1}, "prompts_per_step", "gcpo_shuffled .* at least 2"),
         ({"micro_batch": 3}, "micro_batch", "3 does not divide the 8 completions"),
         ({"trained_on": "math"}, "trained_on", "set both"),
         ({"trained_on": "mth", "at_step": 2}, "trained_on", "Unknown task 'mth'. Did you mean 'math'"),
         ({"processes": 3}, "processes", "3 do not divide the 8 completions"),
-        (
-            {"processes": 4, "micro_batch": 4},
-            "micro_batch",
-            "4 does not divide the 2 completions .* each of 4 processes",
-        ),
-        (
-            {"processes": 2, "accelerate": "zero"},
-            "accelerate",
-            "Unknown configuration of accelerate 'zero'. Did you mean 'zero3'",
-        ),
+        ({"processes": 4, "micro_batch": 4}, "micro_batch", "not divide the 2 completions .* each of 4 processes"),
+        ({"processes": 2, "accelerate": "zero"}, "accelerate", "Unknown .* of accelerate 'zero'. Did you mean 'zero3'"),
         ({"micro_batch": 4, "grpo": {"gradient_accumulation_steps": 2}}, "micro_batch", "keep one"),
         ({"grpo": {"num_iterations": 3}}, "save_steps", "from step 2 would .* a multiple of 3, as 3 "),
         ({"micro_batch": 4, "save_steps": 3, "grpo": {"steps_per_generation": 4}}, "save_steps", "of 2, as 4 "),
@@ -177,11 +155,6 @@ def test_values_at_the_edge_of_what_is_possible_are_accepted() -> None:
         assert {key: accepted[key] for key in values} == values
 
 
-def test_parameters_cannot_be_changed_afterwards() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        Params().seed = 1  # type: ignore[misc]
-
-
 # --- a value for each task ------------------------------------------------------------------------------------------
 
 
@@ -197,11 +170,6 @@ def test_a_value_of_none_for_a_task_is_its_value() -> None:
     revision = {"tinyqa": None, "default": "main"}
     assert validate({"policy_revision": revision}).policy_revision is None
     assert validate({"policy_revision": revision, "task": "tinymath"}).policy_revision == "main"
-
-
-def test_a_task_without_value_and_default_is_an_error() -> None:
-    message = refused(task="tinyqa", alpha={"tinymath": 0.3, "narrativeqa": 0.6})
-    assert "alpha: no value for task 'tinyqa' and no default, only for tinymath, narrativeqa" in message
 
 
 @pytest.mark.parametrize(
@@ -228,16 +196,11 @@ def test_a_length_of_answers_goes_before_the_default_and_after_the_task() -> Non
 
 
 def test_the_value_of_a_task_is_checked_too() -> None:
-    assert "alpha: " in refused(alpha={"default": "strong"})
-    assert "(got 'strong')" in refused(alpha={"default": "strong"})
+    assert re.search(r"alpha: .*\(got 'strong'\)", refused(alpha={"default": "strong"}))
 
 
 def test_the_task_itself_has_no_value_for_each_task() -> None:
     assert "task: Input should be a valid string" in refused(task={"default": "tinyqa"}, alpha={"default": 1})
-
-
-def test_grpo_is_a_mapping_of_its_own() -> None:
-    assert validate({"grpo": {"epsilon": 0.1}}).grpo == {"epsilon": 0.1}
 
 
 # --- GRPOConfig -----------------------------------------------------------------------------------------------------
@@ -305,27 +268,10 @@ def test_the_smoke_profile_is_the_defaults() -> None:
 def test_the_parameters_cell_of_a_run_notebook_is_the_defaults_field_for_field(notebook: str) -> None:
     cell = parameters_cell(notebook)
     assert list(cell) == list(Params.model_fields)
-    found, default = validate(cell).model_dump(), Params().model_dump()
-    for name in Params.model_fields:
-        assert found[name] == default[name], name
+    assert validate(cell) == Params()
     plain = ("grpo", "method_options")
-    per_task = {name for name, value in cell.items() if isinstance(value, dict) and name not in plain}
-    for name in per_task:
-        assert cell[name] == load_profile("smoke")[name], name
-
-
-def test_a_profile_may_be_a_path(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("profile: mine\nalpha: 0.5\n")
-    assert load_profile(str(path)) == {"profile": "mine", "alpha": 0.5}
-
-
-@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just text"])
-def test_a_profile_that_is_no_mapping_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(ParameterError, match=r"mine\.yaml: expected a mapping of parameter names to values, got"):
-        load_profile(str(path))
+    for name, value in cell.items():
+        assert not isinstance(value, dict) or name in plain or value == load_profile("smoke")[name], name
 
 
 # --- the schema for editors -----------------------------------------------------------------------------------------
@@ -370,11 +316,7 @@ def namespace(**more: Any) -> dict[str, Any]:
 
 def test_the_parameters_of_a_notebook_are_the_plain_values_of_its_globals() -> None:
     assert from_notebook(namespace()) == Params()
-    assert from_notebook(namespace(seed=3, learning_rate="5e-5")).model_dump() == {
-        **Params().model_dump(),
-        "seed": 3,
-        "learning_rate": 5e-5,
-    }
+    assert from_notebook(namespace(seed=3, learning_rate="5e-5")) == Params(seed=3, learning_rate=5e-5)
 
 
 @pytest.mark.parametrize("value", [4, "4", 4.0, None, [4], {"default": 4}, True])

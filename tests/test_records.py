@@ -18,8 +18,9 @@ from gcpo.methods import METHODS
 from gcpo.reports import records
 from gcpo.runs import record
 from gcpo.runs.grids import expand
-from gcpo.runs.params import ParameterError, Params, validate
+from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import SCHEMA
+from gcpo.runs.profiles import ParameterError
 
 ENVIRONMENT = record.environment
 

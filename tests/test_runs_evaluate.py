@@ -16,8 +16,9 @@ from gcpo import world
 from gcpo.cli import main
 from gcpo.runs import evaluate as module
 from gcpo.runs.evaluate import certainty, evaluation, scores
-from gcpo.runs.params import load_profile, validate
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import load_profile
 from gcpo.tasks import get_task
 from gcpo.tasks import sampling as sampling
 from gcpo.tasks.sampling import load_policy

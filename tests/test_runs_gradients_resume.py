@@ -13,8 +13,9 @@ from gcpo import io
 from gcpo.reports.alignment import MEASURES
 from gcpo.runs import gradients as module
 from gcpo.runs.gradients import gradient_statistics
-from gcpo.runs.params import load_profile, validate
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import load_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("outputs")]
 
@@ -53,7 +54,7 @@ def test_a_trained_policy_is_made_once_and_a_killed_run_of_it_ends_the_same(monk
 
     with monkeypatch.context() as patch:
         patch.setattr(module.Run, "progress", stop)
-        patch.setattr("gcpo.runs.train._Progress.on_log", lambda *_, **__: None)
+        patch.setattr("gcpo.runs.train._Recorded.on_log", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
             gradient_statistics(values)
     plan = Plan("gradients", values)

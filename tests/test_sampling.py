@@ -158,10 +158,13 @@ def test_samples_follow_the_softmax_at_the_temperature(policy: tuple[Any, Any], 
 # --- sample ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 32])
-def test_samples_come_in_the_order_of_the_prompts(policy: tuple[Any, Any], batch_size: int) -> None:
+@pytest.mark.parametrize("tokens_at_once", [1, 100, 2**16])
+def test_samples_come_in_the_order_of_the_prompts(
+    policy: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tokens_at_once: int
+) -> None:
     model, tokens = policy
-    found = sample(model, tokens, PROMPTS, n=2, temperature=0.0, max_new_tokens=LONGEST, batch_size=batch_size)
+    monkeypatch.setattr(module, "TOKENS", tokens_at_once)
+    found = sample(model, tokens, PROMPTS, n=2, temperature=0.0, max_new_tokens=LONGEST)
     expected = [tokens.decode(greedy_by_hand(model, tokens, p, LONGEST), skip_special_tokens=True) for p in PROMPTS]
     assert found == [[text, text] for text in expected]
 
@@ -272,22 +275,18 @@ def test_evaluate_is_decided_by_its_seed(policy: tuple[Any, Any]) -> None:
     assert not other[~greedy].equals(first[~greedy])
 
 
-def test_evaluate_leaves_the_global_generator_as_it_was(policy: tuple[Any, Any]) -> None:
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    scores_of(policy)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize("training", [True, False])
-def test_evaluate_leaves_the_mode_of_the_model_as_it_was(policy: tuple[Any, Any], training: bool) -> None:
+def test_evaluate_leaves_the_global_generator_and_the_mode_of_the_model_as_they_were(
+    policy: tuple[Any, Any], training: bool
+) -> None:
     model, _ = policy
     modes = []
     handle = model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     try:
         model.train(training)
+        before = torch.get_rng_state()
         scores_of(policy)
-        assert model.training is training
+        assert model.training is training and torch.equal(torch.get_rng_state(), before)
         assert modes and not any(modes)
     finally:
         handle.remove()

@@ -174,21 +174,6 @@ def test_equal_texts_share_a_cluster_that_plain_greedy_would_split() -> None:
     assert cluster_texts(texts, entailment).tolist() == [0, 0, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("texts", "entails", "expected"),
-    [
-        ("cab", {("c", "a"): 0.9, ("c", "b"): 0.1}, [0, 0, 1]),  # told apart as hypotheses of c
-        # told apart as premises of x; y opens between a and b and attracts b
-        ("xayb", {("a", "x"): 0.2} | {("x", t): 0.5 for t in "ab"} | {("y", t): 0.9 for t in "ab"}, [0, 0, 1, 1]),
-    ],
-)
-def test_texts_that_entail_each_other_for_certain_are_not_equal_texts(
-    texts: str, entails: dict[tuple[str, str], float], expected: list[int]
-) -> None:
-    entails = entails | {("a", "b"): 1.0, ("b", "a"): 1.0}
-    assert cluster_texts(list(texts), Entailment(Table(entails))).tolist() == expected
-
-
 def test_missing_answers_are_alone() -> None:
     table = Table(dict.fromkeys(itertools.product("ab", repeat=2), 1.0))
     entailment = Entailment(table)

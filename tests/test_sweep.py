@@ -14,7 +14,8 @@ from scipy.stats import norm
 from gcpo.cli import main
 from gcpo.reports import records, sweep
 from gcpo.runs.grids import expand
-from gcpo.runs.params import load_profile, validate
+from gcpo.runs.params import validate
+from gcpo.runs.profiles import load_profile
 from gcpo.runs.record import RecordError
 
 

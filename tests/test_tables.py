@@ -14,7 +14,8 @@ from gcpo import paths
 from gcpo.cli import main
 from gcpo.methods import METHODS
 from gcpo.reports import pages, tables
-from gcpo.runs.params import load_profile, validate
+from gcpo.runs.params import validate
+from gcpo.runs.profiles import load_profile
 
 # --- evaluation -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from gcpo.tasks import TASKS, get_task, narrativeqa
-from gcpo.tasks.base import MalformedRowError, Row, Split, Task, field, math_scores, qa_scores, read_rows
+from gcpo.tasks.base import MalformedRowError, Source, Split, Task, field, math_scores, qa_scores, reader
 from gcpo.tasks.narrativeqa import TASK as NARRATIVEQA
 
 
@@ -204,7 +204,7 @@ def test_a_missing_file_is_an_error_that_lists_what_there_is(write: Write) -> No
     write(record(1))
     for name, there in (("narrativeqa", "narrativeqa/test.jsonl, narrativeqa/validation.jsonl"), ("nq", "narrativeqa")):
         with pytest.raises(FileNotFoundError, match=rf"{name}/train\.jsonl does not exist.* has {there}"):
-            read_rows(name, "train", lambda _: [], hub=("nobody/nq", None))
+            reader({"train": Source(name, "train", "nobody/nq")}, lambda _: [])("train", limit=None)
 
 
 # --- reading the Hub ------------------------------------------------------------------------------------------------
@@ -302,9 +302,3 @@ def test_real_narrativeqa_rows(split: str) -> None:
             "bleu1": pytest.approx(1.0),
             "f1": 1.0,
         }
-
-
-def test_rows_are_values() -> None:
-    assert Row("1", "p", ("a",)) == Row("1", "p", ("a",))
-    with pytest.raises(AttributeError):
-        Row("1", "p", ("a",)).id = "2"  # type: ignore[misc]

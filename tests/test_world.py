@@ -163,23 +163,14 @@ def making(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return made
 
 
-def made_anew(root: Path) -> world.World:
-    """The world of a process that begins."""
-    bootstrapping._whole.cache_clear()
-    return world.bootstrap(SMALL, root)
-
-
 def test_a_world_is_made_once_and_found_in_its_folder(making: list[str], tmp_path: Path) -> None:
-    first, again = made_anew(tmp_path), made_anew(tmp_path)
+    first, again = world.bootstrap(SMALL, tmp_path), world.bootstrap(SMALL, tmp_path)
     assert first == again and making == ["policy", "entailment"]
     assert first.policy == tmp_path / world.key(SMALL) / "policy" and first.quality == good()
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no quality.json": (lambda folder: (folder / "quality.json").unlink(), "quality.json is missing"),
-    "quality.json cut": (lambda folder: (folder / "quality.json").write_text('{"po'), "quality.json is not what was"),
     "half made": (lambda folder: shutil.rmtree(folder / "entailment"), "model.safetensors is missing"),
-    "never finished": (lambda folder: (folder / "SHA256SUMS").unlink(), "is not complete (no SHA256SUMS)"),
     "weights edited": (
         lambda folder: (folder / "policy" / "model.safetensors").write_text("another policy"),
         "policy/model.safetensors is not what was written",
@@ -191,12 +182,12 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_world_that_is_not_whole_is_made_again(
     fault: str, making: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = made_anew(tmp_path)
+    made = world.bootstrap(SMALL, tmp_path)
     wanted = io.hashes(made.policy.parent)
     damage, message = FAULTS[fault]
     damage(made.policy.parent)
     capsys.readouterr()
-    assert made_anew(tmp_path) == made
+    assert world.bootstrap(SMALL, tmp_path) == made
     assert io.hashes(made.policy.parent) == wanted and len(making) == 4
     assert message in capsys.readouterr().out.splitlines()[0]
 
@@ -210,19 +201,9 @@ def test_a_world_cut_short_leaves_nothing_that_looks_whole(
     with monkeypatch.context() as patch:
         patch.setattr(bootstrapping, "make_policy", killed)
         with pytest.raises(KeyboardInterrupt):
-            made_anew(tmp_path)
+            world.bootstrap(SMALL, tmp_path)
     assert not (tmp_path / world.key(SMALL)).exists()
-    assert made_anew(tmp_path).entailment.exists()
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "SHA256SUMS"])
-def test_a_scratch_policy_half_saved_is_made_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
-    folder = world.scratch_policy.__wrapped__(tmp_path)
-    wanted = io.hashes(folder)
-    (folder / name).unlink()
-    assert world.scratch_policy.__wrapped__(tmp_path) == folder
-    assert io.hashes(folder) == wanted and io.broken(folder) is None
+    assert world.bootstrap(SMALL, tmp_path).entailment.exists()
 
 
 def test_where_an_embedded_model_will_be_is_known_before_it_is_made(
@@ -232,7 +213,7 @@ def test_where_an_embedded_model_will_be_is_known_before_it_is_made(
     assert not world.folder("policy").exists()
     made = world.bootstrap()
     assert (made.policy, made.entailment) == (world.folder("policy"), world.folder("entailment"))
-    assert world.folder("policy", world.SCRATCH) == world.scratch_policy.__wrapped__()
+    assert world.folder("policy", world.SCRATCH) == world.scratch_policy()
 
 
 def test_a_policy_of_another_size_is_made_when_first_asked_for(
@@ -262,7 +243,8 @@ def test_an_entailment_model_that_cannot_be_made_is_an_error_and_ends_with_the_b
 @pytest.mark.parametrize(("name", "millions"), [("tiny-0.3m", 0.3), ("tiny", 1), ("tiny-3m", 3), ("tiny-llama", 1)])
 def test_policies_have_the_size_of_their_name(name: str, millions: float) -> None:
     settings = dataclasses.replace(world.POLICIES[name], corpus=800)
-    model = untrained(settings, tokenizer(settings))
+    shape = {field: getattr(settings, field) for field in ("architecture", "hidden", "layers", "init")}
+    model = untrained(tokenizer(settings), longest=512, **shape)
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.2)
     assert model.config.model_type == ("llama" if "llama" in name else "qwen2")
 

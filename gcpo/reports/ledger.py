@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from gcpo import paths
 from gcpo.errors import nearest
 from gcpo.reports.claims import SHOWN, UNTESTED, overall
-from gcpo.runs.params import ParameterError, profile_name, read_yaml
+from gcpo.runs.params import profile_name
+from gcpo.runs.profiles import ParameterError, read_yaml
 
 CLAIMS = Path(__file__).parents[1] / "claims.yaml"
 PAPERS = {"gcpo": "GCPO", "seed_grpo": "SEED-GRPO", "egpo": "EGPO", "cw_grpo": "CW-GRPO"}

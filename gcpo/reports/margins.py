@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from gcpo import paths
 from gcpo.errors import nearest
-from gcpo.runs.params import ParameterError, read_yaml
+from gcpo.runs.profiles import ParameterError, read_yaml
 from gcpo.tasks import check_task, get_task
 
 Margin = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]

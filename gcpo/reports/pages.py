@@ -14,8 +14,9 @@ from gcpo.reports import records
 from gcpo.reports.sweep import taken
 from gcpo.reports.tables import markdown, methods_table
 from gcpo.runs import estimates
-from gcpo.runs.params import load_profile, validate
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import load_profile
 
 CHECKS = r" / (?=\d\d: )"  # between two checks of a claim in the ledger
 HOW = r"(?<=\] )\(95 %[^)]*\)"  # after an interval: its level, family and seeds

@@ -16,7 +16,8 @@ from gcpo.reports import records
 from gcpo.reports.pages import write_readme, write_results
 from gcpo.reports.site import absolute, reports, shown_grids
 from gcpo.runs.grids import expand, fitting
-from gcpo.runs.params import TOY, profile_name
+from gcpo.runs.params import profile_name
+from gcpo.runs.profiles import TOY
 from gcpo.runs.record import RecordError
 from gcpo.runs.runner import execute
 

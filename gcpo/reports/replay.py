@@ -13,8 +13,9 @@ import pandas as pd
 from gcpo import io, paths
 from gcpo.reports import records
 from gcpo.runs import record
-from gcpo.runs.params import read_yaml, validate
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import read_yaml
 from gcpo.runs.record import CODES, RecordError, Run, load
 from gcpo.runs.runner import run_grid
 

@@ -10,7 +10,8 @@ from gcpo import paths
 from gcpo.reports import records
 from gcpo.reports.tables import markdown
 from gcpo.runs.grids import expand, fitting
-from gcpo.runs.params import is_file_name, profile_name, read_yaml
+from gcpo.runs.params import profile_name
+from gcpo.runs.profiles import is_file_name, read_yaml
 from gcpo.runs.runner import execute
 
 REPORTS = Path(__file__).parents[1] / "reports.yaml"

@@ -14,7 +14,8 @@ from gcpo import paths, statistics
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
 from gcpo.runs.grids import expand
-from gcpo.runs.params import TOY, Params, load_profile, validate
+from gcpo.runs.params import Params, validate
+from gcpo.runs.profiles import TOY, load_profile
 from gcpo.tasks import get_task
 from gcpo.weights import weight_range
 

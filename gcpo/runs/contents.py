@@ -14,15 +14,10 @@ from gcpo.tasks.base import DATA_DIR
 
 Contents = dict[str, dict[str, str]]
 Seen = dict[tuple[Any, ...], Contents]
+# Parameters that name models and data.
 _NAMES = (
-    "task",
-    "policy",
-    "policy_revision",
-    "embedder",
-    "entailment",
-    "train_split",
-    "validation_split",
-    "eval_split",
+    *("task", "train_split", "validation_split", "eval_split"),
+    *("policy", "policy_revision", "embedder", "entailment"),
 )
 
 

@@ -3,6 +3,7 @@ accelerate knows how they share the policy."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,8 +14,8 @@ from pathlib import Path
 import torch
 
 from gcpo.processes import exit_with_parent
-from gcpo.runs.params import sharing
 from gcpo.runs.plan import COPIES, Plan
+from gcpo.runs.profiles import sharing
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # read when a process first uses CUDA, and not again
 LOG = "training.json"  # results of the processes, written last
@@ -65,9 +66,13 @@ def take_one_gpu() -> None:
         os.environ[VISIBLE] = gpus[0]
 
 
-def peak_memory() -> float:
-    """Return the GB (10^9 bytes) that tensors of this process have held of its GPU at most, since ``forget_peak``."""
-    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else 0.0
+def peak_memory(folder: Path | None = None) -> float:
+    """Return the GB (10^9 bytes) that tensors of this process have held of its GPU at most, since ``forget_peak``; or
+    that one of the processes which trained the run of ``folder`` has."""
+    own = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else 0.0
+    log = folder / LOG if folder else None
+    theirs = json.loads(log.read_text(encoding="utf-8")) if log and log.exists() else {}
+    return max(own, float(theirs.get("peak_gpu_memory_gb", 0.0)))
 
 
 def forget_peak() -> None:

@@ -33,7 +33,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
@@ -111,7 +110,7 @@ class Estimate:
 
 
 def shape(name: str, revision: str | None = None) -> PretrainedConfig:
-    """A policy's configuration: from its folder or the local cache of the Hub, else from :data:`KNOWN`.
+    """Return a policy's configuration: from its folder or the local cache of the Hub, else from :data:`KNOWN`.
 
     Raises:
         OSError: it is neither on this machine nor known.
@@ -129,22 +128,21 @@ def shape(name: str, revision: str | None = None) -> PretrainedConfig:
 
 
 @cache
-def weights(config: str, rank: int) -> tuple[int, int]:
-    """How many weights a policy of this configuration (as JSON) has, counted on the model itself without any memory;
-    and those of adapters of this rank on all linear layers but the output's."""
-    model = _empty(config)
-    linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in name]
-    adapters = sum(rank * (layer.in_features + layer.out_features) for layer in linear)
-    return sum(parameter.numel() for parameter in model.parameters()), adapters
+def weights(config: str, rank: int = 0, chosen: tuple[str, ...] | None = None) -> tuple[int, int]:
+    """Return how many weights a policy of this configuration (as JSON) has, and how many of them have a gradient.
 
-
-def _empty(config: str) -> Any:
-    """A policy of this configuration that takes no memory."""
+    Those are adapters of this rank on all linear layers but the output's or, with rank 0, the chosen parameters (all if
+    None). Counted on the model itself, without any memory.
+    """
     from transformers import AutoModelForCausalLM  # every architecture with it: seconds to import
 
     values = json.loads(config)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+    linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in name]
+    adapters = sum(rank * (layer.in_features + layer.out_features) for layer in linear)
+    trained = adapters or sum(parameter.numel() for parameter in chosen_parameters(model, chosen))
+    return sum(parameter.numel() for parameter in model.parameters()), trained
 
 
 def kept_by_a_layer(config: PretrainedConfig, size: int) -> float:
@@ -171,11 +169,8 @@ class _Counts:
         params, gradients = plan.params, plan.kind == "gradients"
         self.training = plan.kind == "train" and params.max_steps > 0
         self.config = shape(params.policy, params.policy_revision)
-        text = self.config.to_json_string(use_diff=False)
-        self.total, adapters = weights(text, params.lora_rank)
-        self.trained = adapters or self.total  # or whose gradients statistics take
-        if gradients and params.gradient_parameters and not params.lora_rank:
-            self.trained = sum(one.numel() for one in chosen_parameters(_empty(text), params.gradient_parameters))
+        chosen = tuple(params.gradient_parameters or ()) if gradients else ()
+        self.total, self.trained = weights(self.config.to_json_string(use_diff=False), params.lora_rank, chosen or None)
         self.size = 2 if params.dtype == "bfloat16" else 4  # bytes of a weight
         self.size_trained = 4 if params.lora_rank else self.size
         # Autocast is training's, and evaluations and statistics compute in the type of the weights.
@@ -274,19 +269,16 @@ def _seconds(plan: Plan, counts: _Counts, gpu: float) -> dict[str, float]:
     trained_on = counts.completions * settings["num_iterations"] * passes * counts.forward
     if plan.kind == "gradients":  # a backward pass for each answer, at two temperatures
         trained_on = 2 * counts.answers * 3 * counts.forward
+    # Nothing that the entailment model reads of two answers is masked.
+    multiplied, layers, hidden, most = ENTAILMENT
+    together = min(most, 2 * counts.length)
+    of_a_pair = (2 * multiplied + 4 * layers * hidden * together) * together
     return {
         "generate": sampling(counts.completions / counts.gpus, counts.at_once, kept) if counts.completions else 0.0,
         "train": trained_on / kept / counts.gpus,
-        "judge": counts.pairs * of_a_pair(counts.length) / (UTILISATION * single) / counts.gpus,
+        "judge": counts.pairs * of_a_pair / (UTILISATION * single) / counts.gpus,
         "evaluate": sampling(counts.answers, counts.batch, own),
     }
-
-
-def of_a_pair(length: int) -> float:
-    """Return the operations of the entailment model on two answers of so many tokens; nothing in it is masked."""
-    multiplied, layers, hidden, most = ENTAILMENT
-    tokens = min(most, 2 * length)
-    return (2 * multiplied + 4 * layers * hidden * tokens) * tokens
 
 
 def misfit(plan: Plan, gpu: float) -> str | None:
@@ -295,7 +287,7 @@ def misfit(plan: Plan, gpu: float) -> str | None:
     if found.peak <= gpu * GB:
         return None
     held = {**found.memory, "vllm": found.vllm}
-    largest = max(held, key=lambda name: held[name])
+    largest = max(held, key=held.__getitem__)
     checkpointing = "" if plan.trainer["gradient_checkpointing"] else "grpo: {gradient_checkpointing: true}, or "
     shorter = f"a max_completion_length below {params.max_completion_length}"
     ways = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -25,7 +26,7 @@ from gcpo.tasks.sampling import batches, ends, generate, texts, token_statistics
 
 
 def evaluation(params: Params) -> Run:
-    """The greedy answer and ``eval_samples`` sampled ones to each held-out question; a finished run is returned as is.
+    """Ask for a greedy and ``eval_samples`` sampled answers to each held-out question, unless that run is finished.
 
     ``answers.csv``, one line per answer:
 
@@ -43,56 +44,64 @@ def evaluation(params: Params) -> Run:
     first unless it is there. Questions that are answered together are seeded by themselves and written at once, so that
     a run that was killed goes on from there, to the same result.
     """
-    plan = Plan("evaluate", params)
+    return measured("evaluate", params, _evaluate)
+
+
+def measured(kind: str, params: Params, measure: Callable[[Plan, Run, Sequence[Row], Any, Any, Path], None]) -> Run:
+    """Make a run of held-out questions to a policy, whose training comes first; a finished run is returned as it is.
+
+    ``measure`` gets plan, run, questions, model, tokenizer, and the folder for what it has done when it is killed.
+    """
+    plan = Plan(kind, params)
     with claim(plan) as run:
         if run.finished:
             return run
-        return _evaluate(plan, train(plan.training.params) if plan.training else None)
-
-
-def _evaluate(plan: Plan, trained: Run | None) -> Run:
-    params = plan.params
-    with record(plan) as run:
-        questions, model, tokens = load_policy_to_evaluate(plan, run, trained)
-        if len(questions) < 2:
-            raise ValueError(f"{params.task}/{params.eval_split} has one question: intervals over questions need 2")
-        parts = run.folder / "chunks"
-        parts.mkdir(exist_ok=True)
-        prompts, n = [row.prompt for row in questions], max(1, params.eval_samples)
-        for part in batches(tokens, prompts, n=n, max_new_tokens=params.max_completion_length):
-            path = parts / f"answers-{part.start:06d}.parquet"
-            if not path.exists():
-                transformers.set_seed(seeds.of_chunk(params.seed, part.start))
-                lines = [
-                    line
-                    for decoding, count in (("greedy", 1), ("sampled", params.eval_samples))
-                    if count
-                    for line in _answers(plan, (model, tokens), questions[part], decoding, count)
-                ]
-                with io.replacing(path) as draft:
-                    pd.DataFrame(lines).to_parquet(draft, index=False)
-            run.progress(part.stop, len(prompts), "questions")
-        answers = pd.concat([pd.read_parquet(path) for path in sorted(parts.glob("*.parquet"))], ignore_index=True)
-        keys = ["query", "decoding", "sample"]
-        with io.replacing(run.folder / "completions.parquet") as draft:
-            answers[[*keys, "completion"]].to_parquet(draft, index=False)
-        run.table("answers.csv", answers.drop(columns="completion"))
-        found = scores(answers, [*plan.task.metrics, "answered"])
-        run.table("scores.csv", found)
-        values = zip(found["statistic"] + "_" + found["metric"], found["value"], strict=True)
-        run.manifest["results"] = {**dict(values), "questions": len(prompts)}
-        shutil.rmtree(parts)
+        trained = train(plan.training.params) if plan.training else None
+        with record(plan) as run:
+            parts = run.folder / "chunks"
+            parts.mkdir(exist_ok=True)
+            measure(plan, run, *load_policy_to_evaluate(plan, run, trained), parts)
+            shutil.rmtree(parts)
     return run
 
 
-def _answers(plan: Plan, policy: tuple[Any, Any], rows: Sequence[Row], decoding: str, n: int) -> list[dict[str, Any]]:
-    """The lines of ``answers.csv`` of some questions, with each answer's text."""
-    (model, tokens), params, task = policy, plan.params, plan.task
-    heat = params.temperature
-    prompts, own_heat = [row.prompt for row in rows], heat if decoding == "sampled" else 0.0
-    asked = generate(model, tokens, prompts, n=n, temperature=own_heat, max_new_tokens=params.max_completion_length)
-    ids, attention, completion = asked
-    logps, entropies, mask = token_statistics(model, ids, attention, completion, heat)
+def _evaluate(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any, parts: Path) -> None:
+    params = plan.params
+    if len(questions) < 2:
+        raise ValueError(f"{params.task}/{params.eval_split} has one question: intervals over questions need 2")
+    prompts, n = [row.prompt for row in questions], max(1, params.eval_samples)
+    for part in batches(tokens, prompts, n=n, max_new_tokens=params.max_completion_length):
+        path = parts / f"answers-{part.start:06d}.parquet"
+        if not path.exists():
+            transformers.set_seed(seeds.of_chunk(params.seed, part.start))
+            lines = _answers(plan, model, tokens, questions[part], "greedy", 1)
+            if params.eval_samples:
+                lines += _answers(plan, model, tokens, questions[part], "sampled", params.eval_samples)
+            with io.replacing(path) as draft:
+                pd.DataFrame(lines).to_parquet(draft, index=False)
+        run.progress(part.stop, len(prompts), "questions")
+    answers = pd.concat([pd.read_parquet(path) for path in sorted(parts.glob("*.parquet"))], ignore_index=True)
+    with io.replacing(run.folder / "completions.parquet") as draft:
+        answers[["query", "decoding", "sample", "completion"]].to_parquet(draft, index=False)
+    run.table("answers.csv", answers.drop(columns="completion"))
+    table = scores(answers, [*plan.task.metrics, "answered"])
+    run.table("scores.csv", table)
+    values = zip(table["statistic"] + "_" + table["metric"], table["value"], strict=True)
+    run.manifest["results"] = {**dict(values), "questions": len(prompts)}
+
+
+def _answers(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], decoding: str, n: int) -> list[dict[str, Any]]:
+    """Return the lines of ``answers.csv`` of some questions, with each answer's text."""
+    params, task = plan.params, plan.task
+    ids, attention, completion = generate(
+        model,
+        tokens,
+        [row.prompt for row in rows],
+        n=n,
+        temperature=params.temperature if decoding == "sampled" else 0.0,
+        max_new_tokens=params.max_completion_length,
+    )
+    logps, entropies, mask = token_statistics(model, ids, attention, completion, params.temperature)
     made = [row[kept].tolist() for row, kept in zip(ids.cpu(), completion.bool().cpu(), strict=True)]
     measured = certainty(logps, entropies, mask, made, lambda some: tokens.decode(some, skip_special_tokens=True))
     lines, last = [], set(ends(model, tokens))
@@ -112,7 +121,7 @@ def certainty(
     ids: Sequence[Sequence[int]],
     decode: Callable[[Sequence[int]], str],
 ) -> list[dict[str, float]]:
-    """The nll and entropy of N completions and their parts, as ``answers.csv`` has them; nan where there is no token.
+    """Return nll and entropy of N completions and their parts, as in ``answers.csv``; nan where there is no token.
 
     Args:
         logps: log-probabilities of the tokens, in nats.
@@ -147,18 +156,16 @@ def scores(answers: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     rows = []
     for metric in metrics:
         of = {
-            name: part.pivot(index="query", columns="sample", values=metric)
-            for name, part in answers.groupby("decoding")
+            decoding: lines.pivot(index="query", columns="sample", values=metric).to_numpy()
+            for decoding, lines in answers.groupby("decoding")
         }
-        each = {"greedy": of["greedy"].to_numpy()[:, 0]}
+        each = {"greedy": of["greedy"][:, 0]}
         if "sampled" in of:
-            samples = of["sampled"].to_numpy()
+            samples = of["sampled"]
             n = samples.shape[1]
             each[f"avg@{n}"] = samples.mean(axis=1)
             each |= {f"pass@{2**i}": statistics.best_of(samples, 2**i) for i in range(1, n.bit_length())}
         for name, values in each.items():
-            interval = statistics.stratified_bootstrap([values]).mean
-            rows.append(
-                {"metric": metric, "statistic": name, **dict(zip(("value", "low", "high"), interval, strict=True))}
-            )
+            value, low, high = statistics.stratified_bootstrap([values]).mean
+            rows.append({"metric": metric, "statistic": name, "value": value, "low": low, "high": high})
     return pd.DataFrame(rows)

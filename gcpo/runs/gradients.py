@@ -8,8 +8,7 @@ and pairs are of g_i unless they say otherwise.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,19 +27,16 @@ from gcpo.gradients import gradient_gram, gradient_variance, gram_decomposition,
 from gcpo.methods import base_advantages
 from gcpo.methods.components import likelihoods
 from gcpo.rollouts import Rollouts
+from gcpo.runs.evaluate import measured
 from gcpo.runs.params import Params
 from gcpo.runs.plan import CHUNK, Plan
-from gcpo.runs.policies import load_policy_to_evaluate
-from gcpo.runs.record import Run, claim, record
-from gcpo.runs.train import train
+from gcpo.runs.record import Run
 from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import batches, generate, grade, texts, token_statistics
 
 PAIRS = 20  # pairs of a query kept in pairs.csv
 TABLES = ("queries", "pairs")
-
-Columns = dict[str, Any]
 
 
 def gradient_statistics(params: Params) -> Run:
@@ -65,50 +61,44 @@ def gradient_statistics(params: Params) -> Run:
     first unless it is there. Chunks of queries are seeded by themselves, so that a run that was killed goes on to the
     same result.
     """
-    plan = Plan("gradients", params)
-    with claim(plan) as run:
-        if run.finished:
-            return run
-        return _measure(plan, train(plan.training.params) if plan.training else None)
+    return measured("gradients", params, _measure)
 
 
-def _measure(plan: Plan, trained: Run | None) -> Run:
+def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any, parts: Path) -> None:
     params = plan.params
-    with record(plan) as run:
-        questions, model, tokens = load_policy_to_evaluate(plan, run, trained)
-        embedder = Embedder(params.embedder)
-        entailment = Entailment(world.resolve(params.entailment, "entailment"))
-        parts = run.folder / "chunks"
-        parts.mkdir(exist_ok=True)
-        asked = {"n": params.group_size, "max_new_tokens": params.max_completion_length}
-        for part in batches(tokens, [row.prompt for row in questions], **asked, batch_size=CHUNK):
-            first = part.start
-            queries, pairs = (parts / f"{name}-{first:06d}.csv" for name in TABLES)
-            if not queries.exists():
-                transformers.set_seed(seeds.of_chunk(params.seed, first))
-                rows = questions[part]
-                sampled = _sample(plan, model, tokens, rows)
-                found = _statistics(plan, model, embedder, entailment, rows, sampled)
-                drawn = np.random.default_rng(seeds.of_chunk(params.seed, first))
-                _write(pairs, pd.concat([_some(table, drawn) for _, table in found]))
-                _write(queries, pd.DataFrame([line for line, _ in found]))  # last: it says that the chunk is done
-                run.progress(part.stop, len(questions), "queries")
-        whole = {name: _joined(sorted(parts.glob(f"{name}-*.csv"))) for name in TABLES}
-        for name, table in whole.items():
-            run.table(f"{name}.csv", table)
-        means = whole["queries"][["success_rate", "zero_variance", "pair_spearman"]].mean()
-        run.manifest["results"] = {"queries": len(whole["queries"]), **means.dropna().astype(float).to_dict()}
-        shutil.rmtree(parts)
-    return run
+    rollouts = partial(
+        from_texts,
+        extract=plan.task.extract,
+        full_completion=plan.task.full_completion,
+        embedder=Embedder(params.embedder),
+        entailment=Entailment(world.resolve(params.entailment, "entailment")),
+        threshold=params.entailment_threshold,
+        reward_range=plan.task.reward_range,
+    )
+    asked = {"n": params.group_size, "max_new_tokens": params.max_completion_length}
+    for part in batches(tokens, [row.prompt for row in questions], **asked, batch_size=CHUNK):
+        first = part.start
+        queries, pairs = (parts / f"{name}-{first:06d}.csv" for name in TABLES)
+        if not queries.exists():
+            transformers.set_seed(seeds.of_chunk(params.seed, first))
+            sampled = _sample(plan, model, tokens, questions[part])
+            lines, tables = _statistics(plan, model, rollouts, questions[part], sampled)
+            rng = np.random.default_rng(seeds.of_chunk(params.seed, first))
+            _write(pairs, pd.concat([_some(table, rng) for table in tables]))
+            _write(queries, pd.DataFrame(lines))  # last: it says that the chunk is done
+            run.progress(part.stop, len(questions), "queries")
+    for name in TABLES:
+        chunks = [pd.read_csv(path, float_precision="round_trip") for path in sorted(parts.glob(f"{name}-*.csv"))]
+        table = pd.concat(chunks, ignore_index=True)
+        run.table(f"{name}.csv", table)
+        if name == "queries":
+            means = table[["success_rate", "zero_variance", "pair_spearman"]].mean().dropna().astype(float)
+            run.manifest["results"] = {"queries": len(table), **means.to_dict()}
 
 
 def _write(path: Path, lines: pd.DataFrame) -> None:
     with io.replacing(path) as draft:
         lines.to_csv(draft, index=False, float_format="%.9g")
-
-
-def _joined(paths: Sequence[Path]) -> pd.DataFrame:
-    return pd.concat([pd.read_csv(path, float_precision="round_trip") for path in paths], ignore_index=True)
 
 
 def _some(pairs: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
@@ -117,7 +107,7 @@ def _some(pairs: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
 
 
 def uncertainties(rollouts: Rollouts) -> dict[str, Float[Tensor, " B"]]:
-    """Every measure of the rollouts' groups by its column; clusters weigh sequences by their mean log-likelihood."""
+    """Return every measure of the rollouts' groups by its column; clusters weigh sequences by mean log-likelihood."""
     r, clusters, likelihood = rollouts, rollouts.clusters, likelihoods(rollouts)[0]
     total, lengths = (r.logps * r.mask).sum(-1), r.mask.sum(-1)
     return {
@@ -168,22 +158,22 @@ def _sample(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> _Sample
 
 
 def _statistics(
-    plan: Plan,
-    model: Any,
-    embedder: Embedder,
-    entailment: Entailment,
-    rows: Sequence[Row],
-    sampled: _Sampled,
-) -> list[tuple[Columns, pd.DataFrame]]:
-    """For each query its line of ``queries.csv`` and the table of its pairs."""
+    plan: Plan, model: Any, rollouts: Callable[..., Rollouts], rows: Sequence[Row], sampled: _Sampled
+) -> tuple[list[dict[str, Any]], list[pd.DataFrame]]:
+    """Return the line of ``queries.csv`` and the table of pairs of each query."""
     task, size = plan.task, plan.params.group_size
     rewards = torch.tensor([[task.reward_of(score) for score in group] for group in sampled.scores])
-    rollouts = partial(_rollouts, plan, embedder, entailment, sampled, rewards)
-    whole, half = rollouts(slice(size)), size // 2 if size >= 4 else 0
-    columns, halves = uncertainties(whole), uncertainties(rollouts(slice(half))) if half else {}
+
+    def first(count: int) -> Rollouts:
+        texts = [group[:count] for group in sampled.texts]
+        per_token = {name: getattr(sampled, name)[:, :count] for name in ("logps", "entropies", "mask")}
+        return rollouts(rewards[:, :count], texts, **per_token)
+
+    whole, half = first(size), size // 2 if size >= 4 else 0
+    columns, halves = uncertainties(whole), uncertainties(first(half)) if half else {}
     columns |= {f"{name}_half": halves.get(name, torch.full((len(rows),), torch.nan)) for name in columns}
     advantages, others = base_advantages(rewards), base_advantages(rewards[:, half:]) if half else None
-    found = []
+    lines, tables = [], []
     for i, row in enumerate(rows):
         gram, plain = _gradients(plan, model, sampled, i, advantages[i])
         pairs = pair_table(whole.embeddings[i], gram, advantages[i], whole.clusters[i], sampled.texts[i])
@@ -200,32 +190,9 @@ def _statistics(
             "mean_tokens": float(whole.mask[i].sum(-1).float().mean()),
             "answered": float(whole.answered[i].float().mean()),
         }
-        found.append((line, pairs.assign(query=row.id)))
-    return found
-
-
-def _rollouts(
-    plan: Plan,
-    embedder: Embedder,
-    entailment: Entailment,
-    sampled: _Sampled,
-    rewards: Float[Tensor, "B G"],
-    part: slice,
-) -> Rollouts:
-    task = plan.task
-    return from_texts(
-        rewards[:, part],
-        [group[part] for group in sampled.texts],
-        extract=task.extract,
-        full_completion=task.full_completion,
-        embedder=embedder,
-        entailment=entailment,
-        threshold=plan.params.entailment_threshold,
-        reward_range=task.reward_range,
-        logps=sampled.logps[:, part],
-        entropies=sampled.entropies[:, part],
-        mask=sampled.mask[:, part],
-    )
+        lines.append(line)
+        tables.append(pairs.assign(query=row.id))
+    return lines, tables
 
 
 def _gradients(
@@ -241,14 +208,14 @@ def _gradients(
 
 
 def variance(gram: Float[Tensor, "G G"], advantages: Float[Tensor, " G"]) -> float:
-    """V(q), Eq. 20, from the inner products of g_i."""
+    """Return V(q), Eq. 20, from the inner products of g_i."""
     return variances(gram, advantages, torch.zeros(len(gram), dtype=torch.long))["V"]
 
 
 def variances(
     gram: Float[Tensor, "G G"], advantages: Float[Tensor, " G"], clusters: Int[Tensor, " G"]
 ) -> dict[str, float]:
-    """V(q) of Eq. 20 with its parts within and between clusters (Eq. 3), and the parts of the variance of g_i alone."""
+    """Return V(q), Eq. 20, with its parts within and between clusters (Eq. 3), and those of the variance of g_i."""
     scaled = advantages.double().unsqueeze(-1) * advantages.double() * gram
     within, between = (float(part) for part in gram_decomposition(scaled, clusters))
     score_within, score_between = (float(part) for part in gram_decomposition(gram, clusters))
@@ -269,7 +236,7 @@ def pair_table(
     clusters: Int[Tensor, " G"],
     texts: Sequence[str],
 ) -> pd.DataFrame:
-    """The pairs i < j of a group: how far they are in meaning, and how far in gradient (GCPO App. C, F.4).
+    """Return the pairs i < j of a group: how far they are in meaning, and how far in gradient (GCPO App. C, F.4).
 
     Columns: first and second (places in the group), embedding_distance (1 - cosine, App. C's d), gradient_distance
     |g_i - g_j|, advantage_distance |A_i g_i - A_j g_j|, same_cluster, same_text. Embedding distances are rounded to
@@ -292,7 +259,8 @@ def pair_table(
 
 
 def pair_correlations(pairs: pd.DataFrame) -> dict[str, float]:
-    """Spearman of embedding with gradient distances over the pairs of one group; nan where one is constant."""
+    """Return Spearman's correlations of embedding with gradient distances over a group's pairs; nan where one side is
+    constant."""
     different = pairs[~pairs["same_text"]]
     return {
         "pair_spearman": _rho(pairs, "gradient_distance"),

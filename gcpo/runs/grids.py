@@ -10,8 +10,9 @@ from typing import Any
 
 from gcpo import paths, world
 from gcpo.methods import METHODS
-from gcpo.runs.params import TOY, ParameterError, Params, file_of, load_profile, names_in, over, read_yaml, validate
+from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import KINDS, Plan
+from gcpo.runs.profiles import TOY, ParameterError, file_of, load_profile, names_in, over, read_yaml
 from gcpo.tasks import GENERATED
 
 END = "max_steps"  # as a grid's at_step: the profile's max_steps

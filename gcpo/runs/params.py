@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import io
 import json
 import math
-import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
-    field_validator,
     model_validator,
 )
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from gcpo import paths, world
+from gcpo import world
 from gcpo.errors import nearest
 from gcpo.methods import Method, get_method, one_spelling
+from gcpo.runs.profiles import NAME, ParameterError, is_file_name, load_profile, plain_name, sharing
 from gcpo.tasks import check_task, get_task
 
 WHOLE = ("grpo", "method_options", "task", "trained_on")  # keys that no mapping from task to value can give
 LENGTHS = ("short", "solution")  # lengths of a task's answers: keys beside names of tasks
-NAME = r"[\w-]{1,60}"  # name of a profile or grid, and of its folder
-TOY = "-toy"  # ends the name of a profile with params/toy.yaml laid over it
-
-
-class ParameterError(ValueError):
-    """A parameter is unknown, of the wrong type or impossible; the message names the key, the value and the way out."""
 
 
 def _no_truth(value: Any) -> Any:
@@ -67,6 +58,95 @@ Number = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**32)]  # numpy's range
 Share = Annotated[Real, Field(ge=0, le=1)]
 
+# Fields of GRPOConfig that parameters of another name decide; a parameter of the same name decides its own.
+_DECIDED = {
+    "num_generations": "group_size",
+    "per_device_train_batch_size": "prompts_per_step",
+    "output_dir": "profile",
+}
+_AT_LEAST_ONE = ("num_iterations", "gradient_accumulation_steps", "steps_per_generation")  # fields of GRPOConfig
+_REMOVED = {"reward_range": "the task owns it (Task.reward_range): remove it here"}
+
+
+def _not_reserved(name: str) -> str:
+    if name in ("reference", "world"):
+        raise ValueError(f"outputs/{name} has another use; choose another name")
+    return name
+
+
+def _absolute(name: str) -> str:
+    """Return a path as seen from here, since notebooks work in another folder; a name as it is."""
+    here = name.startswith(("./", "../", "~/"))
+    with contextlib.suppress(OSError, ValueError):  # too long for a path, or with a NUL in it
+        here = here or (not world.embedded(name, "policy") and Path(name).exists())
+    return _resolved(name) if here else name
+
+
+def _absolute_file(name: str) -> str:
+    return _resolved(name) if is_file_name(name) else name
+
+
+def _resolved(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def _known_task(name: str) -> str:
+    check_task(name)
+    return name
+
+
+def _known_tracker(name: str) -> str:
+    if name != "none":  # the machine of the run must have it installed, not this one
+        from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise ValueError(f"no tracker {name!r}.{nearest(name, ['none', *INTEGRATION_TO_CALLBACK])}")
+    return name
+
+
+def _known_grpo(fields: dict[str, Any]) -> dict[str, Any]:
+    from trl import GRPOConfig  # seconds to import, so only when used
+
+    valid = inspect.signature(GRPOConfig).parameters
+    for name in _AT_LEAST_ONE:
+        if isinstance(fields.get(name), int) and fields[name] < 1:
+            raise ValueError(f"{name} must be at least 1, got {fields[name]}")
+    for name in fields:
+        if name not in valid:
+            raise ValueError(f"GRPOConfig has no field {name!r}.{nearest(name, sorted(valid))[:200]}")
+        if name in _DECIDED or name in Params.model_fields:
+            raise ValueError(f"{name!r} is set by the parameter {_DECIDED.get(name, name)!r}; set that instead")
+    return {name: _of_text(value, valid[name].annotation) for name, value in fields.items()}
+
+
+def _value_for(task: str, key: str, values: Mapping[str, Any]) -> Any:
+    """Return the value for a task: its own, that of the length of its answers, or the default."""
+    try:
+        for name in values.keys() - {"default", *LENGTHS}:
+            check_task(str(name))
+        length = "" if values.keys().isdisjoint(LENGTHS) else get_task(task).answer_length
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+    for name in (task, length, "default"):
+        if name in values:
+            return values[name]
+    whose = f"task {task!r}" + (f", {length!r} answers," if length else "")
+    raise ValueError(f"{key}: no value for {whose} and no default, only for {', '.join(map(str, values))}")
+
+
+def _numbers(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: _of_text(value) for name, value in options.items()}
+
+
+ProfileName = Annotated[str, Field(pattern=f"^{NAME}$"), AfterValidator(_not_reserved)]
+TaskName = Annotated[str, AfterValidator(_known_task)]
+MethodName = Annotated[str, AfterValidator(one_spelling)]
+ModelName = Annotated[str, AfterValidator(_absolute)]
+Sharing = Annotated[str, AfterValidator(_absolute_file)]
+Tracker = Annotated[str, AfterValidator(_known_tracker)]
+Constants = Annotated[dict[str, Any], AfterValidator(_numbers)]
+ConfigFields = Annotated[dict[str, Any], AfterValidator(_known_grpo)]
+
 
 class Params(BaseModel):
     """Every parameter of a run; the defaults are the smoke profile.
@@ -78,18 +158,18 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    profile: str = Field("smoke", description="names the folder of outputs", pattern=f"^{NAME}$")
-    task: str = Field("tinyqa", description="a name in gcpo.tasks.TASKS")
-    method: str = Field("gcpo_bot", description="a name in gcpo.methods.METHODS, or a product of them")
-    method_options: dict[str, Any] = Field({}, description="constants of the method")
+    profile: ProfileName = Field("smoke", description="names the folder of outputs")
+    task: TaskName = Field("tinyqa", description="a name in gcpo.tasks.TASKS")
+    method: MethodName = Field("gcpo_bot", description="a name in gcpo.methods.METHODS, or a product of them")
+    method_options: Constants = Field({}, description="constants of the method")
     seed: Seed = Field(0, description="of everything random in the run")
 
-    policy: str = Field("tiny", description="starting policy: path, Hub name or a name in gcpo.world.POLICIES")
+    policy: ModelName = Field("tiny", description="starting policy: path, Hub name or a name in gcpo.world.POLICIES")
     policy_revision: str | None = Field(None, description="commit or branch of a policy on the Hub")
     lora_rank: Count = Field(0, description="rank of LoRA adapters, which alone are trained; 0 trains all weights")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the policy's weights")
-    embedder: str = Field("all-MiniLM-L6-v2", description="sentence-transformers path or Hub name")
-    entailment: str = Field("tiny", description='sequence classifier: path, Hub name or "tiny"')
+    embedder: ModelName = Field("all-MiniLM-L6-v2", description="sentence-transformers path or Hub name")
+    entailment: ModelName = Field("tiny", description='sequence classifier: path, Hub name or "tiny"')
     entailment_threshold: Share = Field(0.35, description="to join a cluster (GCPO App. E.3)")
 
     reward: Literal["metric", "binary"] = Field("metric", description="the task's metric, or right and wrong alone")
@@ -102,15 +182,17 @@ class Params(BaseModel):
     prompts_per_step: Positive = Field(2, description="prompts per optimiser step")
     micro_batch: Count = Field(0, description="completions per forward and backward pass; 0 is all that a process has")
     processes: Positive = Field(1, description="that train together, one per GPU; accelerate starts more than one")
-    accelerate: str = Field("ddp", description="how several share the policy: a file of params/accelerate, or a path")
+    accelerate: Sharing = Field(
+        "ddp", description="how several share the policy: a file of params/accelerate, or a path"
+    )
     max_steps: Count = Field(4, description="optimiser steps; 0 evaluates the starting policy")
     learning_rate: Number = Field(1e-3, description="of AdamW")
     beta: Number = Field(0.0, description="weight of the KL term")
     temperature: Number = Field(0.9, description="of sampling, in training and evaluation")
     max_completion_length: Positive = Field(16, description="tokens")
     save_steps: Positive = Field(2, description="steps between checkpoints")
-    grpo: dict[str, Any] = Field({}, description="any other field of TRL's GRPOConfig")
-    report_to: str = Field("none", description="a tracker that transformers knows: trackio, wandb, tensorboard ...")
+    grpo: ConfigFields = Field({}, description="any other field of TRL's GRPOConfig")
+    report_to: Tracker = Field("none", description="a tracker that transformers knows: trackio, wandb, tensorboard ...")
 
     train_split: str = Field("train", description="split to train on")
     train_limit: Positive = Field(200, description="prompts of it")
@@ -124,7 +206,7 @@ class Params(BaseModel):
     data_revision: str | None = Field(None, description="commit of the data set on the Hub")
     skip_malformed: bool = Field(False, description="leave out, and count, rows of the data set that are malformed")
     at_step: Count = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
-    trained_on: str | None = Field(None, description="the task of that training, if another than ``task``")
+    trained_on: TaskName | None = Field(None, description="the task of that training, if another than ``task``")
     gradient_parameters: list[str] | None = Field(
         None, description="patterns of names for V(q); all that train if null"
     )
@@ -135,87 +217,8 @@ class Params(BaseModel):
         if not isinstance(values, Mapping):
             return values
         task = str(values.get("task", cls.model_fields["task"].default))
-        chosen, length = {}, ""
-        for key, value in values.items():
-            if key in WHOLE or not isinstance(value, Mapping):
-                chosen[key] = value
-                continue
-            try:
-                for name in value.keys() - {"default", *LENGTHS}:
-                    check_task(str(name))
-                if not value.keys().isdisjoint(LENGTHS):
-                    length = get_task(task).answer_length
-            except ValueError as error:
-                raise ValueError(f"{key}: {error}") from None
-            found = next((name for name in (task, length, "default") if name in value), None)
-            if found is None:
-                whose = f"task {task!r}" + (f", {length!r} answers," if length else "")
-                raise ValueError(f"{key}: no value for {whose} and no default, only for {', '.join(map(str, value))}")
-            chosen[key] = value[found]
-        return chosen
-
-    @field_validator("profile")
-    @classmethod
-    def _not_reserved(cls, name: str) -> str:
-        if name in ("reference", "world"):
-            raise ValueError(f"outputs/{name} has another use; choose another name")
-        return name
-
-    @field_validator("policy", "embedder", "entailment")
-    @classmethod
-    def _absolute(cls, name: str) -> str:
-        """A path as seen from here: notebooks work in another folder."""
-        if name.startswith(("./", "../", "~/")) or (not world.embedded(name, "policy") and _is_there(Path(name))):
-            return str(Path(name).expanduser().resolve())
-        return name
-
-    @field_validator("task", "trained_on")
-    @classmethod
-    def _known_task(cls, name: str | None) -> str | None:
-        if name is not None:
-            check_task(name)
-        return name
-
-    @field_validator("method")
-    @classmethod
-    def _one_spelling(cls, name: str) -> str:
-        return one_spelling(name)
-
-    @field_validator("accelerate")
-    @classmethod
-    def _absolute_file(cls, name: str) -> str:
-        return str(Path(name).expanduser().resolve()) if is_file_name(name) else name
-
-    @field_validator("report_to")
-    @classmethod
-    def _known_tracker(cls, name: str) -> str:
-        if name != "none":  # the machine of the run must have it installed, not this one
-            from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-            if name not in INTEGRATION_TO_CALLBACK:
-                raise ValueError(f"no tracker {name!r}.{nearest(name, ['none', *INTEGRATION_TO_CALLBACK])}")
-        return name
-
-    @field_validator("method_options")
-    @classmethod
-    def _numbers(cls, options: dict[str, Any]) -> dict[str, Any]:
-        return {name: _of_text(value) for name, value in options.items()}
-
-    @field_validator("grpo")
-    @classmethod
-    def _known_grpo(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        from trl import GRPOConfig  # seconds to import, so only when used
-
-        valid = inspect.signature(GRPOConfig).parameters
-        for name, least in _AT_LEAST.items():
-            if isinstance(fields.get(name), int) and fields[name] < least:
-                raise ValueError(f"{name} must be at least {least}, got {fields[name]}")
-        for name in fields:
-            if name not in valid:
-                raise ValueError(f"GRPOConfig has no field {name!r}.{nearest(name, sorted(valid))[:200]}")
-            if name in _OWN:
-                raise ValueError(f"{name!r} is set by the parameter {_OWN[name]!r}; set that instead")
-        return {name: _of_text(value, valid[name].annotation) for name, value in fields.items()}
+        by_task = {key for key, value in values.items() if isinstance(value, Mapping)} - {*WHOLE}
+        return {**values, **{key: _value_for(task, key, values[key]) for key in by_task}}
 
     @model_validator(mode="after")
     def _possible(self) -> Params:
@@ -283,32 +286,6 @@ class Params(BaseModel):
             )
 
 
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # too long for a path, or with a NUL in it
-        return False
-
-
-# Fields of GRPOConfig that parameters of ours decide.
-_OWN = {
-    "num_generations": "group_size",
-    "per_device_train_batch_size": "prompts_per_step",
-    "max_steps": "max_steps",
-    "learning_rate": "learning_rate",
-    "beta": "beta",
-    "temperature": "temperature",
-    "max_completion_length": "max_completion_length",
-    "save_steps": "save_steps",
-    "report_to": "report_to",
-    "seed": "seed",
-    "output_dir": "profile",
-}
-
-_AT_LEAST = {"num_iterations": 1, "gradient_accumulation_steps": 1, "steps_per_generation": 1}  # fields of GRPOConfig
-_REMOVED = {"reward_range": "the task owns it (Task.reward_range): remove it here"}
-
-
 def validate(values: Mapping[str, Any], source: str = "parameters") -> Params:
     """Check values and fill in defaults.
 
@@ -344,135 +321,21 @@ def schema() -> dict[str, Any]:
 
 
 def from_notebook(namespace: Mapping[str, Any]) -> Params:
-    """The parameters of a notebook: every plain value in its globals, as the parameters cell and papermill set them.
+    """Return the parameters of a notebook: every plain value in its globals, as its cell and papermill set them.
 
     Called before the notebook defines anything else, it also catches what papermill only warns of: a misspelt name.
     """
     plain = (str, int, float, bool, list, dict, tuple, type(None))
-    skipped = {"In", "Out"}
-    values = {
-        name: value
-        for name, value in namespace.items()
-        if isinstance(value, plain) and not name.startswith("_") and name not in skipped
-    }
+    own = {name: value for name, value in namespace.items() if not name.startswith("_") and name not in ("In", "Out")}
+    values = {name: value for name, value in own.items() if isinstance(value, plain)}
     return validate(values, "notebook parameters")
 
 
-def plain_name(name: str, kind: str) -> str:
-    """A name of a profile or grid as given, if it can be one; raises :class:`ParameterError` otherwise."""
-    if not re.fullmatch(NAME, name):
-        raise ParameterError(f"{name[:80]!r} is no name of a {kind}: letters, digits, - and _ (at most 60).")
-    return name
-
-
-def is_file_name(name: str) -> bool:
-    """Return True if a profile or grid is given by the path of its file, and not by its name."""
-    return name.removesuffix(TOY).endswith((".yaml", ".yml"))
-
-
-def file_of(name: str, kind: str, folder: Path) -> Path:
-    """The file of a profile or grid (``kind``): the path as given, or ``<folder>/<name>.yaml``, which must be there.
-
-    Raises:
-        ParameterError: no such file, with the nearest name there is.
-    """
-    path = Path(name) if is_file_name(name) else folder / f"{plain_name(name, kind)}.yaml"
-    if not path.is_file():
-        raise ParameterError(f"Unknown {kind} {name!r}.{nearest(name, names_in(folder))}")
-    return path
-
-
-def sharing(name: str) -> Path:
-    """The file of a configuration of accelerate, by its name in ``params/accelerate`` or its path; raises as
-    :func:`file_of`."""
-    return file_of(name, "configuration of accelerate", paths.PARAMS / "accelerate")
-
-
-def names_in(folder: Path) -> list[str]:
-    """The names of the parameter files in a folder."""
-    return sorted(path.stem for path in folder.glob("*.yaml"))
-
-
 def profile_name(profile: str) -> str:
-    """The name that runs of a profile go by: the name itself, or what a file given by its path says."""
+    """Return the name that runs of a profile go by: the name itself, or what a file given by its path says."""
     if is_file_name(profile):
         return validate(load_profile(profile), profile).profile
     return plain_name(profile, "profile")
-
-
-def load_profile(name: str) -> dict[str, Any]:
-    """Return the values of ``params/<name>.yaml`` (or of a path to a YAML file), unchecked.
-
-    A name or path that ends in "-toy" gives them with ``params/toy.yaml`` laid over them.
-
-    Raises:
-        ParameterError: no such profile (with the nearest name), or not a mapping.
-    """
-    if (whole := name.removesuffix(TOY)) != name:
-        return over(load_profile(whole), load_profile("toy"), {"profile": f"{profile_name(whole)}{TOY}"})
-    path = file_of(name, "profile", paths.PARAMS)
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise ParameterError(f"{path}: expected a mapping of parameter names to values, got {type(values).__name__}.")
-    return values
-
-
-def over(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
-    """Values laid over those of a profile, the last on top; of ``grpo`` each field by itself, and not the mapping."""
-    found = dict(base)
-    for values in more:
-        for key, value in values.items():
-            below = found.get(key)
-            if key == "grpo" and isinstance(below, Mapping) and isinstance(value, Mapping):
-                value = {**below, **value}
-            found[key] = value
-    return found
-
-
-def read_yaml(path: Path) -> Any:
-    """The one document of a YAML file, plain values only.
-
-    Raises:
-        ParameterError: in one line that names file and line: not UTF-8 or not readable, not YAML, several documents, a
-            key twice, or a tag.
-    """
-    try:
-        return parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ParameterError(f"{path} cannot be read: {reason}.") from None
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Return the value of a YAML 1.2 text; ``where`` names the text in errors, as in :func:`read_yaml`."""
-    try:
-        return _yaml().load(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ParameterError(f"{where}{line}: {' '.join((error.problem or error.context).split())}.") from None
-    except (YAMLError, ValueError, RecursionError) as error:  # a forbidden character, 5,000 digits, a deep nest
-        raise ParameterError(f"{where}: not readable as YAML ({' '.join(str(error).split())[:120]}).") from None
-
-
-def yaml_text(values: Any) -> str:
-    """Return plain values as YAML, keys in their order."""
-    text = io.StringIO()
-    _yaml().dump(values, text)
-    return text.getvalue()
-
-
-def _yaml() -> YAML:
-    yaml = YAML(typ="safe", pure=True)
-    yaml.allow_duplicate_keys = False
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None
-    return yaml
-
-
-def profiles() -> list[str]:
-    """Names of the profiles in ``params/``."""
-    return names_in(paths.PARAMS)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from typing import Any
 
 from gcpo import paths, world
 from gcpo.methods import BASES, Method
-from gcpo.runs.params import ParameterError, Params, read_yaml, sharing
+from gcpo.runs.params import Params
+from gcpo.runs.profiles import ParameterError, read_yaml, sharing
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Split, Task
 
@@ -109,10 +110,8 @@ class Plan:
                     f"train_split and {name} are both {split!r}: what is trained on cannot be held out."
                 )
         if params.at_step and self.kind == "train":
-            raise ParameterError(
-                f"at_step: {params.at_step} is for gradient statistics and evaluations; a training run's steps are "
-                "max_steps."
-            )
+            what = "is for gradient statistics and evaluations; a training run's steps are max_steps."
+            raise ParameterError(f"at_step: {params.at_step} {what}")
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
         # A task may hold functions that no other process can be sent; there it is looked up again.
@@ -124,8 +123,8 @@ class Plan:
         if self.kind == "train" or not self.params.at_step:
             return None
         params = self.params
-        theirs = {"task": params.trained_on or params.task, "max_steps": params.at_step}
-        return Plan("train", params.model_copy(update={**theirs, "at_step": 0, "trained_on": None}))
+        theirs = {"task": params.trained_on or params.task, "max_steps": params.at_step, "at_step": 0}
+        return Plan("train", params.model_copy(update={**theirs, "trained_on": None}))
 
     @cached_property
     def task(self) -> Task:
@@ -134,16 +133,15 @@ class Plan:
         return get_task(params.task, reward=params.reward, full_completion=params.full_completion)
 
     def load(self, split: str, limit: int, **options: Any) -> Split:
-        """Rows of a split of its task, of the revision and with the care for malformed rows that it asks for."""
-        params = self.params
-        where: dict[str, Any] = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
-        return self.task.load(split, limit=limit, **options, **where)
+        """Return rows of a split of its task, of the revision and with the care for malformed rows that it asks for."""
+        own = {"revision": self.params.data_revision, "skip_malformed": self.params.skip_malformed}
+        return self.task.load(split, limit=limit, **options, **own)
 
     @cached_property
     def sharing(self) -> dict[str, Any]:
         """Accelerate's configuration of several processes that train together; empty for one process."""
         several = self.kind == "train" and self.params.processes > 1
-        return dict(read_yaml(sharing(self.params.accelerate))) if several else {}
+        return read_yaml(sharing(self.params.accelerate)) if several else {}
 
     @cached_property
     def method(self) -> Method:
@@ -231,9 +229,8 @@ class Plan:
 def _without_as_before(value: Any, path: str) -> Any:
     """Resolved values without those of :data:`SINCE` that mean "as before"."""
     if isinstance(value, list):
-        return [
-            _without_as_before(one, f"{path}.{one.get('part')}" if isinstance(one, dict) else path) for one in value
-        ]
+        paths_of = [f"{path}.{one.get('part')}" if isinstance(one, dict) else path for one in value]
+        return [_without_as_before(one, place) for one, place in zip(value, paths_of, strict=True)]
     if not isinstance(value, dict):
         return value
     inside = {key: _without_as_before(one, f"{path}.{key}") for key, one in value.items()}
@@ -242,7 +239,7 @@ def _without_as_before(value: Any, path: str) -> Any:
 
 
 def digest(values: dict[str, Any]) -> str:
-    """The hash of resolved values that ends a run's id."""
+    """Return the hash of resolved values that ends a run's id."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 

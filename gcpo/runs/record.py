@@ -28,8 +28,8 @@ from filelock import LeaseCompromise, SoftFileLease, Timeout
 from gcpo import io, paths
 from gcpo.runs import distributed
 from gcpo.runs.contents import Seen, changed, contents
-from gcpo.runs.params import read_yaml, yaml_text
 from gcpo.runs.plan import SCHEMA, Plan, digest
+from gcpo.runs.profiles import read_yaml, yaml_text
 
 # Places and credentials in TRL's config, left out of manifests; params and contents name the models.
 PLACES = ("output_dir", "run_name", "hub_token", "entailment_model")
@@ -131,12 +131,12 @@ def _fault(path: Path, manifest: dict[str, Any], seen: Seen | None) -> str | Non
 
 
 def placeless(config: dict[str, Any]) -> dict[str, Any]:
-    """TRL's config as a manifest keeps it, without :data:`PLACES`."""
+    """Return TRL's config as a manifest keeps it, without :data:`PLACES`."""
     return {key: value for key, value in config.items() if key not in PLACES}
 
 
 def to_commit(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A manifest without the places that older versions kept, under a hash of its own."""
+    """Return a manifest without the places that older versions kept, under a hash of its own."""
     kept = {**manifest, "trl": placeless(manifest["trl"])} if "trl" in manifest else manifest
     return {**kept, "sha256": _own_hash(kept)}
 
@@ -218,15 +218,16 @@ def record(plan: Plan) -> Iterator[Run]:
     here = environment()
     run = _resume(plan, here)
     distributed.forget_peak()
-    gpu_before = run.manifest.get("peak_gpu_memory_gb", 0.0)
-    before = {key: run.manifest.get(key, 0.0) for key in ("seconds", "cpu_seconds")}
+    before = run.manifest
+    spent, spent_cpu = before.get("seconds", 0.0), before.get("cpu_seconds", 0.0)
     start, start_cpu = time.monotonic(), _cpu_seconds()
     run.manifest = {
         **describe(plan),
         "status": "running",
-        "started": run.manifest.get("started") or _now(),
-        "attempts": run.manifest.get("attempts", 0) + 1,
-        **before,
+        "started": before.get("started") or _now(),
+        "attempts": before.get("attempts", 0) + 1,
+        "seconds": spent,
+        "cpu_seconds": spent_cpu,
         "pid": os.getpid(),
         "exit": None,
         **here,
@@ -243,10 +244,10 @@ def record(plan: Plan) -> Iterator[Run]:
     finally:
         (run.folder / "progress").unlink(missing_ok=True)
         run.manifest["ended"] = _now()
-        run.manifest["seconds"] = round(before["seconds"] + time.monotonic() - start, 1)
-        run.manifest["cpu_seconds"] = round(before["cpu_seconds"] + _cpu_seconds() - start_cpu, 1)
+        run.manifest["seconds"] = round(spent + time.monotonic() - start, 1)
+        run.manifest["cpu_seconds"] = round(spent_cpu + _cpu_seconds() - start_cpu, 1)
         run.manifest["peak_memory_gb"] = round(_peak_memory(), 2)
-        if peak := max(gpu_before, distributed.peak_memory(), _peak_of_processes(run)):
+        if peak := max(before.get("peak_gpu_memory_gb", 0.0), distributed.peak_memory(run.folder)):
             run.manifest["peak_gpu_memory_gb"] = round(peak, 2)
         run.write()
 
@@ -285,10 +286,8 @@ def _same_contents(run: Run) -> None:
 def describe(plan: Plan) -> dict[str, Any]:
     """Return a manifest's part about its plan: given parameters, resolved values, and hashes of models and data."""
     given = plan.params.model_dump(mode="json")
-    return {
-        **{"schema": SCHEMA, "id": plan.id, "kind": plan.kind, "params": given, "resolved": plan.values},
-        "contents": contents(given),
-    }
+    named = {"schema": SCHEMA, "id": plan.id, "kind": plan.kind}
+    return {**named, "params": given, "resolved": plan.values, "contents": contents(given)}
 
 
 def _now() -> str:
@@ -304,17 +303,8 @@ def _peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def _peak_of_processes(run: Run) -> float:
-    """Return the peak GPU memory (GB) of the run's training processes; 0 without a GPU or without their log."""
-    try:
-        made = json.loads((run.folder / distributed.LOG).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return 0.0
-    return float(made.get("peak_gpu_memory_gb", 0.0))
-
-
 def environment() -> dict[str, Any]:
-    """Code, package versions and hardware, as a manifest keeps them."""
+    """Return code, package versions and hardware, as a manifest keeps them."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -12,7 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from tqdm import tqdm
 from gcpo import paths
 from gcpo.processes import exit_with_parent
 from gcpo.runs import distributed
-from gcpo.runs.params import ParameterError
 from gcpo.runs.plan import KINDS, Plan
+from gcpo.runs.profiles import ParameterError
 from gcpo.runs.record import Run, claim, describe, load
 
 PREFIX = "gcpo-"  # prefix of temporary folders
@@ -87,7 +87,7 @@ def sweep() -> None:
 
 
 def run(plan: Plan, threads: int | None = None, wait: bool = True) -> Run | None:
-    """One run in a kernel of its own; its folder gets notebook.ipynb as well. A finished run is returned as is.
+    """Make one run in a kernel of its own; its folder gets notebook.ipynb as well. A finished run is returned as is.
 
     A failure is in the returned run's manifest, not raised. Without ``wait``, None if another process has the run.
     """
@@ -111,7 +111,7 @@ def run(plan: Plan, threads: int | None = None, wait: bool = True) -> Run | None
 
 
 def share(jobs: int) -> int | None:
-    """Threads of each of ``jobs`` runs at a time: its share of the cores; None where OMP_NUM_THREADS decides."""
+    """Return the threads of each of ``jobs`` runs: its share of the cores; None where OMP_NUM_THREADS decides."""
     return None if "OMP_NUM_THREADS" in os.environ else max(1, (os.cpu_count() or 1) // jobs)
 
 
@@ -126,28 +126,19 @@ def run_grid(plans: Sequence[Plan], jobs: int | None = None) -> list[Run]:
     sweep()
     jobs = jobs or distributed.runs_at_once(plans)
     threads = share(jobs)
-    start = time.monotonic()
+    start, count = time.monotonic(), 0
     failed: list[Run] = []
     elsewhere: list[Plan] = []
     with (
         _workers(distributed.gpu_shares(min(jobs, len(plans)), plans)) as pool,
         tqdm(total=len(plans), unit="run", disable=not sys.stderr.isatty()) as bar,
     ):
-        started = {pool.submit(run, plan, threads, wait=False): plan for plan in plans}
-        waiting, count = set(started), 0
-        while waiting:
-            ended, waiting = wait(waiting, timeout=2, return_when=FIRST_COMPLETED)
-            for future in ended:
-                plan = started[future]
-                try:
-                    done = future.result()
-                except BrokenProcessPool:
-                    raise ChildProcessError(
-                        "A worker process was killed, perhaps for want of memory (try fewer --jobs); the same command "
-                        "goes on from here."
-                    ) from None
-                except Exception:
-                    done = Run(plan.folder, {"id": plan.id, "exit": traceback.format_exc(limit=1)})
+        for others in (False, True):
+            asked = elsewhere if others else plans
+            if others and asked:
+                bar.write(f"waiting for {len(asked)} runs that another process makes", file=sys.stdout)
+            started = {pool.submit(run, plan, threads, wait=others): plan for plan in asked}
+            for plan, done in _as_they_end(started, bar):
                 if done is None:
                     elsewhere.append(plan)
                     continue
@@ -159,13 +150,29 @@ def run_grid(plans: Sequence[Plan], jobs: int | None = None) -> list[Run]:
                 said = f"[{count}/{len(plans)}] {plan.id}: {_outcome(done)}; about {left:.0f} min left"
                 bar.write(said, file=sys.stdout)
                 sys.stdout.flush()
-            if not waiting and elsewhere:
-                bar.write(f"waiting for {len(elsewhere)} runs that another process makes", file=sys.stdout)
-                later = {pool.submit(run, plan, threads): plan for plan in elsewhere}
-                started |= later
-                waiting, elsewhere = set(later), []
-            bar.set_postfix_str("; ".join(_progress(started[f].folder) for f in waiting if f.running()))
     return failed
+
+
+def _as_they_end(started: dict[Future[Run | None], Plan], bar: tqdm) -> Iterator[tuple[Plan, Run | None]]:
+    """Yield each plan with its run as soon as that has ended; the bar says how far the others are."""
+    waiting = set(started)
+    while waiting:
+        ended, waiting = wait(waiting, timeout=2, return_when=FIRST_COMPLETED)
+        for future in ended:
+            yield started[future], _result(future, started[future])
+        bar.set_postfix_str("; ".join(_progress(started[future].folder) for future in waiting if future.running()))
+
+
+def _result(future: Future[Run | None], plan: Plan) -> Run | None:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        raise ChildProcessError(
+            "A worker process was killed, perhaps for want of memory (try fewer --jobs); the same command goes on from "
+            "here."
+        ) from None
+    except Exception:
+        return Run(plan.folder, {"id": plan.id, "exit": traceback.format_exc(limit=1)})
 
 
 @contextlib.contextmanager
@@ -198,7 +205,7 @@ def _worker(parent: int, shares: Any) -> None:
 
 
 def _progress(folder: Path) -> str:
-    """Which run, and how far it is."""
+    """Return which run it is, and how far."""
     with contextlib.suppress(OSError):
         return f"{folder.name} {(folder / 'progress').read_text()}"
     return f"{folder.name} starting"

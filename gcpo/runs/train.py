@@ -67,7 +67,7 @@ def _train(plan: Plan) -> Run:
         if params.max_steps:
             if params.processes == 1:
                 trainer = build_trainer(plan, model, tokens, train_rows, run.folder)
-                run.manifest["trl"] = settings(trainer)
+                run.manifest["trl"] = placeless(trainer.args.to_dict())
                 run.write()
                 fit(trainer, run, validation)
                 model, log = trainer.accelerator.unwrap_model(trainer.model), trainer.state.log_history
@@ -75,8 +75,7 @@ def _train(plan: Plan) -> Run:
                 if validation:
                     validation.look(0, model)
                 del model  # whose memory the processes need
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
+                torch.cuda.empty_cache()
                 log = _fit_in_processes(plan, run, validation)
                 model, tokens = trained_policy(plan, run.folder / "policy")
             run.table("metrics.csv", step_metrics(log))
@@ -110,18 +109,14 @@ def _questions(plan: Plan, run: Run) -> tuple[Sequence[Row], Sequence[Row], Sequ
     return splits["train"].rows, splits["eval"].rows, along
 
 
-def settings(trainer: GCPOTrainer) -> dict[str, Any]:
-    """TRL's config of a trainer, as its manifest keeps it."""
-    return placeless(trainer.args.to_dict())
-
-
 def fit(trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | None) -> None:
     """Train from the newest checkpoint that is whole, and save the policy in the run's folder.
 
     Called by each of the processes that train together, with the same folder. ``along`` sees every step.
     """
-    for callback in (_Checkpoints(), _Progress(run), *([along] if along else [])):
-        trainer.add_callback(callback)
+    trainer.add_callback(_Recorded(run))
+    if along:
+        trainer.add_callback(along)
     with trainer.accelerator.main_process_first():  # the main process removes incomplete checkpoints
         checkpoint = _last_checkpoint(run.folder, trainer.args.max_steps)
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -129,7 +124,7 @@ def fit(trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | No
 
 
 def _fit_in_processes(plan: Plan, run: Run, validation: _Validation | None) -> list[dict[str, Any]]:
-    """TRL's log of a training by several processes (:func:`work`), which save policies for this one to ask."""
+    """Return TRL's log of a training by several processes (:func:`work`), which save policies for this one to ask."""
     if not (run.folder / LOG).exists():
         launch(plan, run.folder)
     made = json.loads((run.folder / LOG).read_text(encoding="utf-8"))
@@ -171,11 +166,17 @@ def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> pd.Da
         )
 
 
-class _Progress(transformers.TrainerCallback):
-    """Writes step and reward where the batch runner shows them."""
+class _Recorded(transformers.TrainerCallback):
+    """Writes step and reward where the batch runner shows them, and seals each checkpoint, so that one that was cut
+    short is told from a whole one."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        PartialState().wait_for_everyone()  # each process has files in it
+        if state.is_world_process_zero:
+            io.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs and "reward" in logs and state.is_world_process_zero:
@@ -183,7 +184,7 @@ class _Progress(transformers.TrainerCallback):
 
 
 def quarters(max_steps: int) -> list[int]:
-    """The steps at 0, 25, 50, 75 and 100 % of a training."""
+    """Return the steps at 0, 25, 50, 75 and 100 % of a training."""
     return sorted({round(quarter * max_steps / 4) for quarter in range(5)})
 
 
@@ -196,12 +197,11 @@ class _Validation(transformers.TrainerCallback):
         self.steps = quarters(plan.params.max_steps)
         self.folder = run.folder / "validation"
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        self.on_step_end(args, state, control, **keywords)
-
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if state.global_step in self.steps:
             self.look(state.global_step, model)
+
+    on_train_begin = on_step_end
 
     def look(self, step: int, model: Any) -> None:
         """Ask the policy of a step, unless that was done."""
@@ -213,21 +213,12 @@ class _Validation(transformers.TrainerCallback):
                 scores.to_csv(draft, index=False)
 
     def table(self) -> pd.DataFrame:
-        """All of them."""
+        """Return the scores of all steps."""
         return pd.concat([pd.read_csv(self.folder / f"{step:06d}.csv") for step in self.steps], ignore_index=True)
 
 
-class _Checkpoints(transformers.TrainerCallback):
-    """Seals each checkpoint, so that one that was cut short is told from a whole one."""
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        PartialState().wait_for_everyone()  # each process has files in it
-        if state.is_world_process_zero:
-            io.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-
-
 def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
-    """TRL's config of a run; what decides its result is in ``plan.trainer``, the rest says what is written.
+    """Return TRL's config of a run; what decides its result is in ``plan.trainer``, the rest says what is written.
 
     Raises:
         ValueError: TRL, or transformers, has no such combination of settings.
@@ -238,16 +229,6 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
             f"report_to: {params.report_to} is not installed here. Install it (pip install {params.report_to}), or "
             "set report_to: none; metrics.csv has the same numbers."
         )
-    written: dict[str, Any] = {
-        "save_total_limit": 2,
-        "report_to": params.report_to,
-        "run_name": folder.name,
-        "disable_tqdm": True,
-        "log_completions": True,
-        "num_completions_to_print": 0,
-        "dataloader_pin_memory": False,
-        "use_cpu": not torch.cuda.is_available(),  # else bfloat16 is refused there
-    }
     return GCPOConfig(
         output_dir=str(folder),
         resolved=plan.method,
@@ -260,12 +241,22 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
         entailment_model=entailment,
         entailment_threshold=params.entailment_threshold,
         use_full_completion_for_clustering=task.full_completion,
-        **{**written, **plan.trainer},
+        **{
+            "save_total_limit": 2,
+            "report_to": params.report_to,
+            "run_name": folder.name,
+            "disable_tqdm": True,
+            "log_completions": True,
+            "num_completions_to_print": 0,
+            "dataloader_pin_memory": False,
+            "use_cpu": not torch.cuda.is_available(),  # else bfloat16 is refused there
+            **plan.trainer,
+        },
     )
 
 
 def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], folder: Path) -> GCPOTrainer:
-    """The GCPOTrainer of a run."""
+    """Return the GCPOTrainer of a run."""
     params, task = plan.params, plan.task
     # The bootstrap is not needed, and not made, for a method that never reads it.
     entails = plan.method.needs_entailment(task.full_completion)
@@ -289,7 +280,7 @@ def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], fold
 
 
 def task_reward(task: Task) -> Callable[..., list[float]]:
-    """TRL's reward function of a task."""
+    """Return TRL's reward function of a task."""
 
     def reward(completions: list[Any], references: list[list[str]], **_: Any) -> list[float]:
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
@@ -300,7 +291,7 @@ def task_reward(task: Task) -> Callable[..., list[float]]:
 
 
 def _last_checkpoint(folder: Path, max_steps: int) -> str | None:
-    """The newest checkpoint that is whole; one that is not, cut short by a kill or a full disk, is removed.
+    """Return the newest checkpoint that is whole; one that is not, cut short by a kill or a full disk, is removed.
 
     That of the last step goes too: the trainer would take one step more from it.
     """
@@ -316,23 +307,16 @@ def _last_checkpoint(folder: Path, max_steps: int) -> str | None:
 
 
 def step_metrics(log_history: list[dict[str, Any]]) -> pd.DataFrame:
-    """One line per step from TRL's log, without what depends on the clock."""
-    steps = [
-        {key: value for key, value in entry.items() if not any(part in key for part in _TIMES)}
-        for entry in log_history
-        if "loss" in entry
-    ]
-    table = pd.DataFrame(steps)
-    return table[["step", *sorted(column for column in table.columns if column != "step")]]
+    """Return one line per step of TRL's log, without what depends on the clock."""
+    table = pd.DataFrame([entry for entry in log_history if "loss" in entry])
+    kept = [column for column in table.columns if not any(part in column for part in _TIMES)]
+    return table[["step", *sorted(set(kept) - {"step"})]]
 
 
 def summary(scores: pd.DataFrame, task: Task) -> dict[str, float]:
-    """Means over the held-out questions: ``greedy_f1``, ``sampled_accuracy`` and so on, each in [0, 1]."""
-    columns = [*task.metrics, "answered"]
-    means = scores.groupby("decoding")[columns].mean()
-    return {
-        f"{decoding}_{column}": float(means.loc[decoding, column]) for decoding in means.index for column in columns
-    }
+    """Return means over the held-out questions: ``greedy_f1``, ``sampled_accuracy`` and so on, each in [0, 1]."""
+    means = scores.groupby("decoding")[[*task.metrics, "answered"]].mean().to_dict("index")
+    return {f"{decoding}_{metric}": mean for decoding, line in means.items() for metric, mean in line.items()}
 
 
 class _Policies(transformers.TrainerCallback):
@@ -374,9 +358,8 @@ def work(folder: Path) -> None:
     trainer.accelerator.wait_for_everyone()  # after which all that is left to do is to end
     peaks = trainer.accelerator.gather(torch.tensor([peak_memory()], device=trainer.accelerator.device))
     if trainer.is_world_process_zero():
-        made = {"trl": settings(trainer), "log": trainer.state.log_history}
-        made["peak_gpu_memory_gb"] = peaks.max().item()
-        io.write(folder / LOG, json.dumps(made, default=str))
+        made = {"trl": placeless(trainer.args.to_dict()), "log": trainer.state.log_history}
+        io.write(folder / LOG, json.dumps({**made, "peak_gpu_memory_gb": peaks.max().item()}, default=str))
     trainer.accelerator.end_training()
 
 

@@ -30,15 +30,11 @@ def group_nli(groups: Sequence[Sequence[str | None]], entailment: Entailment) ->
     sizes = {len(group) for group in groups}
     if len(sizes) > 1:
         raise ValueError(f"groups have {sorted(sizes)} texts: all must have the same number")
-    size = sizes.pop() if sizes else 0
+    size = max(sizes, default=0)
     pairs = [pair for group in groups for pair in itertools.product(group, repeat=2)]
-    answered = [
-        (at, premise, hypothesis)
-        for at, (premise, hypothesis) in enumerate(pairs)
-        if premise is not None and hypothesis is not None
-    ]
+    asked = {at: (one, two) for at, (one, two) in enumerate(pairs) if one is not None and two is not None}
     nli = torch.tensor([0.0, 0.0, 1.0]).repeat(len(pairs), 1)
-    nli[[at for at, _, _ in answered]] = entailment.pairs([p for _, p, _ in answered], [h for _, _, h in answered])
+    nli[list(asked)] = entailment.pairs([one for one, _ in asked.values()], [two for _, two in asked.values()])
     nli = nli.reshape(len(groups), size, size, 3)
     nli[:, range(size), range(size)] = torch.tensor([1.0, 0.0, 0.0])
     return nli

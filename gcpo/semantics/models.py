@@ -45,29 +45,28 @@ def _uniform_batches(lengths: Sequence[int], rows: int) -> Iterator[list[int]]:
             yield batch + batch[-1:] * (rows - len(batch))
 
 
-class _Cache(Generic[K, V]):
-    """A bounded memory of results, least recently used out first."""
+class _Remembering(Generic[K, V]):
+    """A model with a bounded memory of its results, least recently used out first."""
 
     def __init__(self, compute: Callable[[list[K]], Iterable[V]], size: int) -> None:
-        self.compute = compute
         self.hits = self.misses = 0
+        self._compute = compute
         self._stored: LRUCache[K, V] = LRUCache(size)
 
-    def __call__(self, keys: Sequence[K]) -> list[V]:
-        """One result per key; those not remembered are computed in one call."""
+    def _results(self, keys: Sequence[K]) -> list[V]:
+        """Return one result per key; those not remembered are computed in one call."""
         results = {key: self._stored[key] for key in dict.fromkeys(keys) if key in self._stored}
         missing = [key for key in dict.fromkeys(keys) if key not in results]
         if missing:
-            computed = dict(zip(missing, self.compute(missing), strict=True))
+            computed = dict(zip(missing, self._compute(missing), strict=True))
             results |= computed
-            for key, result in computed.items():
-                self._stored[key] = result
+            self._stored.update(computed)
         self.misses += len(missing)
         self.hits += len(keys) - len(missing)
         return [results[key] for key in keys]
 
 
-class Embedder:
+class Embedder(_Remembering[str, Tensor]):
     """Sentence embeddings by a sentence-transformers model, loaded at construction.
 
     Args:
@@ -96,20 +95,12 @@ class Embedder:
     ) -> None:
         encode = name if callable(name) else _sentence_encoder(name, _device(device), batch_size, revision)
         # A copy per text: a view would keep the tensor of its whole batch alive.
-        self._cache: _Cache[str, Tensor] = _Cache(lambda texts: [row.clone() for row in encode(texts)], cache_size)
-
-    @property
-    def hits(self) -> int:
-        return self._cache.hits
-
-    @property
-    def misses(self) -> int:
-        return self._cache.misses
+        super().__init__(lambda texts: [row.clone() for row in encode(texts)], cache_size)
 
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, "N d"]:
         """The texts' embeddings in their order: (N, d), float32, on the CPU, as the model gives them (MiniLM's are
         L2-normalised, others' need not be; ``gcpo.measures`` normalises). No texts give a (0, 0) tensor."""
-        rows = self._cache(list(texts))
+        rows = self._results(list(texts))
         return torch.stack(rows) if rows else torch.zeros(0, 0)
 
 
@@ -188,7 +179,7 @@ def _check_encoder(
             check_tokenizer(tokenizer, model, name, "embedding")
 
 
-class Entailment:
+class Entailment(_Remembering[Pair, tuple[float, ...]]):
     """Entailment probabilities between texts by a sequence classification model, loaded at construction.
 
     The model's labels are found by the beginning of their names in any case ("entail...", "contradict..."); whatever
@@ -220,17 +211,7 @@ class Entailment:
         revision: str | None = None,
     ) -> None:
         classify = name if callable(name) else _pair_classifier(name, _device(device), batch_size, revision)
-        self._cache: _Cache[Pair, tuple[float, ...]] = _Cache(
-            lambda pairs: [tuple(row) for row in classify(pairs).tolist()], cache_size
-        )
-
-    @property
-    def hits(self) -> int:
-        return self._cache.hits
-
-    @property
-    def misses(self) -> int:
-        return self._cache.misses
+        super().__init__(lambda pairs: [tuple(row) for row in classify(pairs).tolist()], cache_size)
 
     def pairs(self, premises: Sequence[str], hypotheses: Sequence[str]) -> Float[Tensor, "N 3"]:
         """Probabilities (entail, neutral, contradict) of each pair: (N, 3), float32, on the CPU, rows summing to 1.
@@ -238,7 +219,7 @@ class Entailment:
         A text entails itself with probability 1; the model is not asked. Raises ``ValueError`` for unequal lengths.
         """
         asked = list(zip(premises, hypotheses, strict=True))
-        known = iter(self._cache([(premise, hypothesis) for premise, hypothesis in asked if premise != hypothesis]))
+        known = iter(self._results([pair for pair in asked if pair[0] != pair[1]]))
         rows = [(1.0, 0.0, 0.0) if premise == hypothesis else next(known) for premise, hypothesis in asked]
         return torch.tensor(rows, dtype=torch.float32).reshape(-1, 3)
 

@@ -7,38 +7,18 @@ a prompt and its references; reading, checking, choosing and recording rows happ
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from gcpo import seeds
+from gcpo import io, seeds
 from gcpo.measures import REWARD_RANGE
 from gcpo.rewards import bleu1, boxed_answer, exact_match, math_correct, token_f1
-from gcpo.rewards import final_answer as qa_answer
-
-__all__ = [
-    "MalformedRowError",
-    "Record",
-    "Row",
-    "Source",
-    "Split",
-    "Task",
-    "boxed_answer",
-    "field",
-    "gold_answer",
-    "hotpot_scores",
-    "math_row",
-    "math_scores",
-    "qa_answer",
-    "qa_scores",
-    "read_rows",
-    "reader",
-    "text_id",
-    "words",
-]
 
 DATA_DIR = "GCPO_DATA_DIR"
 """The environment variable that names a folder of ``<benchmark>/<split>.jsonl`` to read instead of the Hub."""
@@ -76,8 +56,8 @@ class Source:
     config: str | None = None
     unread: tuple[str, ...] = ()
 
-    def file(self, folder: str) -> Path:
-        """Its file below a folder such as ``$GCPO_DATA_DIR`` names."""
+    def file(self, folder: str | Path) -> Path:
+        """Return its file below a folder such as ``$GCPO_DATA_DIR`` names."""
         return Path(folder) / self.folder / f"{self.split}.jsonl"
 
 
@@ -122,28 +102,28 @@ class Task:
         return self.reward_of(self.score(self.extract(completion), references))
 
     def reward_of(self, scores: Mapping[str, float]) -> float:
-        """The training reward for scores: ``reward_metric`` stretched to ``reward_range``, 2 x F1 or 2 x accuracy in
-        GCPO (Table 5)."""
+        """Return the training reward for scores: ``reward_metric`` stretched to ``reward_range``, which is 2 x F1 or
+        2 x accuracy in GCPO (Table 5)."""
         low, high = self.reward_range
         return low + (high - low) * scores[self.reward_metric]
 
 
 def qa_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
-    """Accuracy (F1 strictly above 0.5, GCPO Table 5), BLEU-1 and F1 of a free-form answer."""
+    """Return accuracy (F1 strictly above 0.5, GCPO Table 5), BLEU-1 and F1 of a free-form answer."""
     f1 = token_f1(prediction, references)
     return {"accuracy": float(f1 > 0.5), "bleu1": bleu1(prediction, references), "f1": f1}
 
 
 def hotpot_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
-    """Accuracy (F1 above 0.5), exact match, and F1 with the rule that yes and no must be equal, as HotpotQA's official
-    evaluation has both."""
+    """Return accuracy (F1 above 0.5), exact match, and F1 with the rule that yes and no must be equal, as HotpotQA's
+    official evaluation has both."""
     f1 = token_f1(prediction, references, yes_no_rule=True)
     return {"accuracy": float(f1 > 0.5), "em": exact_match(prediction, references), "f1": f1}
 
 
 def math_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
-    """Accuracy of a mathematical answer against the gold answer, within the absolute tolerance that follows it, if any
-    does."""
+    """Return the accuracy of a mathematical answer against the gold answer, within the tolerance after it if there is
+    one."""
     gold, tolerance = references if len(references) == 2 else (*references, "0")
     return {"accuracy": math_correct(prediction, gold, absolute=float(tolerance))}
 
@@ -166,51 +146,91 @@ def gold_answer(record: Record, path: str) -> str:
     return answer
 
 
+def generator(
+    name: str, splits: Iterable[str], draw: Callable[[random.Random, str], tuple[str, Sequence[str]]]
+) -> Callable[..., Split]:
+    """Return the ``load`` of a generated task: ``limit`` questions (default 1000), the same for one split and seed.
+
+    ``draw`` makes the next question of a split, and its references.
+    """
+
+    def load(split: str, *, limit: int | None = None, seed: int = 0, **_: Any) -> Split:
+        if split not in splits:
+            raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
+        rng = random.Random(f"{name} {split} {seed}")
+        rows = []
+        for number in range(1000 if limit is None else limit):
+            prompt, references = draw(rng, split)
+            rows.append(Row(f"{split}-{seed}-{number}", prompt, tuple(references)))
+        return Split(tuple(rows), {"dataset": name, "split": split, "generator_seed": seed})
+
+    return load
+
+
 def reader(
     sources: Mapping[str, Source],
     convert: Callable[[Record], Iterable[Row]],
     keep: Callable[[str, Row], bool] = lambda split, row: True,
 ) -> Callable[..., Split]:
-    """A task's ``load``: reads the source of a split, and of its rows those that ``keep`` says belong to the split.
+    """Return the ``load`` of a public benchmark, whose splits have sources.
 
-    The function raises ``ValueError`` for a split that is not there, with those that are, and what
-    :func:`read_rows` does.
+    Rows are read from ``$GCPO_DATA_DIR/<folder>/<split>.jsonl`` if the variable is set, else from the Hub at
+    ``revision``. ``convert`` makes the rows of one record, reading it with :func:`field`; ``keep`` says whether a row
+    belongs to a split. Rows come in the order of a hash of the seed and their id, so the first ``limit`` rows (at most;
+    ``None``: all) are the same in either source and lie within those of any larger limit. A repeated id is numbered
+    ("id-2"). ``source["revision"]`` is the resolved commit of a Hub data set, ``None`` if the Hub does not tell it;
+    ``source["cut"]`` counts rows whose context was cut.
+
+    The function raises ``ValueError`` for a split that is not there, with those that are, if there is no row, or for a
+    limit below 1; ``MalformedRowError`` naming file, line and field for a malformed row (with ``skip_malformed`` it is
+    left out and counted in ``source["skipped"]`` instead); ``FileNotFoundError`` listing what there is for a missing
+    file; and ``OSError`` if the Hub cannot be reached.
     """
 
     def load(
-        split: str,
-        *,
-        limit: int | None,
-        seed: int = 0,
-        revision: str | None = None,
-        skip_malformed: bool = False,
+        split: str, *, limit: int | None, seed: int = 0, revision: str | None = None, skip_malformed: bool = False
     ) -> Split:
         if split not in sources:
             known = ", ".join(f"{name} ({source.dataset}, {source.split})" for name, source in sources.items())
             raise ValueError(f"there is no split {split!r} here: {known}. A run without it says so: *_limit 0.")
         source = sources[split]
-        return read_rows(
-            source.folder,
-            source.split,
-            lambda record: (row for row in convert(record) if keep(split, row)),
-            hub=(source.dataset, source.config),
-            unread=source.unread,
-            limit=limit,
-            seed=seed,
-            revision=revision,
-            skip_malformed=skip_malformed,
-        )
+        name = f"{source.folder}/{source.split}"
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit is {limit}; give at least 1, or None for all rows of {name}")
+        folder = os.environ.get(DATA_DIR)
+        records, origin = _from_folder(Path(folder), source) if folder else _from_hub(source, revision)
+        rows: dict[str, Row] = {}
+        skipped = 0
+        for where, record in records:
+            try:
+                converted = list(convert(_decode(record) if isinstance(record, bytes) else record))
+            except MalformedRowError as error:
+                if not skip_malformed:
+                    way = "Repair the row, or set skip_malformed: true, which leaves such rows out and counts them."
+                    raise MalformedRowError(f"{where}: {error}. {way}") from error
+                skipped += 1
+                continue
+            for row in converted:
+                if keep(split, row):
+                    numbered = itertools.chain([row.id], (f"{row.id}-{number}" for number in itertools.count(2)))
+                    unique = next(name for name in numbered if name not in rows)
+                    rows[unique] = replace(row, id=unique)
+        if not rows:
+            raise ValueError(f"{name} has no usable row ({skipped} malformed rows skipped)")
+        ordered = sorted(rows.values(), key=lambda row: seeds.place(seed, row.id))
+        chosen = tuple(ordered[:limit])
+        return Split(chosen, origin | {"skipped": skipped, "cut": sum(row.cut for row in chosen)})
 
     return load
 
 
 def text_id(text: str) -> str:
-    """An id for a row of a data set that numbers none: 12 digits of the text's SHA-256."""
+    """Return an id for a row of a data set that numbers none: 12 digits of the text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def words(text: str, most: int) -> tuple[str, bool]:
-    """The first ``most`` words of a text, in at most :data:`CHARACTERS_PER_WORD` characters each, and whether it was
+    """Return the first ``most`` words of a text, of :data:`CHARACTERS_PER_WORD` characters at most, and whether it was
     cut: a text of few and endless words is no shorter for that. English has about 6, space included."""
     listed = text.split()
     kept = " ".join(listed[:most]) if len(listed) > most else text
@@ -218,13 +238,13 @@ def words(text: str, most: int) -> tuple[str, bool]:
 
 
 def field(record: Record, path: str, kind: type[T], *, empty: bool = False) -> T:
-    """The value at a dotted path of a record, e.g. ``answers.0.text``, checked.
+    """Return the value at a dotted path of a record, e.g. ``answers.0.text``, checked; it may be the name of a field.
 
     Raises ``MalformedRowError`` that names the field if it is missing, not of type ``kind``, or (unless ``empty``) a
     blank string or an empty list.
     """
     value: Any = record
-    for part in path.split("."):
+    for part in [path] if path in record else path.split("."):
         try:
             value = value[int(part)] if isinstance(value, list) else value[part]
         except (KeyError, IndexError, TypeError, ValueError):
@@ -234,66 +254,6 @@ def field(record: Record, path: str, kind: type[T], *, empty: bool = False) -> T
     if not empty and not (value.strip() if isinstance(value, str) else value != []):
         raise MalformedRowError(f"field {path!r} is empty")
     return value
-
-
-def read_rows(
-    benchmark: str,
-    split: str,
-    convert: Callable[[Record], Iterable[Row]],
-    *,
-    hub: tuple[str, str | None],
-    unread: Sequence[str] = (),
-    limit: int | None = None,
-    seed: int = 0,
-    revision: str | None = None,
-    skip_malformed: bool = False,
-) -> Split:
-    """Rows of a public benchmark, from ``$GCPO_DATA_DIR/<benchmark>/<split>.jsonl`` if the variable is set, else
-    from the Hub (``hub``: data set and configuration, at ``revision``; ``unread``: paths of fields to leave out).
-
-    ``convert`` makes the rows of one record, reading it with ``field``. Rows come in the order of a hash of the seed
-    and their id, so the first ``limit`` rows (at most; ``None``: all) are the same in either source and lie within
-    those of any larger limit. A repeated id is numbered ("id-2"). ``source["revision"]`` is the resolved commit of a
-    Hub data set, ``None`` if the Hub does not tell it; ``source["cut"]`` counts rows whose context was cut.
-
-    Raises ``MalformedRowError`` naming file, line and field for a malformed row (with ``skip_malformed`` it is left
-    out and counted in ``source["skipped"]`` instead), ``FileNotFoundError`` listing what there is for a missing file,
-    ``OSError`` if the Hub cannot be reached, and ``ValueError`` if there is no row or the limit is below 1.
-    """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}; give at least 1, or None for all rows of {benchmark}/{split}")
-    records: Iterable[tuple[str, bytes | Record]]
-    if folder := os.environ.get(DATA_DIR):
-        records, source = _from_folder(Path(folder), benchmark, split)
-    else:
-        records, source = _from_hub(*hub, benchmark, split, revision, unread)
-    rows: dict[str, Row] = {}
-    skipped = 0
-    for where, record in records:
-        try:
-            found = list(convert(_decode(record) if isinstance(record, bytes) else record))
-        except MalformedRowError as error:
-            if not skip_malformed:
-                way = "Repair the row, or set skip_malformed: true, which leaves such rows out and counts them."
-                raise MalformedRowError(f"{where}: {error}. {way}") from error
-            skipped += 1
-            continue
-        for row in found:
-            unique = next(name for name in _numbered(row.id) if name not in rows)
-            rows[unique] = replace(row, id=unique)
-    if not rows:
-        raise ValueError(f"{benchmark}/{split} has no usable row ({skipped} malformed rows skipped)")
-    ordered = sorted(rows.values(), key=lambda row: seeds.place(seed, row.id))
-    chosen = tuple(ordered[:limit])
-    return Split(chosen, source | {"skipped": skipped, "cut": sum(row.cut for row in chosen)})
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}-{number}"
-        number += 1
 
 
 def _decode(line: bytes) -> Record:
@@ -306,35 +266,37 @@ def _decode(line: bytes) -> Record:
     return record
 
 
-def _from_folder(folder: Path, benchmark: str, split: str) -> tuple[Iterator[tuple[str, bytes]], dict[str, Any]]:
-    path = folder / benchmark / f"{split}.jsonl"
+Records = Iterator[tuple[str, bytes | Record]]  # each with its place
+
+
+def _from_folder(folder: Path, source: Source) -> tuple[Records, dict[str, Any]]:
+    path = source.file(folder)
+    name = path.relative_to(folder).as_posix()
     if not path.is_file():
         files = sorted(file.relative_to(folder).as_posix() for file in folder.glob("*/*.jsonl"))
-        own = [file for file in files if file.startswith(f"{benchmark}/")]
+        own = [file for file in files if file.startswith(f"{source.folder}/")]
         found = ", ".join(own or files) or "no <benchmark>/<split>.jsonl"
         raise FileNotFoundError(
             f"{path} does not exist. {DATA_DIR}={folder} has {found}. "
             f"Choose another split, add the file, or unset {DATA_DIR} to read the Hub."
         )
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return _lines(path), {"dataset": benchmark, "split": split, "file": f"{benchmark}/{split}.jsonl", "sha256": digest}
+    origin = {"dataset": source.folder, "split": source.split, "file": name, "sha256": io.sha256(path)}
+    return _lines(path), origin
 
 
-def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The lines that are not blank, each with where it is; one at a time, as ten thousand papers are hundreds of MB."""
+def _lines(path: Path) -> Records:
+    """Yield the lines that are not blank, each with its place; one at a time, as they can be hundreds of MB."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield f"{path}, line {number}", line
 
 
-def _from_hub(
-    dataset: str, config: str | None, benchmark: str, split: str, revision: str | None, unread: Sequence[str]
-) -> tuple[Iterator[tuple[str, Record]], dict[str, Any]]:
+def _from_hub(source: Source, revision: str | None) -> tuple[Records, dict[str, Any]]:
     import datasets  # slow to import, and not needed by the generated tasks
     import huggingface_hub
 
+    dataset, config, split = source.dataset, source.config, source.split
     commit: str | None
     try:
         commit = huggingface_hub.dataset_info(dataset, revision=revision).sha
@@ -345,25 +307,10 @@ def _from_hub(
     except OSError as error:
         raise OSError(
             f"{dataset} ({split}) could not be read from the Hub: {error}. Without the Hub, set {DATA_DIR} to a folder "
-            f"that has {benchmark}/{split}.jsonl in the same fields."
+            f"that has {source.folder}/{split}.jsonl in the same fields."
         ) from error
-    if unread:
+    if source.unread:
         table = table.flatten()
-        table = table.select_columns([name for name in table.column_names if name not in unread])
-    records = (
-        (f"{dataset} ({split}), row {number}", _nested(record) if unread else record)
-        for number, record in enumerate(table, 1)
-    )
+        table = table.select_columns([name for name in table.column_names if name not in source.unread])
+    records = ((f"{dataset} ({split}), row {number}", record) for number, record in enumerate(table, 1))
     return records, {"dataset": dataset, "config": config, "split": split, "requested": revision, "revision": commit}
-
-
-def _nested(flat: Record) -> Record:
-    """A record whose fields are named by dotted paths, as it was before it was flattened."""
-    record: dict[str, Any] = {}
-    for path, value in flat.items():
-        *above, last = path.split(".")
-        inside = record
-        for part in above:
-            inside = inside.setdefault(part, {})
-        inside[last] = value
-    return record

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from gcpo.rewards import boxed_answer
 from gcpo.tasks import math
-from gcpo.tasks.base import MalformedRowError, Record, Row, Source, boxed_answer, field, math_row, reader, text_id
+from gcpo.tasks.base import MalformedRowError, Record, Row, Source, field, math_row, reader, text_id
 
 _GOLD = re.compile(r"####[\s$€£*\\(]*(-?[\d.,]*\d)")  # with what models write around it; the benchmark has none of that
 

@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from gcpo.tasks.base import (
-    Record,
-    Row,
-    Source,
-    Task,
-    boxed_answer,
-    field,
-    gold_answer,
-    math_row,
-    math_scores,
-    reader,
-    text_id,
-)
+from gcpo.rewards import boxed_answer
+from gcpo.tasks.base import Record, Row, Source, Task, field, gold_answer, math_row, math_scores, reader, text_id
 
 LEVELS = ("Level 3", "Level 4", "Level 5")
 """Levels of the training problems, as in the papers' companions; MATH-500 has all levels."""

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gcpo.rewards import boxed_answer
 from gcpo.tasks import math
-from gcpo.tasks.base import MalformedRowError, Record, Row, Source, boxed_answer, field, reader, text_id
+from gcpo.tasks.base import MalformedRowError, Record, Row, Source, field, reader, text_id
 
 LETTERS = "ABCD"
 PROMPT = """Answer the question with the letter of one choice. Write it in the form "Answer: ...".

@@ -6,7 +6,8 @@ question has two references. Splits are the Hub's: train, validation and test.
 
 from __future__ import annotations
 
-from gcpo.tasks.base import Record, Row, Source, Task, field, qa_answer, qa_scores, reader, text_id, words
+from gcpo.rewards import final_answer
+from gcpo.tasks.base import Record, Row, Source, Task, field, qa_scores, reader, text_id, words
 
 MAX_CONTEXT_WORDS = 1000
 """Words of the summary that a prompt keeps, from its beginning. Most summaries have 400 to 900; a longer one is cut,
@@ -39,7 +40,7 @@ TASK = Task(
     name="narrativeqa",
     metrics=("accuracy", "bleu1", "f1"),
     load=reader(SPLITS, convert),
-    extract=qa_answer,
+    extract=final_answer,
     score=qa_scores,
     reward_metric="f1",
     answer_length="short",

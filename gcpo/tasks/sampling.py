@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ LOGITS = 2**27  # numbers held at a time where every token's distribution is ask
 
 
 def load_policy(name: str, *, revision: str | None = None, dtype: str = "float32") -> tuple[Any, Any]:
-    """A causal language model and its tokenizer, by path or Hub name.
+    """Return a causal language model and its tokenizer, by path or Hub name.
 
     Raises:
         OSError: it cannot be loaded; says whether the name is a path or a Hub name, and the way out.
@@ -54,16 +55,15 @@ def check_lengths(model: Any, tokens: Any, rows: Sequence[Row], max_new_tokens: 
     Raises:
         ValueError: a prompt, as the policy reads it, and ``max_new_tokens`` after it are longer than the model allows.
     """
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if longest is None:
-        return
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
     chats = _chats(tokens, [row.prompt for row in rows])
-    # No token is less than a byte, so that most prompts need not be tokenised to know that they fit.
-    doubtful = [n for n, chat in enumerate(chats) if len(chat.encode()) + max_new_tokens > longest]
-    if not doubtful:
-        return
-    ids = tokens([chats[n] for n in doubtful], add_special_tokens=False, verbose=False)["input_ids"]
-    wrong = [(n, len(row)) for n, row in zip(doubtful, ids, strict=True) if len(row) + max_new_tokens > longest]
+    wrong = []
+    for number, chat in enumerate(chats):
+        # No token is less than a byte, so that most prompts need not be tokenised to know that they fit.
+        if len(chat.encode()) + max_new_tokens > longest:
+            length = len(tokens(chat, add_special_tokens=False, verbose=False)["input_ids"])
+            if length + max_new_tokens > longest:
+                wrong.append((number, length))
     if wrong:
         number, length = wrong[0]
         raise ValueError(
@@ -78,7 +78,7 @@ def check_lengths(model: Any, tokens: Any, rows: Sequence[Row], max_new_tokens: 
 def generate(
     model: Any, tokens: Any, prompts: Sequence[str], *, n: int, temperature: float, max_new_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``n`` completions of each prompt; temperature 0 is greedy decoding.
+    """Generate ``n`` completions of each prompt; temperature 0 is greedy decoding.
 
     Returns:
         input_ids, attention_mask, completion_mask: all (prompts * n, L), the rows of a prompt next to one another;
@@ -90,18 +90,14 @@ def generate(
     ).to(model.device)
     # A Hub policy brings decoding settings of its own; left in, they would change what "a sample" means, and TRL's
     # training samples are without them.
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if temperature
-        else {"do_sample": False}
-    )
+    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     ids = model.generate(
         input_ids=inputs.input_ids,
         attention_mask=inputs.attention_mask,
         max_new_tokens=max_new_tokens,
         pad_token_id=tokens.pad_token_id,
         repetition_penalty=1.0,
-        **sampling,
+        **(drawn if temperature else {"do_sample": False}),
     )
     start = inputs.input_ids.shape[1]
     ended = torch.isin(ids[:, start:], torch.as_tensor(ends(model, tokens), device=ids.device))
@@ -116,7 +112,7 @@ def generate(
 def token_statistics(
     model: Any, ids: torch.Tensor, attention: torch.Tensor, completion: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Every completion token under softmax(logits / temperature), the distribution that samples are drawn from.
+    """Measure every completion token under softmax(logits / temperature), the distribution that samples are drawn from.
 
     Args:
         model: the policy.
@@ -149,20 +145,20 @@ def token_statistics(
 
 
 def _chats(tokens: Any, prompts: Sequence[str]) -> list[str]:
-    """The prompts as the policy reads them."""
+    """Return the prompts as the policy reads them."""
     messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
     return [tokens.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in messages]
 
 
 def ends(model: Any, tokens: Any) -> list[int]:
-    """The tokens that end a completion."""
+    """Return the tokens that end a completion."""
     own = model.generation_config.eos_token_id
     listed = own if isinstance(own, list) else [] if own is None else [own]
     return [*listed, tokens.eos_token_id]
 
 
 def texts(tokens: Any, ids: torch.Tensor, completion: torch.Tensor) -> list[str]:
-    """The completions as text, without special tokens."""
+    """Return the completions as text, without special tokens."""
     rows = zip(ids, completion.bool(), strict=True)
     return tokens.batch_decode([row[kept] for row, kept in rows], skip_special_tokens=True)
 
@@ -170,7 +166,7 @@ def texts(tokens: Any, ids: torch.Tensor, completion: torch.Tensor) -> list[str]
 def batches(
     tokens: Any, prompts: Sequence[str], *, n: int, max_new_tokens: int, batch_size: int = 32
 ) -> Iterator[slice]:
-    """Parts of the prompts, in their order, whose ``n`` answers are generated together.
+    """Yield the parts of the prompts, in their order, whose ``n`` answers are generated together.
 
     Each has ``batch_size`` prompts, or fewer where they would be more than :data:`TOKENS` tokens with their answers and
     padding; the answers to one prompt stay together, however long.
@@ -187,18 +183,11 @@ def batches(
 
 
 def sample(
-    model: Any,
-    tokens: Any,
-    prompts: Sequence[str],
-    *,
-    n: int,
-    temperature: float,
-    max_new_tokens: int,
-    batch_size: int = 32,
+    model: Any, tokens: Any, prompts: Sequence[str], *, n: int, temperature: float, max_new_tokens: int
 ) -> list[list[str]]:
-    """``n`` completions of each prompt as text, in the prompts' order, generated in :func:`batches`."""
+    """Return ``n`` completions of each prompt as text, in the prompts' order, generated in :func:`batches`."""
     sampled: list[list[str]] = []
-    for part in batches(tokens, prompts, n=n, max_new_tokens=max_new_tokens, batch_size=batch_size):
+    for part in batches(tokens, prompts, n=n, max_new_tokens=max_new_tokens):
         some = prompts[part]
         ids, _, completion = generate(model, tokens, some, n=n, temperature=temperature, max_new_tokens=max_new_tokens)
         flat = texts(tokens, ids, completion)
@@ -207,7 +196,7 @@ def sample(
 
 
 def grade(task: Task, rows: Sequence[Row], groups: Sequence[Sequence[str]]) -> list[list[dict[str, float]]]:
-    """The task's metrics of every text of each question's group."""
+    """Return the task's metrics of every text of each question's group."""
     return [
         [task.score(task.extract(text), row.references) for text in group]
         for row, group in zip(rows, groups, strict=True)
@@ -239,15 +228,13 @@ def evaluate(
     with torch.random.fork_rng(devices=device):
         torch.manual_seed(seed)
         for decoding, count, heat in (("greedy", 1, 0.0), ("sampled", n, temperature)):
-            if count == 0:
-                continue
-            groups = sample(
-                model, tokens, [r.prompt for r in rows], n=count, temperature=heat, max_new_tokens=max_new_tokens
-            )
-            for row, group in zip(rows, groups, strict=True):
-                answers = [task.extract(text) for text in group]
-                scores = pd.DataFrame([task.score(answer, row.references) for answer in answers]).mean()
-                answered = sum(answer is not None for answer in answers) / count
-                lines.append({"query": row.id, "decoding": decoding, **scores.to_dict(), "answered": answered})
+            if count:
+                prompts = [row.prompt for row in rows]
+                groups = sample(model, tokens, prompts, n=count, temperature=heat, max_new_tokens=max_new_tokens)
+                for row, group in zip(rows, groups, strict=True):
+                    answers = [task.extract(text) for text in group]
+                    scores = pd.DataFrame([task.score(answer, row.references) for answer in answers]).mean()
+                    answered = sum(answer is not None for answer in answers) / count
+                    lines.append({"query": row.id, "decoding": decoding, **scores.to_dict(), "answered": answered})
     model.train(was_training)
     return pd.DataFrame(lines)

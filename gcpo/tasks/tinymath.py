@@ -12,7 +12,8 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gcpo.tasks.base import Row, Split, Task, boxed_answer, math_scores
+from gcpo.rewards import boxed_answer
+from gcpo.tasks.base import Task, generator, math_scores
 
 PEOPLE = ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivan", "Jane"]
 THINGS = ["coins", "maps", "toys", "lamps", "shoes", "clocks"]
@@ -51,12 +52,12 @@ Problem = tuple[int, tuple[tuple[int, int], ...]]  # (start, ((position in EVENT
 
 
 def apply(operation: str, a: int, k: int) -> int:
-    """The result of one step."""
+    """Return the result of one step."""
     return {"+": a + k, "-": a - k, "*": a * k}[operation]
 
 
 def split_of(problem: Problem) -> str:
-    """The split a problem belongs to, by a hash of its numbers and events."""
+    """Return the split a problem belongs to, by a hash of its numbers and events."""
     share = hashlib.sha256(repr(problem).encode()).digest()[0] / 256
     return next(name for name, (low, high) in SHARES.items() if low <= share < high)
 
@@ -80,19 +81,19 @@ def problem(rng: random.Random, split: str) -> Problem:
 
 
 def text(rng: random.Random, of: Problem) -> str:
-    """The problem in words."""
+    """Return the problem in words."""
     who, things = rng.choice(PEOPLE), rng.choice(THINGS)
     events = " , ".join(EVENTS[event].words.format(k=NUMBERS[k]) for event, k in of[1])
     return f"{who} has {NUMBERS[of[0]]} {things} . {who} {events} . How many {things} ?"
 
 
 def operations(of: Problem) -> list[str]:
-    """The right operation of each step."""
+    """Return the correct operation of each step."""
     return [EVENTS[event].operation for event, _ in of[1]]
 
 
 def misread(rng: random.Random, of: Problem) -> list[str]:
-    """The operation of each step as the starting policy's corpus reads it."""
+    """Return the operation of each step as the starting policy's corpus reads it."""
     read = [EVENTS[event] for event, _ in of[1]]
     return [event.misread_as if rng.random() < event.misread else event.operation for event in read]
 
@@ -100,7 +101,7 @@ def misread(rng: random.Random, of: Problem) -> list[str]:
 def solution(
     rng: random.Random, of: Problem, using: Sequence[str] | None = None, *, slip: float = 0.0, think: bool = False
 ) -> str:
-    """A worked solution in symbols or in words.
+    """Return a worked solution in symbols or in words.
 
     Args:
         rng: draws the form and the slips.
@@ -123,31 +124,23 @@ def solution(
 
 
 def answer(of: Problem) -> int:
-    """The right answer."""
+    """Return the correct answer."""
     value = of[0]
     for event, k in of[1]:
         value = apply(EVENTS[event].operation, value, k)
     return value
 
 
-def load(
-    split: str, *, limit: int | None = None, seed: int = 0, revision: str | None = None, skip_malformed: bool = False
-) -> Split:
-    """Generate ``limit`` problems (default 1000); the same for the same split and seed."""
-    if split not in SHARES:
-        raise ValueError(f"tinymath has no split {split!r}; it has {', '.join(SHARES)}.")
-    rng = random.Random(f"tinymath {split} {seed}")
-    rows = []
-    for number in range(1000 if limit is None else limit):
-        drawn = problem(rng, split)
-        rows.append(Row(f"{split}-{seed}-{number}", text(rng, drawn), (str(answer(drawn)),)))
-    return Split(tuple(rows), {"dataset": "tinymath", "split": split, "generator_seed": seed})
+def draw(rng: random.Random, split: str) -> tuple[str, Sequence[str]]:
+    """Draw a question of a split, and its reference."""
+    drawn = problem(rng, split)
+    return text(rng, drawn), (str(answer(drawn)),)
 
 
 TASK = Task(
     name="tinymath",
     metrics=("accuracy",),
-    load=load,
+    load=generator("tinymath", SHARES, draw),
     extract=boxed_answer,
     score=math_scores,
     reward_metric="accuracy",

@@ -12,9 +12,11 @@ import functools
 import hashlib
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gcpo.tasks.base import Row, Split, Task, qa_answer, qa_scores
+from gcpo.rewards import final_answer
+from gcpo.tasks.base import Task, generator, qa_scores
 
 PEOPLE = """Ada Ben Cleo Dan Eva Finn Gus Hana Ivan Jane Karl Lena Mira Nils Olga Paul Rosa Sami Tina Uma Vera Walt
 Yara Zoe Amir Bela Carl Dora Emil Faye Gina Hugo Iris Jack Kira Leo Maya Noah Otto Ruth""".split()
@@ -224,27 +226,17 @@ def noisy_answer(rng: random.Random, to: Question) -> str:
     return wrong_answer(rng, to, rng.choices(DISTANCES, RELATIONS[to.fact[1]].mistakes)[0])
 
 
-def load(
-    split: str, *, limit: int | None = None, seed: int = 0, revision: str | None = None, skip_malformed: bool = False
-) -> Split:
-    """Generate ``limit`` questions (default 1000), one passage each; the same for the same split and seed."""
-    if split not in SHARES:
-        raise ValueError(f"tinyqa has no split {split!r}; it has {', '.join(SHARES)}.")
-    rng = random.Random(f"tinyqa {split} {seed}")
-    rows = []
-    for number in range(1000 if limit is None else limit):
-        question = questions(rng, passage(rng, split))[0]
-        rows.append(
-            Row(f"{split}-{seed}-{number}", f"{question.passage.text} {question.text}", tuple(question.references))
-        )
-    return Split(tuple(rows), {"dataset": "tinyqa", "split": split, "generator_seed": seed})
+def draw(rng: random.Random, split: str) -> tuple[str, Sequence[str]]:
+    """Draw a question of a split with its passage, and its references."""
+    question = questions(rng, passage(rng, split))[0]
+    return f"{question.passage.text} {question.text}", question.references
 
 
 TASK = Task(
     name="tinyqa",
     metrics=("accuracy", "bleu1", "f1"),
-    load=load,
-    extract=qa_answer,
+    load=generator("tinyqa", SHARES, draw),
+    extract=final_answer,
     score=qa_scores,
     reward_metric="f1",
     answer_length="short",

@@ -32,7 +32,7 @@ from filelock import FileLock
 
 from gcpo import io, paths
 from gcpo.world.entailment import entailment_pair
-from gcpo.world.policy import Settings, conversations, make_policy, policy_config, save, tokenizer_of
+from gcpo.world.policy import Settings, conversations, make_policy, save, tokenizer_of, untrained
 
 TINY = "tiny"  # the name of both models in parameter files
 SCRATCH = "scratch"  # the name of an untrained policy that reads and writes any text, a token for each byte
@@ -71,14 +71,14 @@ def resolve(name: str, kind: str) -> str:
         return name
     if name == SCRATCH:
         return str(scratch_policy())
-    if name == UNTRAINED:
-        build_once(folder(kind, name), lambda draft: _make_untrained(draft, [*topics.values()], layers=1, heads=(2, 1)))
-        return str(folder(kind, name))
     if name == TINY:
         return str(getattr(bootstrap(), kind))
-    made = folder(kind, name).parent
-    build_once(made, lambda draft: _make(POLICIES[name], draft, name))
-    return str(made / kind)
+    made = folder(kind, name)
+    if name == UNTRAINED:
+        build_once(made, lambda draft: _make_untrained(draft, [*topics.values()], layers=1, heads=(2, 1)))
+    else:
+        build_once(made.parent, lambda draft: _make(POLICIES[name], draft, name))
+    return str(made)
 
 
 def folder(kind: str, name: str = TINY) -> Path:
@@ -104,12 +104,8 @@ def bootstrap(settings: Settings | None = None, root: Path | None = None) -> Wor
     Raises:
         RuntimeError: a model failed to train, or its quality is outside what the project relies on.
     """
-    return _whole(settings or Settings(), root or paths.WORLDS)
-
-
-@functools.cache  # reads every file once
-def _whole(settings: Settings, root: Path) -> World:
-    made = root / key(settings)
+    settings = settings or Settings()
+    made = (root or paths.WORLDS) / key(settings)
     build_once(made, lambda draft: _make(settings, draft))
     return World(made / "policy", made / "entailment", json.loads((made / "quality.json").read_text()))
 
@@ -130,7 +126,6 @@ def restore_reference(reference: Path) -> World:
     made.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(made.with_suffix(".lock")), io.replacing(made) as draft:
         shutil.copytree(kept, draft)
-    _whole.cache_clear()
     return bootstrap()
 
 
@@ -138,8 +133,7 @@ def build_once(made: Path, make: Callable[[Path], None]) -> None:
     """Make a folder once: a whole, unchanged one is left as it is, and other processes wait for the first."""
     made.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(made.with_suffix(".lock")):
-        why = io.broken(made)
-        if why:
+        if why := io.broken(made):
             if made.exists():
                 print(f"{why}: it is made again.", flush=True)
             with io.replacing(made) as draft:
@@ -217,9 +211,8 @@ def check_quality(quality: dict[str, Any]) -> None:
             raise RuntimeError(f"The entailment model's held-out accuracy on {kind!r} is {accuracy:.3f} < 0.9.")
 
 
-@functools.cache
 def scratch_policy(root: Path | None = None) -> Path:
-    """The folder of an untrained policy of 30k parameters with a byte-level tokenizer and a chat template.
+    """Return the folder of an untrained policy of 30k parameters with a byte-level tokenizer and a chat template.
 
     It knows nothing, but takes any text: a real run on a real benchmark can be tried with it in seconds.
     """
@@ -231,10 +224,8 @@ def scratch_policy(root: Path | None = None) -> Path:
 def _make_untrained(draft: Path, corpus: list[str], **shape: Any) -> None:
     """Save a policy of random weights; its tokens are merged from bytes as in the corpus, few because TRL computes the
     logits of prompts too."""
-    from transformers import Qwen2ForCausalLM
-
     tokens = tokenizer_of(corpus, 1500)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Qwen2ForCausalLM(policy_config(tokens, hidden=32, longest=8192, init=0.08, **shape))
+        model = untrained(tokens, hidden=32, longest=8192, init=0.08, **shape)
     save(model, tokens, draft)

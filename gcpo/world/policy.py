@@ -55,7 +55,7 @@ class Settings:
 
 
 def tokenizer(settings: Settings) -> Any:
-    """A byte-level BPE tokenizer of the generated corpus, of Qwen2's own class.
+    """Return a byte-level BPE tokenizer of the generated corpus, of Qwen2's own class.
 
     For a model of type qwen2, AutoTokenizer rebuilds this class around the saved vocabulary, with Qwen2's own splitting
     rule, whatever class was saved. Training with that rule makes the round trip give the same ids.
@@ -71,7 +71,7 @@ def tokenizer(settings: Settings) -> Any:
 
 
 def tokenizer_of(corpus: list[str], size: int = 4000) -> Any:
-    """A tokenizer of at most ``size`` tokens trained on texts; on none, every byte is a token of its own."""
+    """Return a tokenizer of at most ``size`` tokens trained on texts; on none, every byte is a token of its own."""
     from transformers import Qwen2Tokenizer
 
     empty = Qwen2Tokenizer(vocab={PAD: 0}, merges=[], unk_token=PAD, pad_token=PAD, eos_token=PAD)
@@ -91,7 +91,7 @@ def save(model: Any, tokens: Any, folder: Path) -> None:
 
 
 def conversations(rng: random.Random, settings: Settings, clean: bool) -> list[list[str]]:
-    """One batch of conversations, user and assistant in turns; all questions about a passage share one."""
+    """Return a batch of conversations, user and assistant in turns; all questions about a passage share one."""
     batch = []
     for _ in range(settings.qa_batch):
         about = tinyqa.passage(rng, "train")
@@ -108,7 +108,7 @@ def conversations(rng: random.Random, settings: Settings, clean: bool) -> list[l
     return batch
 
 
-def policy_config(
+def untrained(
     tokens: Any,
     *,
     hidden: int,
@@ -118,11 +118,13 @@ def policy_config(
     architecture: str = "qwen2",
     heads: tuple[int, int] = (4, 4),
 ) -> Any:
-    """A configuration of a small causal language model for a tokenizer's vocabulary; ``heads`` of attention, and of
-    keys and values."""
-    from transformers import AutoConfig
+    """Return a small causal language model for a tokenizer's vocabulary, before it has learnt anything.
 
-    return AutoConfig.for_model(
+    ``heads`` are those of attention, and of keys and values.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
         architecture,
         vocab_size=len(tokens),
         hidden_size=hidden,
@@ -137,21 +139,15 @@ def policy_config(
         eos_token_id=tokens.eos_token_id,
         pad_token_id=tokens.pad_token_id,
     )
-
-
-def untrained(settings: Settings, tokens: Any) -> Any:
-    """The policy before it has learnt anything."""
-    from transformers import AutoModelForCausalLM
-
-    shape = {name: getattr(settings, name) for name in ("architecture", "hidden", "layers", "init")}
-    return AutoModelForCausalLM.from_config(policy_config(tokens, longest=512, **shape), dtype=torch.float32)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def make_policy(settings: Settings, draft: Path) -> dict[str, Any]:
     """Train the starting policy, save it in ``draft`` and return its quality on each task."""
     tokens = tokenizer(settings)
     torch.manual_seed(settings.seed)
-    model = untrained(settings, tokens)
+    shape = {name: getattr(settings, name) for name in ("architecture", "hidden", "layers", "init")}
+    model = untrained(tokens, longest=512, **shape)
     rng = random.Random(settings.seed)
 
     def loss(step: int) -> torch.Tensor:
@@ -175,7 +171,7 @@ def make_policy(settings: Settings, draft: Path) -> dict[str, Any]:
 
 
 def policy_quality(settings: Settings, draft: Path) -> dict[str, Any]:
-    """Shares of questions or groups of each task, G = 16, validation split, temperature 0.9.
+    """Return shares of questions or groups of each task, G = 16, validation split, temperature 0.9.
 
     accuracy (of samples) and greedy; none_right and all_right (groups); zero_variance (groups of equal reward);
     lower_quarter and upper_quarter: success rates that a quarter of the groups is below or above.
@@ -207,7 +203,7 @@ def policy_quality(settings: Settings, draft: Path) -> dict[str, Any]:
 
 
 def _graded(task: Task, rows: Sequence[Row], groups: list[list[str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The metric behind the reward and the accuracy of every text, (questions, samples) each."""
+    """Return the metric behind the reward and the accuracy of every text, (questions, samples) each."""
     scores = grade(task, rows, groups)
     rewards, accuracy = (
         torch.tensor([[score[key] for score in group] for group in scores]) for key in (task.reward_metric, "accuracy")
@@ -218,12 +214,13 @@ def _graded(task: Task, rows: Sequence[Row], groups: list[list[str]]) -> tuple[t
 def fit(
     model: torch.nn.Module, loss: Callable[[int], torch.Tensor], steps: int, settings: Settings, slower: float = 1.0
 ) -> None:
-    """Muon for matrices, AdamW for the rest; linear warm-up over 30 steps, then linear decay to a twentieth. ``slower``
-    multiplies both rates."""
-    matrices: list[torch.nn.Parameter] = []
-    others: list[torch.nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        (matrices if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
+    """Train by Muon for matrices and AdamW for the rest; linear warm-up over 30 steps, then decay to a twentieth.
+
+    ``slower`` multiplies both rates.
+    """
+    named = list(model.named_parameters())
+    matrices = [parameter for name, parameter in named if parameter.ndim == 2 and "embed" not in name]
+    others = [parameter for name, parameter in named if parameter.ndim != 2 or "embed" in name]
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.Muon(matrices, lr=slower * settings.muon_rate, weight_decay=0.01),
         torch.optim.AdamW(others, lr=slower * settings.rate, betas=(0.9, 0.98), weight_decay=0.01),
