@@ -14,7 +14,7 @@ from record_builders import evaluated, finished, planned, scored, write_grid
 from gcpo import paths
 from gcpo import statistics as s
 from gcpo.reports import claims, evidence, margins, records
-from gcpo.reports.evidence import Comparison, Evidence, decide, together
+from gcpo.reports.evidence import Comparison, decide
 from gcpo.runs.params import ParameterError, yaml_text
 from gcpo.statistics import Interval
 
@@ -320,36 +320,41 @@ def test_the_corrected_interval_decides() -> None:
     assert (decide([wide]).low, decide([wide]).high) == (-0.5, 2.5)
 
 
-@pytest.mark.parametrize("level", [0.95, 0.99])
-def test_evidence_of_each_kind_has_an_interval_that_misses_zero_where_p_says_so(level: float) -> None:
+@pytest.mark.parametrize("kind", ["scores", "figures", "spreads"])
+def test_an_interval_of_any_kind_misses_zero_where_p_says_so(kind: str) -> None:
+    """In a family of three: at Holm's level for p after Holm, and at 95 % for p alone."""
     rng = np.random.default_rng(0)
-    narrow = rng.normal(0, 1, 12)
-    kinds = {
-        "draws": [Evidence.of_draws(s.Draws(x, x + rng.normal(0, 1, 9999))) for x in (0.2, -4.0)],
-        "scores": [Evidence.of_scores(rng.normal(x, 1, (6, 20)), rng.normal(0, 1, (6, 20))) for x in (0.0, 3.0)],
-        "gaps": [Evidence.of_gaps(rng.normal(x, 1, 8)) for x in (0.1, 3.0)],
-        "spreads": [Evidence.of_spreads(narrow, rng.normal(0, x, 12)) for x in (1.0, 20.0)],
-    }
-    for kind, (open_, told) in kinds.items():
-        for one, expected in ((open_, False), (told, True)):
-            estimate, low, high = one.interval(level)
-            assert low <= estimate <= high, kind
-            assert (low > 0 or high < 0) == (one.p < 1 - level) == expected, kind
-    assert math.isnan(kinds["gaps"][0].detectable(level)) and kinds["scores"][0].detectable(level) > 0
+    base = 0.5 + rng.normal(0, 0.01, 8)
+    shifts = {"grpo": base, "told": base + rng.normal(0.05, 0.002, 8), "open": base + rng.normal(0, 0.01, 8)}
+    shifts["wide"] = 0.5 + rng.normal(0, 0.4, 8)
+    means = {label: list(values) for label, values in shifts.items()}
+    pairs = [(label, "grpo") for label in ("told", "open", "wide")]
+    found = {
+        "scores": lambda: evidence.paired_comparisons(sampled(means), "f1", pairs),
+        "figures": lambda: evidence.by_seed(figures_of(**means), pairs, "score"),
+        "spreads": lambda: evidence.spreads(sampled(means), "f1", pairs),
+    }[kind]()
+    assert {made.p < 0.05 for made in found.values()} == {True, False}
+    for made in found.values():
+        for estimate, low, high in (made.interval, made.corrected):
+            assert low <= estimate <= high
+        assert (made.corrected.low > 0 or made.corrected.high < 0) == (made.p < 0.05)
+        assert math.isnan(made.mde) == (kind != "scores")
 
 
 def test_a_verdict_has_the_fields_of_what_decided_it() -> None:
-    rng = np.random.default_rng(1)
-    made = {name: Evidence.of_gaps(rng.normal(x, 1, 9)) for name, x in {"b": 3.0, "c": 0.0}.items()}
-    family = together({name: (Comparison("a", name, 9, "9 seeds each"), one) for name, one in made.items()})
-    found = decide([*family.values()], [2.0, -1.0])
-    assert (found.label, found.subject, found.against, found.unit, found.n) == ("cannot tell", "a", "c", "points", 9)
-    assert (found.estimate, found.low, found.high) == made["c"].interval(found.level) and found.effect == -1.0
+    table = figures_of(a=[3, 4, 2, 5, 3], b=[0, 0, 0, 1, 0], c=[2, 5, 3, 4, 3.5])
+    family = evidence.by_seed(table, [("a", "b"), ("a", "c")], "nats")
+    found, made = decide([*family.values()], [2.0, -1.0]), family["a", "c"]
+    assert (found.label, found.subject, found.against, found.unit, found.n) == ("cannot tell", "a", "c", "nats", 5)
+    assert (found.estimate, found.low, found.high) == made.corrected and found.effect == -1.0
     assert found.level == pytest.approx(0.95)  # the smaller p is judged at 5 % over 2, and then this one at 5 %
-    assert [part.partition(",")[0] for part in found.parts] == ["holds: a minus b", "cannot tell: a minus c"]
+    assert [part.rpartition(":")[0] for part in found.parts] == [
+        "holds: nats, a minus b", "cannot tell: nats, a minus c",
+    ]  # fmt: skip
     assert found.note == "The paper's own table contradicts it (a minus c: -1.00)."
-    assert decide([family["b"], UNMADE]).parts[1] == "not tested: c and b: 1 and 10 seeds: cannot be compared"
-    assert decide([family["b"]]).effect is None
+    assert decide([made, UNMADE]).parts[1] == "not tested: c and b: 1 and 10 seeds: cannot be compared"
+    assert decide([made]).effect is None
 
 
 UNMADE = Comparison("c", "b", 1, "1 and 10 seeds: cannot be compared")
