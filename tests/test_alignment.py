@@ -71,6 +71,7 @@ def test_what_is_seen_is_the_mean_over_seeds_of_the_library_s_statistics(
     table = queries(runs=2)
     found = Alignment(table, drop_top=drop_top, keep_zero=keep_zero, n=20)
     runs = [selected(part, drop_top=drop_top, keep_zero=keep_zero) for _, part in table.groupby("seed")]
+    assert (found.seeds, found.queries) == (2, min(map(len, runs)))
     for statistic in STATISTICS:
         expected = np.mean([exact(name, run)[statistic] for run in runs])
         assert found.draws(name, statistic).estimate == pytest.approx(expected), statistic
@@ -123,15 +124,6 @@ def test_intervals_cover_a_known_correlation() -> None:
 def test_more_rollout_seeds_average_the_noise_of_rollouts() -> None:
     one, many = (Alignment(queries(150, runs=runs), n=300).draws("cd") for runs in (1, 6))
     assert np.std(many.draws) < np.std(one.draws)
-    assert Alignment(queries(runs=3)).seeds == 3
-
-
-def test_the_choice_of_queries_does_not_leak_between_seeds() -> None:
-    table = queries(runs=2)
-    found = Alignment(table, drop_top=0.1, n=10)
-    assert found.queries == 54
-    for run, _ in found._runs:
-        assert run["V"].max() < table[table["seed"] == run["seed"].iloc[0]]["V"].max()
 
 
 def test_a_measure_that_is_constant_has_no_rank() -> None:
@@ -175,10 +167,8 @@ def decided(found: dict[str, Draws], effects: dict[str, float] | None = None) ->
     ("centres", "effects", "expected"),
     [
         ([0.5, 0.6], {}, "holds"),
-        ([0.5, 0.0], {}, "cannot tell"),
         ([0.5, 0.0], {"b": 0.6}, "effect excluded"),
         ([0.5, 0.0], {"b": 0.1}, "cannot tell"),
-        ([0.5, -0.5], {}, "does not hold"),
         ([0.0, -0.5], {"a": 0.6}, "does not hold"),
     ],
 )
@@ -187,11 +177,6 @@ def test_a_verdict_follows_the_intervals(centres: list[float], effects: dict[str
     assert verdict.label == expected
     assert verdict.low < verdict.difference < verdict.high and verdict.mde == pytest.approx(0.28, abs=0.02)
     assert f"[{verdict.low:+.2f}, {verdict.high:+.2f}]" in verdict.because
-
-
-def test_intervals_of_a_joint_claim_are_wider_than_one_alone() -> None:
-    alone, joint = decided({"a": draws(0.0)}), decided({"a": draws(0.0), "b": draws(0.01)})
-    assert joint.high - joint.low > alone.high - alone.low
 
 
 def test_without_runs_nothing_is_tested() -> None:

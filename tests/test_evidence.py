@@ -52,21 +52,10 @@ def test_a_comparison_is_the_training_difference_of_label_less_base() -> None:
     assert found.interval.estimate == pytest.approx(100 * np.mean(GAINS))
     assert (found.p, found.mde) == (s.training_draws(a, b).p, s.minimal_detectable(a, b))
     assert (found.seeds, found.compared, found.family) == (5, "5 seeds each", 1)
-
-
-def test_turned_round_it_has_the_other_sign() -> None:
-    scores = sampled({"grpo": BASE, "se": plus(GAINS)})
-    pairs = [("se", "grpo"), ("grpo", "se")]
-    there, back = (evidence.paired_comparisons(scores, "f1", [pair])[pair] for pair in pairs)
-    assert there.interval.low > 0 > back.interval.high
-    assert back.interval.estimate == pytest.approx(-there.interval.estimate)
-
-
-def test_questions_are_paired_by_name_and_seeds_by_number() -> None:
-    scores = sampled({"grpo": BASE, "se": plus(GAINS)})
-    pair = ("se", "grpo")
-    shuffled = scores.sample(frac=1, random_state=0)
-    assert evidence.paired_comparisons(shuffled, "f1", [pair]) == evidence.paired_comparisons(scores, "f1", [pair])
+    shuffled = scores.sample(frac=1, random_state=0)  # questions are paired by name and seeds by number
+    assert evidence.paired_comparisons(shuffled, "f1", [("se", "grpo")])["se", "grpo"] == found
+    back = evidence.paired_comparisons(scores, "f1", [("grpo", "se")])["grpo", "se"]
+    assert found.interval.low > 0 > back.interval.high
 
 
 def test_seeds_that_only_one_has_are_left_out_and_said() -> None:
@@ -93,20 +82,21 @@ def test_common_seeds_are_found_by_number_not_by_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
-    [([0.5], "1 and 5 seeds: cannot be compared"), ([], "0 and 5 seeds: cannot be compared")],
+    ("own", "first", "said"),
+    [
+        ([0.5], 0, "1 and 5 seeds: cannot be compared"),
+        ([], 0, "0 and 5 seeds: cannot be compared"),
+        (plus(GAINS), 10, "5 and 5 seeds: cannot be compared"),
+    ],
 )
-def test_with_less_than_two_seeds_nothing_is_compared(own: list[float], said: str) -> None:
-    found = evidence.paired_comparisons(sampled({"grpo": BASE, "se": own}), "f1", [("se", "grpo")])["se", "grpo"]
-    assert found.compared == said and not found.tested
-    assert all(map(math.isnan, (*found.interval, *found.corrected, found.p, found.mde)))
-
-
-def test_two_runs_with_no_seed_in_common_are_not_compared() -> None:
-    scores = sampled({"grpo": BASE, "se": plus(GAINS)})
-    scores.loc[scores["label"] == "se", "seed"] += 10
-    found = evidence.paired_comparisons(scores, "f1", [("se", "grpo")])["se", "grpo"]
-    assert (found.compared, found.tested) == ("5 and 5 seeds: cannot be compared", False)
+def test_with_less_than_two_seeds_in_common_nothing_is_compared(own: list[float], first: int, said: str) -> None:
+    scores = sampled({"grpo": BASE, "kle": plus(GAINS), "se": own})
+    scores.loc[scores["label"] == "se", "seed"] += first
+    found = evidence.paired_comparisons(scores, "f1", [("se", "grpo"), ("kle", "grpo")])
+    assert list(found) == [("se", "grpo"), ("kle", "grpo")] and found["kle", "grpo"].family == 1
+    missing = found["se", "grpo"]
+    assert missing.compared == said and not missing.tested
+    assert all(map(math.isnan, (*missing.interval, *missing.corrected, missing.p, missing.mde)))
 
 
 def test_other_questions_are_an_error() -> None:
@@ -143,23 +133,6 @@ def test_what_is_detectable_is_so_at_the_level_of_the_corrected_interval() -> No
         assert made.mde > (made.corrected.high - made.corrected.low) / 2  # half the interval is found half the time
 
 
-def test_what_holds_alone_may_not_hold_in_a_family() -> None:
-    slight = [0.021, 0.001, 0.012, 0.019, 0.006]  # t = 3.0 with 4 degrees of freedom: p = 0.04
-    means = {"grpo": BASE, "new": plus(slight)} | {f"m{k}": plus([0.001, -0.001, 0.002, -0.002, 0.0]) for k in range(5)}
-    scores = sampled(means)
-    alone = evidence.paired_comparisons(scores, "f1", [("new", "grpo")])["new", "grpo"]
-    pairs = [(name, "grpo") for name in means if name != "grpo"]
-    among = evidence.paired_comparisons(scores, "f1", pairs)["new", "grpo"]
-    assert (decide([alone]).label, decide([among]).label) == ("holds", "cannot tell")
-
-
-def test_a_family_does_not_count_what_is_missing() -> None:
-    scores = sampled({"grpo": BASE, "se": plus(GAINS)})
-    found = evidence.paired_comparisons(scores, "f1", [("se", "grpo"), ("kle", "grpo")])
-    assert list(found) == [("se", "grpo"), ("kle", "grpo")]
-    assert found["se", "grpo"].family == 1 and not found["kle", "grpo"].tested
-
-
 # --- the table of differences ---------------------------------------------------------------------------------------
 
 
@@ -173,11 +146,7 @@ def test_the_table_has_every_label_with_its_difference_from_the_base() -> None:
     assert found.loc["grpo", ["difference", "p", "mde", "equivalent"]].isna().all()
     row = found.loc["se"]
     single = evidence.paired_comparisons(scores, "f1", [("se", "grpo")])["se", "grpo"]
-    assert (row["difference"], row["low"], row["high"], row["p"], row["mde"]) == (
-        *single.interval,
-        single.p,
-        single.mde,
-    )
+    assert row[["difference", "low", "high", "p", "mde"]].tolist() == [*single.interval, single.p, single.mde]
     assert row["against"] == "grpo" and row["equivalent"] is True
     assert evidence.differences(scores, "f1", margin=4.0).set_index("label").loc["se", "equivalent"] is False
 
@@ -418,7 +387,7 @@ def test_a_verdict_carries_its_interval_the_papers_effect_and_what_is_detectable
         "source", "claim", "verdict", "difference", "low", "high", "paper_effect", "mde", "seeds", "records",
     ]  # fmt: skip
     row = table.loc["4.2"]
-    assert row["verdict"] == "effect excluded" and row["seeds"] == 10
+    assert row[["verdict", "seeds", "records"]].tolist() == ["effect excluded", 10, "reference of profile p"]
     assert row[["difference", "low", "high", "paper_effect", "mde"]].tolist() == [0.25, -0.25, 0.75, 6.8, 1.5]
 
 
@@ -487,9 +456,7 @@ def test_the_declared_margins_are_good_and_cover_what_is_rewarded() -> None:
     ("values", "message"),
     [
         ({"tinyqa": {"f1": 0}}, r"m\.yaml: tinyqa\.f1: Input should be greater than 0, got 0\."),
-        ({"tinyqa": {"f1": -0.5}}, r"tinyqa\.f1: Input should be greater than 0, got -0\.5\."),
         ({"tinyqa": {"f1": True}}, r"tinyqa\.f1: Input should be a valid number, got True\."),
-        ({"tinyqa": {"f1": "two"}}, r"tinyqa\.f1: Input should be a valid number, got 'two'\."),
         ({"tinyqa": {"f1": math.inf}}, r"tinyqa\.f1: Input should be a finite number, got inf\."),
         ({"tinyqua": {"f1": 1}}, r"m\.yaml: Unknown task 'tinyqua'\. Did you mean 'tinyqa'\?"),
         ({"tinyqa": {"f2": 1}}, r"m\.yaml: tinyqa\.f2: no such metric\. Did you mean 'f1'\?"),
