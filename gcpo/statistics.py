@@ -399,17 +399,13 @@ def _columns(**columns: Values) -> list[Array]:
 
 
 def _strata(name: str, scores: Scores) -> list[Array]:
-    if isinstance(scores, list | tuple):
-        strata = [_array(f"{name}[{task}]", runs) for task, runs in enumerate(cast(Sequence[Values], scores))]
-    else:
-        strata = list(np.atleast_2d(_array(name, cast(Values, scores)).T))
+    each = scores if isinstance(scores, list | tuple) else list(np.atleast_2d(_array(name, cast(Values, scores)).T))
+    strata = [_array(f"{name}[{task}]", cast(Values, runs)) for task, runs in enumerate(each)]
     if not strata:
         raise ValueError(f"{name} has no task")
     for task, runs in enumerate(strata):
-        if runs.ndim != 1:
-            raise ValueError(f"{name}: task {task} has shape {runs.shape}, expected one score per run")
-        if len(runs) < 2:
-            raise ValueError(f"{name}: task {task} has {len(runs)} run, resampling runs needs at least 2")
+        if runs.ndim != 1 or len(runs) < 2:
+            raise ValueError(f"{name}: task {task} has shape {runs.shape}, expected the scores of at least 2 runs")
     return strata
 
 

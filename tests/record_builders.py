@@ -58,21 +58,14 @@ def failed(**values: Any) -> record.Run:
 def scored(means: dict[str, list[float]], questions: int = 24, metric: str = "f1", noise: float = 0.02) -> pd.DataFrame:
     """Lines of evaluations, both decodings: label -> the mean score of each seed, spread evenly over questions."""
     shape = [noise * (2 * number / (questions - 1) - 1) for number in range(questions)]
-    return pd.DataFrame(
-        [
-            {
-                "label": label,
-                "seed": seed,
-                "query": f"q{n}",
-                "decoding": decoding,
-                metric: mean + shape[(n + 7 * seed) % questions],
-            }
-            for label, runs in means.items()
-            for seed, mean in enumerate(runs)
-            for decoding in ("greedy", "sampled")
-            for n in range(questions)
-        ]
-    )
+    rows = [
+        (label, seed, f"q{n}", decoding, mean + shape[(n + 7 * seed) % questions])
+        for label, runs in means.items()
+        for seed, mean in enumerate(runs)
+        for decoding in ("greedy", "sampled")
+        for n in range(questions)
+    ]
+    return pd.DataFrame(rows, columns=["label", "seed", "query", "decoding", metric])
 
 
 def evaluated(

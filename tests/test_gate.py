@@ -38,7 +38,7 @@ def made(task: str, grpo: tuple[float, float], start: tuple[float, float] = LEAR
         finished(task=task, method="grpo", seed=seed, max_steps=0, tables=evaluated(*start, metric))
 
 
-def test_it_is_open_where_sampled_and_greedy_rise() -> None:
+def test_it_is_open_where_sampled_and_greedy_rise(capsys: pytest.CaptureFixture[str]) -> None:
     made("tinyqa", LEARNS["grpo"])
     made("tinymath", LEARNS["grpo"])
     found = gate("p")
@@ -49,6 +49,10 @@ def test_it_is_open_where_sampled_and_greedy_rise() -> None:
     assert row["std"] == pytest.approx(0.4)
     assert row["runs"] == "3 of 3" and row["seeds"] == 3
     assert found.table["metric"].tolist() == ["f1", "f1", "accuracy", "accuracy"]
+    assert main(["check", "--gate", "p"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == "task decoding metric seeds start grpo gain low high std passes runs".split()
+    assert "40.0" in lines[0] and "60.0" in lines[0] and "The gate is open on tinymath." in lines
 
 
 @pytest.mark.parametrize(
@@ -62,20 +66,11 @@ def test_one_decoding_that_does_not_rise_closes_it(
     found = gate("p")
     assert not found.passed and found.closed("tinyqa") is None
     assert (found.closed("tinymath") or "").startswith("The gate failed on tinymath: GRPO's gain over the starting")
+    words = [decide([CLEAR], closed=found.closed(task)).label for task in ("tinyqa", "tinymath")]
+    assert words == ["holds", "not tested"]
     assert main(["check", "--gate", "p"]) == 1
     printed = capsys.readouterr().out
     assert "The gate is open on tinyqa." in printed and "The gate failed on tinymath" in printed
-
-
-def test_the_command_says_gains_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
-    made("tinyqa", LEARNS["grpo"])
-    made("tinymath", LEARNS["grpo"])
-    assert main(["check", "--gate", "p"]) == 0
-    printed = capsys.readouterr().out
-    assert (
-        printed.splitlines()[0].split() == "task decoding metric seeds start grpo gain low high std passes runs".split()
-    )
-    assert "40.0" in printed and "60.0" in printed and "The gate is open on tinymath." in printed
 
 
 @pytest.mark.parametrize("seeds", [0, 1])
@@ -128,14 +123,6 @@ def test_the_reference_is_read_when_asked_for(capsys: pytest.CaptureFixture[str]
     for run in records.runs("p"):
         (run.folder / "manifest.json").unlink()
     assert (main(["check", "--gate", "p"]), main(["check", "--gate", "p", "--reference"])) == (2, 0)
-
-
-def test_what_the_gate_closes_is_not_tested() -> None:
-    made("tinyqa", LEARNS["grpo"])
-    made("tinymath", (0.60, 0.48))
-    found = gate("p")
-    words = [decide([CLEAR], closed=found.closed(task)).label for task in ("tinyqa", "tinymath")]
-    assert words == ["holds", "not tested"]
 
 
 def test_scores_are_of_the_seeds_that_both_have() -> None:

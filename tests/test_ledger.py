@@ -33,11 +33,11 @@ def declared(folder: Path, *entries: Any) -> list[ledger.Claim]:
     return ledger.claims(path)
 
 
-def written(folder: Path, notebook: str, *verdicts: tuple[str, str, str], heading: str = "") -> None:
-    """Write the verdicts of a notebook, of (id, place, label); an id is its own heading unless one is given."""
+def written(folder: Path, notebook: str, *verdicts: tuple[str, str, str]) -> None:
+    """Write the verdicts of a notebook, of (id, place, label); an id is its own heading."""
     found = Verdicts(notebook, "runs of p")
     for check, place, label in verdicts:
-        found(check, place, heading or check, Verdict(label, "By 1."))
+        found(check, place, check, Verdict(label, "By 1."))
     found.write(folder)
 
 
@@ -116,8 +116,8 @@ def test_every_quote_is_the_papers_words(paper: str) -> None:
 # --- what was found -------------------------------------------------------------------------------------------------
 
 
-def two_notebooks(folder: Path, heading: str = "") -> pd.DataFrame:
-    written(folder, "01_a", ("more", "Eq. 1", "holds"), heading=heading)
+def two_notebooks(folder: Path) -> pd.DataFrame:
+    written(folder, "01_a", ("more", "Eq. 1", "holds"))
     written(folder, "21_b", ("most", "Eq. 1, tinyqa", "holds"), ("most", "Eq. 1, tinymath", "cannot tell"))
     return ledger.read_verdicts("p")
 
@@ -132,14 +132,6 @@ def test_verdicts_are_read_as_written_and_a_claim_is_as_good_as_its_worst_check(
         "01: more (Eq. 1): holds. By 1. / 21: most (Eq. 1, tinyqa): holds. By 1. / "
         "21: most (Eq. 1, tinymath): cannot tell. By 1."
     )
-
-
-def test_a_heading_in_other_words_changes_no_verdict(places: Path, tmp_path: Path) -> None:
-    claims = declared(tmp_path, CLAIM)
-    before, after = (ledger.ledger(claims, two_notebooks(places, words)) for words in ("", "in other words"))
-    assert "01: in other words (Eq. 1): holds. By 1." in after["because"][0]
-    as_before = after.replace("in other words", "more", regex=True)
-    pd.testing.assert_frame_equal(as_before, before)
 
 
 def test_other_headings_change_no_verdict_of_the_reference() -> None:

@@ -103,12 +103,13 @@ def test_a_reference_grows(pages: list[dict[str, Any]]) -> None:
     for seed in (1, 2):  # one is made again
         finished("gradients", tables=more, profile="laptop", seed=seed)
     assert publish.publish("laptop") == 3
-    after = reference_of("laptop")["runs.jsonl"].splitlines()
+    after, page = reference_of("laptop")["runs.jsonl"].splitlines(), reference_of("laptop")["table.csv"]
     assert before[0] in after and before[1] not in after
     found = records.gather(records.find("laptop", "figure1", reference=True), "queries", ["seed"])
     assert dict(zip(found["seed"], found["V"], strict=True)) == {0: 1.0, 1: 2.0, 2: 2.0}
     shutil.rmtree(paths.OUTPUTS)
     assert publish.publish("laptop") == 3 and reference_of("laptop")["runs.jsonl"].splitlines() == after
+    assert reference_of("laptop")["table.csv"] != page  # where nothing has run the pages alone are made again
 
 
 def test_what_fails_on_the_way_leaves_everything_as_it_was(
@@ -138,27 +139,18 @@ def test_another_profile_leaves_the_committed_pages_alone(pages: list[dict[str, 
     assert "# 20 · new ·" not in (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
 
 
-def test_publishing_where_nothing_has_run_makes_the_pages_again(
-    pages: list[dict[str, Any]],
-) -> None:
-    finished("gradients", tables=TABLES, profile="laptop")
-    publish.publish("laptop")
-    before = reference_of("laptop")
-    shutil.rmtree(paths.OUTPUTS)
-    publish.publish("laptop")
-    after = reference_of("laptop")
-    assert before.pop("table.csv") == b"page 1\n" and after.pop("table.csv") == b"page 3\n"
-    assert after == before
-
-
 @pytest.mark.parametrize("why", ["unfinished", "edited"])
 def test_nothing_is_published_while_a_report_lacks_a_run(why: str, pages: list[dict[str, Any]], capsys: Any) -> None:
+    old = paths.REFERENCE / "laptop" / "runs.jsonl"
+    old.parent.mkdir(parents=True)
+    old.write_text("precious")
+    finished("gradients", tables=TABLES, profile="laptop", seed=7)  # of no report
     if why == "edited":
         run = finished("gradients", tables=TABLES, profile="laptop")
         (run.folder / "queries.csv").write_text("query,V\na,2\n")
     assert main(["report", "--publish", "--profile", "laptop"]) == 2
     assert "Grid figure1 has 0 of 1 runs finished with laptop" in capsys.readouterr().err
-    assert not paths.REFERENCE.exists() and pages == []
+    assert old.read_text() == "precious" and pages == []
 
 
 def test_a_partial_reference_is_published_when_asked_for(pages: list[dict[str, Any]], capsys: Any) -> None:

@@ -91,39 +91,26 @@ def test_seconds_add_up_over_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert after["started"] == first.manifest["started"]
 
 
-def test_a_write_that_is_cut_short_leaves_the_old_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = finished()
-    before = on_disk(run)
-    write_text = Path.write_text
+@pytest.mark.parametrize("what", ["manifest", "table"])
+def test_a_write_that_is_cut_short_leaves_the_old_file(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished(tables={"eval": pd.DataFrame({"f1": [0.5]})})
+    before, write_text = (run.folder / "manifest.json").read_text(), Path.write_text
 
-    def half(path: Path, text: str, **_: Any) -> int:
+    def half(path: Path, text: str = "f1\n0.75\n", **_: Any) -> int:
         write_text(path, text[: len(text) // 2])
         raise OSError("disk full")
 
     run.manifest["status"] = "running"
     with monkeypatch.context() as full_disk:
         full_disk.setattr(Path, "write_text", half)
+        full_disk.setattr(pd.DataFrame, "to_csv", lambda _, path, **__: half(path))
         with pytest.raises(OSError, match="disk full"):
-            run.write()
-    assert on_disk(run) == before
+            run.write() if what == "manifest" else run.table("eval.csv", pd.DataFrame({"f1": [0.75]}))
+    assert (run.folder / "manifest.json").read_text() == before
+    assert (run.folder / "eval.csv").read_text() == "f1\n0.5\n"
+    assert {path.name for path in run.folder.iterdir()} == {"manifest.json", "params.yaml", "eval.csv"}
     run.write()
     assert on_disk(run)["status"] == "running"
-    assert {path.name for path in run.folder.iterdir()} == {"manifest.json", "params.yaml"}
-
-
-def test_a_table_that_is_cut_short_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = finished()
-    run.table("eval.csv", pd.DataFrame({"f1": [0.5]}))
-
-    def half(data: pd.DataFrame, path: Path, **_: Any) -> None:
-        path.write_text("f1\n0.")
-        raise OSError("disk full")
-
-    with monkeypatch.context() as full_disk:
-        full_disk.setattr(pd.DataFrame, "to_csv", half)
-        with pytest.raises(OSError, match="disk full"):
-            run.table("eval.csv", pd.DataFrame({"f1": [0.75]}))
-    assert (run.folder / "eval.csv").read_text() == "f1\n0.5\n"
 
 
 def test_a_table_keeps_float32_to_the_last_bit() -> None:
@@ -161,27 +148,17 @@ def test_find_gives_finished_runs_only() -> None:
     assert records.find("p")["seed"].tolist() == [0, 2]
 
 
-def test_find_is_empty_where_nothing_has_run() -> None:
-    assert len(records.find("p")) == 0
-    write_grid("g", [{"kind": "train", "seed": [0]}])
-    assert len(records.find("p", "g")) == 0
-    failed()
-    assert len(records.find("p")) == 0
-
-
 def test_find_a_grid_gives_its_runs_only() -> None:
     write_grid("g", [{"kind": "train", "seed": [0, 1]}, {"kind": "gradients", "seed": [0]}])
+    assert records.find("p").empty and records.find("p", "g").empty
+    failed(seed=1)
+    assert records.find("p").empty and records.find("p", "g").empty
     ours = [finished(seed=0), finished("gradients", seed=0)]
     others = [finished(seed=0, alpha=0.5), finished("gradients", seed=1)]
     assert set(records.find("p", "g")["id"]) == {run.folder.name for run in ours}
     assert len(records.find("p")) == len(ours + others)
-
-
-def test_find_a_grid_again_after_the_profile_has_changed_gives_nothing_of_before() -> None:
-    write_grid("g", [{"kind": "train", "seed": [0]}])
-    finished()
-    write_profile("p", {"alpha": 0.5})
-    assert len(records.find("p", "g")) == 0
+    write_profile("p", {"alpha": 0.25})  # training before that is of no grid now; the starting policy knows no alpha
+    assert records.find("p", "g")["kind"].tolist() == ["gradients"]
 
 
 def test_the_reference_is_read_only_when_asked_for() -> None:
@@ -292,6 +269,8 @@ def test_a_table_that_a_run_does_not_have_is_an_error_that_names_the_run(referen
     (name,) = found["id"]
     with pytest.raises(FileNotFoundError, match=f"run {name} has no table 'metrics'"):
         records.gather(found, "metrics", ["seed"])
+    every = records.find("p", reference=reference)
+    assert sorted(records.gather(every, "metrics", ["seed"], optional=True)["seed"]) == [0, 0, 0, 0, 1, 1]
 
 
 # --- what must not stand beside one another ---------------------------------------------------------------------------
@@ -475,11 +454,12 @@ def params_of(grid: str, **overrides: Any) -> list[Params]:
     return [plan.params for plan in expand(grid, "p", overrides)]
 
 
-def test_a_block_is_every_combination_of_its_lists() -> None:
-    write_grid("g", [{"kind": "train", "method": ["grpo", "se"], "seed": [0, 1, 2]}, {"kind": "gradients"}])
+def test_a_block_is_every_combination_of_its_lists_and_a_run_that_two_share_is_there_once() -> None:
+    blocks = [{"kind": "train", "method": ["grpo", "se"], "seed": [0, 1, 2]}, {"kind": "gradients"}]
+    write_grid("g", [*blocks, {"kind": "train", "method": ["se"], "seed": [2, 3]}])
     found = [(plan.kind, plan.params.method, plan.params.seed) for plan in expand("g", "p")]
     trained = [("train", method, seed) for method in ("grpo", "se") for seed in (0, 1, 2)]
-    assert found == [*trained, ("gradients", "gcpo_bot", 0)]
+    assert found == [*trained, ("gradients", "gcpo_bot", 0), ("train", "se", 3)]
 
 
 def test_a_grid_overrules_the_profile_and_other_values_overrule_both() -> None:
@@ -494,12 +474,6 @@ def test_a_grid_overrules_the_profile_and_other_values_overrule_both() -> None:
 def test_all_methods_are_those_of_the_table_less_what_is_left_out() -> None:
     write_grid("g", [{"kind": "train", "method": ["all", "-r2vpo", "bot_only*egpo"]}])
     assert [q.method for q in params_of("g")] == [*(name for name in METHODS if name != "r2vpo"), "bot_only*egpo"]
-
-
-def test_a_run_that_two_blocks_share_is_there_once() -> None:
-    write_grid("g", [{"kind": "train", "seed": [0, 1]}, {"kind": "train", "seed": [1, 2]}, {"kind": "gradients"}])
-    found = [(plan.kind, plan.params.seed) for plan in expand("g", "p")]
-    assert found == [("train", 0), ("train", 1), ("train", 2), ("gradients", 0)]
 
 
 def test_a_grid_chooses_the_value_of_its_task() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import csv
 import itertools
 import os
 import re
@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 import gcpo
+from gcpo import io
 from gcpo.methods import METHODS
 from gcpo.reports import tables
 
@@ -25,172 +26,14 @@ BENCHMARKS = set("narrativeqa qasper hotpotqa math math500 aime24 amc amc23 mine
 BENCHMARKS |= {"mmlu_stem", "average", ""}
 BASE7, R1 = "Qwen2.5-Math-7B", "DeepSeek-R1-Distill-Qwen-7B"
 
+GOLDEN = Path(__file__).with_name("golden") / "reported"
 # A changed number changes its file's checksum: look it up in the paper again before you change the checksum too.
-SHA256 = {
-    "gcpo_table1": "47e07137d5c6537ee5e5dfd42c5f32d9ba08a30249515f6a8ceb52ba5032013d",
-    "gcpo_table2": "1bca3529327c48e8ad357ac05c6d1d7f885380d6f67883f5a30feda47ab307a4",
-    "gcpo_table3": "f3d79717bfa8aeb7a64eef2d98cfeff9a6110be85d76676b25574f84792c5be4",
-    "gcpo_table4": "99301ddf4618430c902017ffd985479911123dda11b1512862f726015c67ad77",
-    "gcpo_table5": "5c54f495ca9eae54565b267192db9c4faf8d07ea3045936f54a521aab5afc486",
-    "gcpo_table6": "6cf71c5889622030c0a93ece9f95bb877ad4b642dcc5c6815fa39c2af4a436bc",
-    "seed_grpo_table1": "2631253ca0dedf44f8453686756aac6cb9b194a76d824c52b26296b0314c0d6b",
-    "seed_grpo_table2": "9ba2c7cc1d2b6c27d60c8beaeb80dcf9fa2d6d199cd8ee342b3bf19755286d7e",
-    "seed_grpo_table3": "1a903adf293614edd7e2070583243f8f4253ca2b2ea7058ef2548195c7bb3054",
-    "seed_grpo_table4a": "2c66476aac6f8317eb7dffe57466c83019859a9bd8325af6aa917d7077aff372",
-    "seed_grpo_table4b": "e073122a260a4b50a0cf218270459a28843331ef172d7ff32c33ae0a37b230fb",
-    "seed_grpo_table4c": "6c637e85b807b62c624b181ef8c892a6ebd98a30002676b9b47e13478e5f7952",
-    "seed_grpo_table4d": "db14f47a86ac2155c8bdf917d9268c77a76a55d2232b88521c5384b843f43eda",
-    "seed_grpo_table4e": "da9bda1669acf17756c00469f4536b0391032ef2f1809c78a993067b5219dbc0",
-    "egpo_table1": "e061bf02eadd100d2b821103dc16b99963785b4445f588a00df7c7ce7c03609b",
-    "egpo_table2": "e9bdf1e16b1e289fc7f90a76543e0f217afd532a0ca4a445a10f0cf31f9ce9f4",
-    "egpo_table3": "73d08d721c04139451bd1e692fb3d93c58dc577e548fc3d4c4978309120e165c",
-    "egpo_appendix_a2": "2ff7a11f8785ff78c5d503e1b51706a9aa2ac50af07eb75d58da6400d45b1285",
-    "cw_grpo_table1": "78f4968fdb1b350c895930a48606ac93e59cc94f36f12b6d25d75489f95b257f",
-    "cw_grpo_table2": "3f92ce24d716c9d2ef1927f0959c8cb08711b08eae34d573296e0bad0610c6d3",
-    "cw_grpo_table3": "45aa73623152e2e9e494e3617e9d7cd396e647c70b3c86fb2ff2742b77b453aa",
-    "cw_grpo_table4": "66698820c14a0808c75ebebf0aef6c267e1d352c40aece507b62104d8d386160",
-    "cw_grpo_table5": "cd46e7123b41934956dfb52a9a4076093c1e206e2aaf81bea33dde342c69255e",
-}
-
+SHA256 = dict(reversed(line.split()) for line in (GOLDEN / "SHA256SUMS").read_text().splitlines())
+TABLES = [name.removesuffix(".csv") for name in SHA256]
 # Read in the papers' texts, not in the files: words that identify a number, and the number as printed there.
-SPOTS = {
-    "gcpo_table1": {
-        "w/t KLE|qasper|bleu": "11.62±0.35",
-        "empo|qasper|f1": "18.05±0.23",
-        "CARE|hotpotqa|em": "43.75±2.14",
-        "gcpo_bot|qasper|bleu": "10.94±1.49",
-        "gcpo_cd|hotpotqa|em_gain": "26.28",
-        "Δ vs. GRPO|gcpo_bot|narrativeqa|f1_gain": "10.15",
-    },
-    "gcpo_table2": {
-        "kle|olympiadbench": "33.33±2.52",
-        "GRPO-Care|aime24": "14.43±1.96",
-        "empo|aime24": "13.3",
-        "gcpo_cd|aime24": "17.80±1.56",
-        "Qwen2.5-Math-1.5B|olympiadbench": "28.4",
-    },
-    "gcpo_table3": {
-        "math|bot|spearman": "-0.728",
-        "olympiadbench|cd|spearman": "-0.467",
-        "olympiadbench|token_entropy|spearman": "-0.424",
-        "olympiadbench|bot|p": "0.001",
-    },
-    "gcpo_table4": {
-        "math|bot|spearman": "0.610",
-        "olympiadbench|token_entropy|spearman": "-0.066",
-        "olympiadbench|se|spearman": "0.165",
-        "olympiadbench|token_entropy|p": "0.05",
-    },
-    "gcpo_table5": {
-        "hotpotqa|factor": "2.0",
-        "AIME24|else": "0",
-        "math|if right": "2.0",
-        "olympiadbench|range high": "2",
-    },
-    "gcpo_table6": {
-        "r2vpo|qasper|bleu": "9.67±0.72",
-        "egspo|qasper|accuracy": "14.29±1.22",
-        "Q-Hawkeye (2026)|narrativeqa|f1": "71.63±0.26",
-        "gcpo_bot|qasper|f1": "24.37±0.64",
-    },
-    "seed_grpo_table1": {"amc": "83", "minerva": "272", "OlympiadBench": "675", "split=train": "8.5"},
-    "seed_grpo_table2": {
-        "RAFT++ 7B|minerva": "35.8",
-        "QwQ-preview 32B|math500": "90.6",
-        "dapo|avg@32": "50.0",
-        "GPG 7B|average": "51.0",
-        "f=linear alpha=0.02 report=mean runs=3|amc": "64.67±4.9",
-        f"{R1}|olympiadbench": "61.5",
-        "seed_grpo|Qwen2.5-Math-1.5B|minerva": "26.8",
-    },
-    "seed_grpo_table3": {
-        "G=8 steps=384|aime24": "40.0",
-        "G=8 steps=928|math500": "83.0",
-        "SimpleRL-Zoo 7B|prompt_batch_size": "1024",
-        "dapo|steps": "5.5",
-        "dapo|train_data": "17",
-    },
-    "seed_grpo_table4a": {
-        "dr_grpo|minerva": "30.1",
-        "Baseline 7B|aime24": "0.2",
-        "seed_grpo|amc": "69.9",
-        "Dr.GRPO 7B|math500": "80.0",
-    },
-    "seed_grpo_table4b": {
-        "alpha=0.03|olympiadbench": "44.4",
-        "alpha=0.01|amc": "60.2",
-        "alpha=0.03|aime24": "50.0",
-        "alpha=0.01|average": "52.7",
-    },
-    "seed_grpo_table4c": {
-        "f=exponential|minerva": "35.7",
-        "f=focal|math500": "84.4",
-        "Focal|olympiadbench": "47.6",
-        "f=exponential|average": "54.3",
-    },
-    "seed_grpo_table4d": {
-        "G=10|average": "56.2",
-        "G=10|amc": "61.4",
-        "G=16|minerva": "34.2",
-        "G=10|olympiadbench": "48.1",
-    },
-    "seed_grpo_table4e": {
-        f"Base|{R1}|amc": "26.2",
-        "dr_grpo|Qwen2.5-Math-1.5B|amc": "53.0",
-        f"seed_grpo|{R1}|minerva": "38.6",
-        f"seed_grpo|{BASE7}|aime24": "56.7",
-    },
-    "egpo_table1": {
-        "DeepSeek-R1-1.5B + DAPO|aime24|accuracy_gain": "-3.34",
-        f"dapo|{BASE7}|gsm8k|accuracy": "86.43",
-        f"grpo|{R1}|aime24|accuracy": "54.58",
-        f"egpo|{R1}|mmlu_stem|accuracy_gain": "6.83",
-        "DeepSeek-R1-7B (Base)|mmlu_stem": "85.15",
-        f"edge_grpo|{BASE7}|minerva|accuracy": "41.18",
-    },
-    "egpo_table2": {
-        "egpo_c5|math500": "81.05",
-        "egpo_c2|minerva": "30.51",
-        "C6 (renorm clamp)|average": "62.15",
-        "egpo_c4|gsm8k": "79.68",
-        "Base|average": "33.82",
-    },
-    "egpo_table3": {
-        "DeepSeek-R1-Distill-Qwen-1.5B|thinking_entropy": "0.745",
-        "DeepSeek-R1-Distill-Qwen-1.5B|answer_entropy": "0.778",
-        f"{R1}|thinking_entropy": "0.700",
-        f"{R1}|answer_entropy": "0.738",
-    },
-    "egpo_appendix_a2": {"extended": "0.15", "mixed": "0.60", "threshold": "0.8", "longest prompt": "1024"},
-    "cw_grpo_table1": {
-        "negative|percentile=0.01": "-13.62",
-        "positive|percentile=1.00": "3.32",
-        "40.00%|negative": "-0.22",
-        "100.00%|positive": "0.06",
-    },
-    "cw_grpo_table2": {
-        "Open-RS1|fine_tuning_samples": "18615",
-        "rStar-Math-7B|amc23": "47.5",
-        "Eurus-2-7B-PRIME|minerva": "38.6",
-        "clip_cov|Qwen2.5-Math-7B-Instruct|olympiadbench|correct": "279",
-        "cw_grpo|Qwen2.5-Math-7B-Instruct|minerva|accuracy": "32.0",
-        "DeepScaleR-1.5B-Preview|amc23": "73.6",
-        "cw_grpo|DeepSeek-R1-Distill-Qwen-1.5B|average|accuracy_gain": "6.4",
-    },
-    "cw_grpo_table3": {
-        "cw_grpo|steps=150|olympiadbench": "53.9",
-        "grpo|200 (entropy high)|math500": "79.8",
-        "cw_grpo|steps=200|math500": "86.4",
-        "grpo|steps=200|olympiadbench": "47.8",
-    },
-    "cw_grpo_table4": {"amc23": "40", "minerva": "272", "olympiadbench": "675", "math500": "500"},
-    "cw_grpo_table5": {
-        "Learning Rate": "1.0e-6",
-        "max_completion_length": "4096",
-        "rollouts": "12",
-        "temperature": "0.7",
-    },
-}
+SPOTS = pd.read_csv(GOLDEN / "cells.csv", dtype=str)
+# Rows that a table repeats of another.
+REPEATED = dict(csv.reader((GOLDEN / "repeated_rows.csv").read_text().splitlines()[1:]))
 
 
 def read(name: str) -> pd.DataFrame:
@@ -227,12 +70,11 @@ def numbers(address: str) -> dict[tuple[str, str], tuple[Decimal, str]]:
 
 
 def test_every_table_has_its_checksum_and_its_spots() -> None:
-    files = sorted(FOLDER.iterdir())
-    assert {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in files} == SHA256
-    assert set(SPOTS) == set(SHA256)
+    assert io.hashes(FOLDER) == SHA256
+    assert set(SPOTS["table"]) == set(TABLES) and SPOTS["table"].value_counts().ge(4).all()
 
 
-@pytest.mark.parametrize("name", SHA256)
+@pytest.mark.parametrize("name", TABLES)
 def test_the_form_of_a_table(name: str) -> None:
     table = read(name)
     columns = identifying(table)
@@ -247,27 +89,18 @@ def test_the_form_of_a_table(name: str) -> None:
     assert table.get("setting", pd.Series(dtype=str)).str.fullmatch(r"(\S+=\S+( \S+=\S+)*)?").all()
 
 
-@pytest.mark.parametrize("name", SPOTS)
+@pytest.mark.parametrize("name", TABLES)
 def test_cells_are_as_the_paper_prints_them(name: str) -> None:
-    assert len(SPOTS[name]) >= 4
-    for words, printed in SPOTS[name].items():
-        found = select(f"{name}: {words}")
-        assert (found["value"] + ("±" + found["spread"]).where(found["spread"] != "", "")).tolist() == [printed], words
-
-
-def test_numbers_that_a_public_leaderboard_repeats() -> None:
-    assert cell("gcpo_table2: gcpo_cd|math500") == Decimal("74.67")
-    assert cell("gcpo_table2: gcpo_cd|aime24") == Decimal("17.8")
-    assert cell("gcpo_table2: gcpo_cd|olympiadbench") == Decimal("38.24")
-    assert cell("gcpo_table1: gcpo_bot|narrativeqa|accuracy") == Decimal("73.77")
-    assert cell("gcpo_table1: gcpo_bot|qasper|accuracy") == Decimal("13.91")
-    assert cell("gcpo_table1: gcpo_bot|hotpotqa|f1") == Decimal("60.78")
+    for spot in SPOTS[SPOTS["table"] == name].itertuples():
+        found = select(f"{name}: {spot.words}")
+        printed = found["value"] + ("±" + found["spread"]).where(found["spread"] != "", "")
+        assert printed.tolist() == [spot.printed], spot.words
 
 
 @pytest.mark.skipif(
     "GCPO_PAPERS_DIR" not in os.environ, reason="needs GCPO_PAPERS_DIR, a folder with the papers' texts"
 )
-@pytest.mark.parametrize("name", sorted(set(SHA256) - {"gcpo_table5", "egpo_appendix_a2"}))  # their cells are sentences
+@pytest.mark.parametrize("name", sorted(set(TABLES) - {"gcpo_table5", "egpo_appendix_a2"}))  # their cells are sentences
 def test_every_row_stands_in_the_papers_text(name: str) -> None:
     """Letters and digits alone are compared: what parts the columns, and a minus, differs from text to text."""
     paper = name.rpartition("_")[0].replace("_", "-")
@@ -291,7 +124,7 @@ def test_every_row_stands_in_the_papers_text(name: str) -> None:
 
 def test_a_table_is_read_with_numbers_and_empty_words() -> None:
     table = tables.reported("gcpo_table2")
-    assert all(tables.reported(name)[column].dtype == float for name in SHA256 for column in ("value", "spread"))
+    assert all(tables.reported(name)[column].dtype == float for name in TABLES for column in ("value", "spread"))
     first = table.iloc[0]
     assert (first["method"], first["value"], first["copied_from"]) == ("", 61.8, "SEED-GRPO paper, Table 2")
     assert pd.isna(first["spread"])
@@ -339,7 +172,7 @@ WRONG_AVERAGES = {
 
 def test_averages_are_the_means_of_their_rows() -> None:
     wrong = {}
-    for name in SHA256:
+    for name in TABLES:
         table = read(name)
         if "average" not in set(table.get("task", ())):
             continue
@@ -389,36 +222,6 @@ def test_percentages_of_counts_in_cw_grpo_table_2() -> None:
         assert f"{share:.1f}" == table[benchmark.task, "accuracy"]
 
 
-LINEAR = "SEED-GRPO 7B (Linear, α=0.02)"
-REPEATED = {  # rows that a table repeats of another
-    "gcpo_table6: gcpo_cd": "gcpo_table1: gcpo_cd",
-    "gcpo_table6: gcpo_bot": "gcpo_table1: gcpo_bot",
-    "gcpo_table2: Qwen2.5-Math-1.5B": "seed_grpo_table2: Qwen2.5-Math-base 1.5B",
-    "gcpo_table2: seed_grpo": "seed_grpo_table2: seed_grpo|Qwen2.5-Math-1.5B",
-    "seed_grpo_table3: dr_grpo": "seed_grpo_table2: Dr.GRPO 7B",
-    "seed_grpo_table3: SimpleRL-Zoo 7B": "seed_grpo_table2: SimpleRL-Zoo 7B",
-    "seed_grpo_table3: dapo": "seed_grpo_table2: dapo",
-    "seed_grpo_table3: G=8 steps=928": f"seed_grpo_table2: {LINEAR}",
-    "seed_grpo_table3: G=16 steps=360": "seed_grpo_table4d: G=16",
-    "seed_grpo_table4a: Baseline 7B": "seed_grpo_table2: Qwen2.5-Math-base 7B",
-    "seed_grpo_table4a: dr_grpo": "seed_grpo_table2: Dr.GRPO 7B",
-    "seed_grpo_table4a: seed_grpo": f"seed_grpo_table2: {LINEAR}",
-    "seed_grpo_table4b: alpha=0.02": f"seed_grpo_table2: {LINEAR}",
-    "seed_grpo_table4c: f=linear": f"seed_grpo_table2: {LINEAR}",
-    "seed_grpo_table4d: G=8": f"seed_grpo_table2: {LINEAR}",
-    "seed_grpo_table4d: G=16": "seed_grpo_table2: SEED-GRPO 7B (Linear, α=0.02, G=16)",
-    "seed_grpo_table4e: Base|Qwen2.5-Math-1.5B": "seed_grpo_table2: Qwen2.5-Math-base 1.5B",
-    "seed_grpo_table4e: dr_grpo|Qwen2.5-Math-1.5B": "seed_grpo_table2: Dr.GRPO 1.5B",
-    "seed_grpo_table4e: seed_grpo|Qwen2.5-Math-1.5B": "seed_grpo_table2: seed_grpo|Qwen2.5-Math-1.5B",
-    f"seed_grpo_table4e: Base|{BASE7}": "seed_grpo_table2: Qwen2.5-Math-base 7B",
-    f"seed_grpo_table4e: dr_grpo|{BASE7}": "seed_grpo_table2: Dr.GRPO 7B",
-    f"seed_grpo_table4e: seed_grpo|{BASE7}": "seed_grpo_table4d: G=16",
-    f"seed_grpo_table4e: seed_grpo|{R1}": f"seed_grpo_table2: {R1}",
-    "egpo_table2: Base": "egpo_table1: Qwen2.5-Math-1.5B (Base)",
-    "egpo_table2: egpo": "egpo_table1: Qwen2.5-Math-1.5B + EGPO (ours)",
-    "cw_grpo_table3: grpo|steps=100": "cw_grpo_table2: grpo|DeepSeek-R1-Distill-Qwen-1.5B",
-    "cw_grpo_table3: cw_grpo|steps=100": "cw_grpo_table2: cw_grpo|DeepSeek-R1-Distill-Qwen-1.5B",
-}
 CONTRADICTED = {("egpo_table2: egpo", "math500"), ("egpo_table2: egpo", "gsm8k")}  # 76.40, 81.43 and 74.00, 79.83
 
 

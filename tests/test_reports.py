@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from ast import literal_eval
 from pathlib import Path
@@ -149,41 +148,6 @@ def test_a_profile_may_be_an_own_file(executed: list[tuple[str, dict[str, Any]]]
     assert main(["report", "--profile", str(path)]) == 0
     assert executed[0][1]["profile"] == str(path)
     assert executed[0][1]["write_to"] == str(paths.OUTPUTS / "mine" / "reports")
-
-
-def test_a_stray_run_does_not_replace_the_reference(
-    executed: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    reference = paths.REFERENCE / "smoke" / "runs.jsonl"
-    reference.parent.mkdir(parents=True)
-    reference.write_text(json.dumps({"schema": 1, "id": "precious"}) + "\n")
-    finish(expand("figure1", "smoke")[0])
-    assert main(["report", "--publish", "--profile", "smoke"]) == 2
-    wanted = len(expand("figure1", "smoke"))
-    assert f"Grid figure1 has 1 of {wanted} runs finished with smoke" in capsys.readouterr().err
-    assert "precious" in reference.read_text()
-    assert executed == []
-
-
-def test_validation_scores_are_read_from_folders_and_from_the_reference() -> None:
-    plans = [plan for plan in expand("smoke", "smoke") if plan.label == "grpo"]
-    lines = pd.DataFrame({"step": [0, 4], "query": "a", "decoding": "greedy", "f1": [0.25, 0.5]})
-    for plan in plans:
-        with record.record(plan) as run:
-            run.table("validation.csv", lines)
-    finish(expand("smoke", "smoke")[2])  # one without
-    records.write_reference(paths.REFERENCE / "smoke", records.runs("smoke"))
-    for reference in (False, True):
-        runs = records.find("smoke", reference=reference)
-        found = records.gather(runs, "validation", ["seed"], optional=True)
-        assert found[["step", "f1", "seed"]].to_numpy().tolist() == [
-            [0, 0.25, 0],
-            [4, 0.5, 0],
-            [0, 0.25, 1],
-            [4, 0.5, 1],
-        ]
-        with pytest.raises(FileNotFoundError, match="has no table 'validation'"):
-            records.gather(runs, "validation", ["seed"])
 
 
 @pytest.mark.slow

@@ -78,21 +78,16 @@ def test_a_page_shows_what_is_compared_in_the_order_of_its_names() -> None:
 TABLE = pd.DataFrame({"method": ["grpo", "cd_only"], "share in %": [12.5, math.nan], "each": [[1, 2], None]})
 
 
-def test_a_table_is_written_as_csv(tmp_path: Path) -> None:
-    tables.write_table(TABLE, tmp_path / "new", "t", "reference of profile p")
-    (path,) = (tmp_path / "new").iterdir()
-    with path.open() as file:
-        head, *rows = csv.reader(file)
-    assert (path.name, head) == ("t.csv", ["method", "share in %", "each", "records"])
+def test_a_table_is_written_as_csv_with_its_source_where_there_is_one(tmp_path: Path) -> None:
     source = "reference of profile p"
+    tables.write_table(TABLE, tmp_path / "new", "t", source)
+    tables.write_table(TABLE, tmp_path / "new", "of_no_runs", None)
+    tables.write_table(TABLE, None, "nowhere", source)
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["of_no_runs.csv", "t.csv"]
+    head, *rows = csv.reader((tmp_path / "new" / "t.csv").read_text().splitlines())
+    assert head == ["method", "share in %", "each", "records"]
     assert rows == [["grpo", "12.5", "[1, 2]", source], ["cd_only", "", "", source]]
-
-
-def test_a_table_of_no_runs_names_none_and_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
-    tables.write_table(TABLE, tmp_path, "t", None)
-    assert pd.read_csv(tmp_path / "t.csv").columns.tolist() == list(TABLE)
-    tables.write_table(TABLE, None, "u", "reference of profile p")
-    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+    assert pd.read_csv(tmp_path / "new" / "of_no_runs.csv").columns.tolist() == list(TABLE)
 
 
 def test_markdown_shows_cells_as_they_are() -> None:

@@ -16,14 +16,13 @@ from math import nan
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 
 from gcpo import statistics
 from gcpo.methods import base_advantages
 from gcpo.reports.claims import EXCLUDED, FAILS, OPEN, UNTESTED, Verdict
 from gcpo.reports.evidence import Comparison, Evidence, Wording, decide, together
 from gcpo.reports.tables import with_interval
-from gcpo.statistics import Draws, draws_of
+from gcpo.statistics import Array, Draws, draws_of
 
 # Column -> what figures call it. The paper's four measures come first.
 MEASURES = {
@@ -45,13 +44,12 @@ TOP = 0.1  # the share of queries that App. D.5 is about
 NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddings, are near ones
 CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": TOP, "mae": nan, "heldout_spearman": 0.0}
 STATISTICS = tuple(CHANCE)
+COLUMNS = ["measure", "statistic", "estimate", "low", "high", "p"]
 QUERIES = Wording(
     over=" over queries",
     no_effect="; the paper prints no number",
     missing="Nothing to rank: {}, where one side is constant.",
 )
-
-Array = NDArray[np.float64]
 
 
 def selected(queries: pd.DataFrame, *, drop_top: float = 0.0, keep_zero: bool = True) -> pd.DataFrame:
@@ -121,19 +119,16 @@ class Alignment:
     def table(self, measures: Sequence[str] = FOUR, kinds: Sequence[str] = STATISTICS) -> pd.DataFrame:
         """measure, statistic, estimate, low, high (95 %), p (of chance; two-sided, same resamples), queries, seeds."""
         rows = [
-            {"measure": MEASURES[measure], "statistic": kind, **_row(self.draws(measure, kind), CHANCE[kind])}
+            (MEASURES[measure], kind, *_numbers(self.draws(measure, kind), CHANCE[kind]))
             for measure in measures
             for kind in kinds
         ]
-        return pd.DataFrame(rows).assign(queries=self.queries, seeds=self.seeds)
+        return pd.DataFrame(rows, columns=COLUMNS).assign(queries=self.queries, seeds=self.seeds)
 
     def differences(self, best: str, others: Sequence[str], statistic: str = "spearman") -> pd.DataFrame:
         """measure, statistic, estimate (``best`` less the measure), low, high, p."""
-        rows = [
-            {"measure": MEASURES[name], "statistic": statistic, **_row(self.less(best, name, statistic))}
-            for name in others
-        ]
-        return pd.DataFrame(rows)
+        rows = [(MEASURES[name], statistic, *_numbers(self.less(best, name, statistic))) for name in others]
+        return pd.DataFrame(rows, columns=COLUMNS)
 
     def ratio(self, part: str, whole: str | None = None) -> Draws:
         """The sum of one column over that of another, or a column's mean; queries where it is missing do not count."""
@@ -163,11 +158,12 @@ def comparisons(found: Mapping[str, Draws]) -> list[Comparison]:
     """
     each = {name: Comparison(name, "", 0, "", what=name, unit="", wording=QUERIES) for name in found}
     undefined = [each[name] for name, draws in found.items() if not len(draws.draws) or np.isnan(draws.estimate)]
-    return undefined or [*together({name: (each[name], _evidence(found[name])) for name in found}).values()]
+    return undefined or [*together({name: (each[name], _evidence(draws)) for name, draws in found.items()}).values()]
 
 
 def _evidence(draws: Draws) -> Evidence:
-    return Evidence.of_draws(draws, lambda _: statistics.DETECTABLE * float(np.std(draws.draws)))
+    detectable = statistics.DETECTABLE * float(np.std(draws.draws))
+    return Evidence(draws.interval, draws.p, lambda _: detectable)
 
 
 def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[str, float] | None = None) -> Verdict:
@@ -191,19 +187,17 @@ def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[st
         return next(iter(each.values()), Verdict(UNTESTED, "There are no runs of it."))
     labels = {verdict.label for verdict in asked}
     final = asked[0].label if len(labels) == 1 else EXCLUDED if labels == {EXCLUDED, FAILS} else OPEN
-    shown = next((verdict for verdict in asked if verdict.label == final), asked[0])
     lines = []
     for policy, verdict in each.items():
-        short = verdict.because.partition(" (95 %")[0]
-        detectable = f", detectable {verdict.mde:.2f}" if verdict.mde == verdict.mde else ""
-        lines.append(f"{policy}: {verdict.label}, {short}{detectable}")
-    said = "; ".join(lines)
-    said = said[0].upper() + said[1:]
-    family = max(map(len, found.values()))
+        detectable = "" if np.isnan(verdict.mde) else f", detectable {verdict.mde:.2f}"
+        lines.append(f"{policy}: {verdict.label}, {verdict.because.partition(' (95 %')[0]}{detectable}")
+    said, family = "; ".join(lines), max(map(len, found.values()))
     depends = "It depends on the checkpoint, which the paper does not name." if len(labels) > 1 else ""
-    text = f"{depends} {said}".strip() + f" (95 % over queries{f', corrected for {family}' if family > 1 else ''})"
+    text = f"{depends} {said[0].upper()}{said[1:]}".strip()
+    text += f" (95 % over queries{f', corrected for {family}' if family > 1 else ''})"
     known = [f"{name}: {effect:+.2f}" for name, effect in effects.items() if f" {name}: " in said]
     text += f"; the paper's {', '.join(known)}." if known else "; the paper prints no number."
+    shown = next((verdict for verdict in asked if verdict.label == final), asked[0])
     return replace(shown, label=final, because=text, parts=tuple(lines), note=depends)
 
 
@@ -235,13 +229,8 @@ def rank_correlations(pairs: pd.DataFrame, column: str = "gradient_distance", wi
     """
     near = pairs[~pairs["same_text"].astype(bool) & (pairs["embedding_distance"] <= within)]
     rows = [
-        {
-            "seed": seed,
-            "query": query,
-            "rho": statistics.spearman(part["embedding_distance"].to_numpy(), part[column].to_numpy()),
-            "pairs": len(part),
-        }
-        for (seed, query), part in near.groupby(["seed", "query"])
+        (*group, statistics.spearman(part["embedding_distance"].to_numpy(), part[column].to_numpy()), len(part))
+        for group, part in near.groupby(["seed", "query"])
         if len(part) >= statistics.FEWEST_POINTS
     ]
     return pd.DataFrame(rows, columns=["seed", "query", "rho", "pairs"])
@@ -282,9 +271,9 @@ def as_text(draws: Draws, digits: int = 2) -> str:
     return with_interval(*draws.interval(), digits) if len(draws.draws) else "–"
 
 
-def _row(draws: Draws, chance: float = 0.0) -> dict[str, float]:
+def _numbers(draws: Draws, chance: float = 0.0) -> tuple[float, ...]:
+    """Return the estimate, low, high and p of a statistic; p is of its value by chance, nan where that is not known."""
     if not len(draws.draws):
-        return dict.fromkeys(("estimate", "low", "high", "p"), nan)
-    estimate, low, high = draws.interval()
-    p = nan if np.isnan(chance) else Draws(estimate, draws.draws - chance).p
-    return {"estimate": estimate, "low": low, "high": high, "p": p}
+        return (nan,) * 4
+    p = nan if np.isnan(chance) else Draws(draws.estimate, draws.draws - chance).p
+    return *draws.interval(), p

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from gcpo.reports.alignment import FOUR, MEASURES
-from gcpo.reports.figures import MARKERS, PALETTE, points_with_intervals
+from gcpo.reports.figures import MARKERS, PALETTE, legend_above, over_settings, panels, points_with_intervals
 
 UNITS = {"token_entropy": "token entropy (nats)", "se": "SE (nats)", "cd": "CD", "bot": "BoT"}
 
@@ -30,17 +31,8 @@ def variance_against_measures(queries: Mapping[str, pd.DataFrame]) -> Figure:
             axis.axhline(threshold, color="0.4", linewidth=0.8, linestyle="--")
             axis.set(xlabel=UNITS[name])
         row[0].set(ylabel=f"{task}: V(q),\nsquared gradient units")
-        row[0].annotate(
-            "linear below",
-            (0.98, threshold),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, -3),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=7,
-            color="0.25",
-        )
+        place: dict[str, Any] = {"transform": row[0].get_yaxis_transform(), "ha": "right", "va": "top"}
+        row[0].text(0.98, threshold, "linear below", **place, fontsize=7, color="0.25")
     return figure
 
 
@@ -56,18 +48,17 @@ def four_panels(table: pd.DataFrame, gains: pd.DataFrame, reported: pd.DataFrame
     paper = reported.assign(
         measure=reported["measure"].map(MEASURES), task="paper, " + reported["task"], estimate=reported["value"]
     )
-    panels = (
+    each = (
         (a, pd.concat([table[table["statistic"] == "spearman"], paper]), 0, "(a) rank correlation", "Spearman with V"),
         (b, table[table["statistic"] == "auc"], 0.5, "(b) finding the top 10 % by V", "AUC (0.5 is chance)"),
         (c, gains, 0, "(c) BoT minus the measure", "difference of Spearman"),
         (d, table[table["statistic"] == "heldout_spearman"], 0, "(d) held-out linear prediction", "Spearman, 5 folds"),
     )
-    for axis, data, chance, title, label in panels:
+    for axis, data, chance, title, label in each:
         points_with_intervals(data, "measure", "estimate", "low", "high", hue="task", ax=axis)
         axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
         axis.set(title=title, xlabel="", ylabel=label)
-        axis.get_legend().remove()
-    figure.legend(*a.get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    legend_above(figure)
     return figure
 
 
@@ -77,44 +68,29 @@ def pairs_of_rollouts(pairs: Mapping[str, pd.DataFrame], most: int = 3000, near:
     At most ``most`` pairs are drawn, evenly over the table; the line is the median of all pairs in ten bins of equal
     counts, at the median of each bin. ``near`` is marked: up to where answers count as near ones.
     """
-    figure, axes = plt.subplots(1, len(pairs), figsize=(4.6 * len(pairs), 3.4), squeeze=False)
-    for axis, (task, table) in zip(axes[0], pairs.items(), strict=True):
+    labels = {"xlabel": "1 − cosine of the embeddings (0 to 2)", "ylabel": r"$\|g_i - g_j\|$ (gradient units)"}
+    figure, grid = panels([*pairs], **labels, figsize=(4.6 * len(pairs), 3.4))
+    for (_, task), axis in grid.items():
+        table = pairs[task]
         shown = table.iloc[:: max(1, -(-len(table) // most))]
         for same, label in ((False, "two clusters"), (True, "one cluster")):
             part = shown[shown["same_cluster"].astype(bool) == same]
-            axis.plot(
-                part["embedding_distance"],
-                part["gradient_distance"],
-                MARKERS[same],
-                color=PALETTE[same],
-                markersize=3,
-                alpha=0.35,
-                markeredgewidth=0,
-                label=label,
-            )
+            look = {"color": PALETTE[same], "markersize": 3, "alpha": 0.35, "markeredgewidth": 0, "label": label}
+            axis.plot(part["embedding_distance"], part["gradient_distance"], MARKERS[same], **look)
         bins = table.groupby(pd.qcut(table["embedding_distance"], 10, duplicates="drop"), observed=True)
         middle = bins[["embedding_distance", "gradient_distance"]].median()
         axis.plot(*middle.to_numpy().T, color="black", linewidth=1.6, label="median")
         if near is not None:
             axis.axvline(near, color="0.4", linewidth=0.8, linestyle="--", label="near: left of it")
-        label = r"$\|g_i - g_j\|$ (gradient units)"
-        axis.set(title=task, xlabel="1 − cosine of the embeddings (0 to 2)", ylabel=label)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    legend_above(figure)
     return figure
 
 
 def alignment_by(table: pd.DataFrame, by: str, xlabel: str) -> Figure:
     """Spearman with V of each measure at the values of a column, a panel per task; values are categories."""
-    tasks, values = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table[by]))
-    figure, axes = plt.subplots(1, len(tasks), figsize=(4.6 * len(tasks), 3.4), sharey=True, squeeze=False)
-    for axis, task in zip(axes[0], tasks, strict=True):
-        part = table[table["task"] == task].set_index([by, "measure"])
-        every = pd.MultiIndex.from_product([values, table["measure"].unique()], names=[by, "measure"])
-        part = part.reindex(every).reset_index()  # a value that was not run keeps its place
-        part = part.assign(**{by: part[by].astype(str)})
-        points_with_intervals(part, by, "estimate", "low", "high", hue="measure", ax=axis)
-        axis.axhline(0, color="black", linewidth=0.8, linestyle=":")
-        axis.set(title=task, xlabel=xlabel, ylabel="Spearman with V")
-        axis.get_legend().remove()
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-    return figure
+    keys = ["task", by, "measure"]
+    every = pd.MultiIndex.from_product([table[key].unique() for key in keys], names=keys)
+    shown = table.set_index(keys).reindex(every).reset_index()  # a value that was not run keeps its place
+    size = (4.6 * shown["task"].nunique(), 3.4)
+    labels = {"xlabel": xlabel, "ylabel": "Spearman with V"}
+    return over_settings(shown.astype({by: str}), by, "measure", "estimate", **labels, figsize=size, sharey=True)

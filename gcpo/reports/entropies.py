@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from gcpo.reports.evidence import Comparison, Evidence, Wording, together
-from gcpo.reports.figures import LINES, PALETTE
+from gcpo.reports.figures import LINES, PALETTE, panels
 from gcpo.statistics import Array, Draws, seen_and_resampled
 
 PARTS = {"nll": "whole answer", "nll_thinking": "thinking", "nll_answer": "answer"}
@@ -117,7 +116,7 @@ def comparisons(found: Mapping[str, Quantity], digits: int = 3) -> list[Comparis
     for name, quantity in found.items():
         seeds = len(quantity.each)
         comparison = Comparison(name, "", seeds, f"{seeds} seeds", what=name, unit="", wording=wording)
-        made[name] = comparison, Evidence.of_draws(quantity.draws())
+        made[name] = comparison, Evidence((draws := quantity.draws()).interval, draws.p)
     return [*together(made).values()]
 
 
@@ -139,19 +138,17 @@ def distributions(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         table: as :func:`quantiles` gives it.
         names: label -> the title of its panels.
     """
-    labels = [label for label in names if label in set(table["label"])]
-    size = (2.4 * len(labels), 2.3 * len(PARTS))
-    figure, axes = plt.subplots(len(PARTS), len(labels), sharex="row", sharey=True, squeeze=False, figsize=size)
-    for row, part in zip(axes, PARTS.values(), strict=True):
-        for axis, label in zip(row, labels, strict=True):
-            own = table[(table["label"] == label) & (table["part"] == part)]
-            for look, outcome in enumerate(("right", "wrong")):
-                line = own[own["outcome"] == outcome]
-                axis.plot(line["nats"], line["share"], color=PALETTE[look], linestyle=LINES[look], label=outcome)
-            axis.set(xscale="log", title=f"{names[label]}, {part}")
-    axes[0, 0].legend()
-    figure.supxlabel("mean negative log-probability, nats per token", fontsize="medium")
-    figure.supylabel("share of answers below", fontsize="medium")
+    titles = {title: label for label, title in names.items() if label in set(table["label"])}
+    labels = {"xlabel": "mean negative log-probability, nats per token", "ylabel": "share of answers below"}
+    size = (2.4 * len(titles), 2.3 * len(PARTS))
+    figure, grid = panels([*titles], [*PARTS.values()], **labels, sharex="row", sharey=True, figsize=size)
+    for (part, title), axis in grid.items():
+        own = table[(table["label"] == titles[title]) & (table["part"] == part)]
+        for look, outcome in enumerate(("right", "wrong")):
+            line = own[own["outcome"] == outcome]
+            axis.plot(line["nats"], line["share"], color=PALETTE[look], linestyle=LINES[look], label=outcome)
+        axis.set(xscale="log")
+    figure.axes[0].legend()
     return figure
 
 
@@ -173,18 +170,16 @@ def roc_curves(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         table: as :func:`curves` gives it.
         names: label -> the title of its panel.
     """
-    labels = [label for label in names if label in set(table["label"])]
-    size = (2.4 * len(labels), 3.0)
-    figure, axes = plt.subplots(1, len(labels), sharex=True, sharey=True, squeeze=False, figsize=size)
-    for axis, label in zip(axes[0], labels, strict=True):
-        own = table[table["label"] == label]
+    titles = {title: label for label, title in names.items() if label in set(table["label"])}
+    labels = {"xlabel": "share of right answers called wrong", "ylabel": "share of wrong answers found"}
+    figure, grid = panels([*titles], **labels, sharex=True, sharey=True, figsize=(2.4 * len(titles), 3.0))
+    for (_, title), axis in grid.items():
+        own = table[table["label"] == titles[title]]
         for look, (part, line) in enumerate(own.groupby("part", sort=False)):
             colour = PALETTE[look]
             axis.fill_between(line["rate"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)
             axis.plot(line["rate"], line["tpr"], color=colour, linestyle=LINES[look], marker="os"[look], label=part)
         axis.plot([0, 1], [0, 1], color="0.5", linestyle=":", lw=1)
-        axis.set(title=names[label], xlim=(0, 1), ylim=(0, 1))
-    axes[0, 0].legend()
-    figure.supxlabel("share of right answers called wrong", fontsize="medium")
-    figure.supylabel("share of wrong answers found", fontsize="medium")
+        axis.set(xlim=(0, 1), ylim=(0, 1))
+    figure.axes[0].legend()
     return figure

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log, nan
+from math import isnan, log, nan
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from scipy.stats import ttest_1samp
 from gcpo import statistics
 from gcpo.reports import claims
 from gcpo.reports.claims import EXCLUDED, FAILS, HOLDS, OPEN, UNTESTED, Verdict
-from gcpo.statistics import Array, Draws, Interval
+from gcpo.statistics import Interval
 
 Pair = tuple[str, str]
 K = TypeVar("K")
@@ -81,7 +81,7 @@ class Comparison:
     @property
     def tested(self) -> bool:
         """Return True if there is an estimate."""
-        return self.interval.estimate == self.interval.estimate
+        return not isnan(self.interval.estimate)
 
     @property
     def name(self) -> str:
@@ -107,30 +107,6 @@ class Evidence:
     interval: Callable[[float], Interval]
     p: float
     detectable: Callable[[float], float] = lambda level: nan
-
-    @classmethod
-    def of_draws(cls, draws: Draws, detectable: Callable[[float], float] = lambda level: nan) -> Evidence:
-        """Return the evidence of draws around the truth."""
-        return cls(draws.interval, draws.p, detectable)
-
-    @classmethod
-    def of_scores(cls, a: Array, b: Array, seed: int = 0) -> Evidence:
-        """Return the evidence of a difference of scores (seeds, questions), paired by both."""
-        draws = statistics.training_draws(a, b, seed=seed)
-        return cls.of_draws(draws, lambda level: statistics.minimal_detectable(a, b, level=level))
-
-    @classmethod
-    def of_gaps(cls, gaps: Array) -> Evidence:
-        """Return the evidence of a mean of gaps, by Student's t."""
-        test, estimate = ttest_1samp(gaps, 0), float(gaps.mean())
-        return cls(lambda level: Interval(estimate, *map(float, test.confidence_interval(level))), float(test.pvalue))
-
-    @classmethod
-    def of_spreads(cls, own: Array, other: Array) -> Evidence:
-        """Return the evidence of ln of a ratio of standard deviations, that of ``other`` over that of ``own``."""
-        same = np.ptp(own - other) < 1e-9  # such as two methods that are one where rewards are right or wrong
-        p = 1.0 if same else statistics.spread_p(other, own)
-        return cls(lambda level: Interval(*map(log, statistics.spread_ratio(other, own, level))), p)
 
 
 def together(found: Mapping[K, tuple[Comparison, Evidence]]) -> dict[K, Comparison]:
@@ -205,21 +181,13 @@ def decide(
     _, found, effect = min((part for part in parts if part[0] == final), key=lambda part: part[1].corrected.low)
     against = [f"{c.label} minus {c.against}: {x:+.2f}" for _, c, x in parts if x <= 0 and c.against]
     denied = f"The paper's own table contradicts it ({'; '.join(against)})." if against else ""
-    verdict = Verdict(final, f"{_sentence(found, effect)} {denied}".strip(), *found.corrected, parts=said, note=denied)
-    return replace(verdict, **_fields(found, effect))
-
-
-def _fields(found: Comparison, effect: float) -> dict[str, Any]:
-    return {
-        "subject": found.label,
-        "against": found.against,
-        "estimate": found.corrected.estimate,
-        "level": found.level,
-        "unit": found.unit,
-        "n": found.seeds or None,
-        "effect": None if effect != effect else effect,
-        **{"paper_effect": effect, "mde": found.mde, "seeds": found.seeds},
-    }
+    because = f"{_sentence(found, effect)} {denied}".strip()
+    words: dict[str, Any] = {"subject": found.label, "against": found.against, "unit": found.unit, "note": denied}
+    numbers: dict[str, Any] = {"seeds": found.seeds, "n": found.seeds or None, "mde": found.mde, "level": found.level}
+    numbers |= {"paper_effect": effect, "effect": None if isnan(effect) else effect}
+    estimate, low, high = found.corrected
+    numbers |= {"difference": estimate, "low": low, "high": high, "estimate": estimate}
+    return Verdict(final, because, parts=said, **words, **numbers)
 
 
 def _absent(found: Comparison) -> str:
@@ -231,8 +199,8 @@ def _sentence(found: Comparison, effect: float) -> str:
     text = f"{found.name}: {found.numbers} (95 %{said.over}"
     text += f", corrected for {found.family}{said.members}" if found.family > 1 else ""
     text += f"; {found.compared})" if found.compared else ")"
-    text += f"; {said.effect}: {effect:+.{digits}f}" if effect == effect else said.no_effect
-    text += f"; detectable: {found.mde:.2f}" if found.mde == found.mde else ""
+    text += f"; {said.effect}: {effect:+.{digits}f}" if not isnan(effect) else said.no_effect
+    text += f"; detectable: {found.mde:.2f}" if not isnan(found.mde) else ""
     return f"{text}."
 
 
@@ -271,14 +239,16 @@ def paired_comparisons(
         for label, part in wanted.groupby("label", sort=False)
     }
 
-    def evidence(own: pd.DataFrame, other: pd.DataFrame, comparison: Comparison) -> Evidence | str:
+    def evidence(own: pd.DataFrame, other: pd.DataFrame, comparison: Comparison) -> Evidence:
         if not own.columns.equals(other.columns):
             few = len(own.columns.symmetric_difference(other.columns))
             raise ValueError(
                 f"{comparison.label} and {comparison.against} were tested on different questions ({few} that only one "
                 "has): compare runs with the same eval_split and eval_limit"
             )
-        return Evidence.of_scores(own.to_numpy(), other.to_numpy(), seed)
+        a, b = own.to_numpy(), other.to_numpy()
+        draws = statistics.training_draws(a, b, seed=seed)
+        return Evidence(draws.interval, draws.p, lambda level: statistics.minimal_detectable(a, b, level=level))
 
     return _compared(matrices, pairs, evidence)
 
@@ -291,7 +261,11 @@ def spreads(scores: pd.DataFrame, metric: str, pairs: Iterable[Pair]) -> dict[Pa
 
     def evidence(own: pd.Series, other: pd.Series, _: Comparison) -> Evidence | str:
         a, b = own.to_numpy(), other.to_numpy()
-        return Evidence.of_spreads(a, b) if a.std() and b.std() else " (one does not vary)"
+        if not (a.std() and b.std()):
+            return " (one does not vary)"
+        same = np.ptp(a - b) < 1e-9  # such as two methods that are one where rewards are right or wrong
+        p = 1.0 if same else statistics.spread_p(b, a)
+        return Evidence(lambda level: Interval(*map(log, statistics.spread_ratio(b, a, level))), p)
 
     what = "ln of {against}'s standard deviation over {label}'s"
     each = {str(label): runs[label] for label in runs.index.unique("label")}
@@ -314,7 +288,10 @@ def by_seed(figures: pd.DataFrame, pairs: Iterable[Pair], what: str, paired_by: 
 
     def evidence(own: pd.Series, other: pd.Series, _: Comparison) -> Evidence | str:
         gaps = (own - other).to_numpy()
-        return Evidence.of_gaps(gaps) if np.ptp(gaps) > 0 else ""
+        if not np.ptp(gaps):
+            return ""
+        test, mean = ttest_1samp(gaps, 0), float(gaps.mean())
+        return Evidence(lambda level: Interval(mean, *map(float, test.confidence_interval(level))), float(test.pvalue))
 
     each = {str(label): wide[label].dropna() for label in wide}
     return _compared(each, pairs, evidence, f"{what}, {{label}} minus {{against}}", what)
@@ -333,26 +310,21 @@ def _compared(
     every: dict[Pair, Comparison] = {}
     for label, against in dict.fromkeys(pairs):
         own, other = (each.get(name, pd.Series(dtype=float)) for name in (label, against))
-        common, said = _common(set(own.index), set(other.index), fewest)
+        common = sorted({*own.index} & {*other.index})
+        enough, same = len(common) >= fewest, {*own.index} == {*other.index}
+        said = f"{len(own)} seeds each" if same else f"{len(own)} and {len(other)} seeds"
+        if not (same and enough):
+            said += f": compared on {len(common)}" if enough else ": cannot be compared"
         named = what.format(label=label, against=against)
         comparison = Comparison(label, against, len(common), said, what=named, unit=unit)
         few = " (3 are needed)" if fewest > 2 else ""
-        made = evidence(own.loc[common], other.loc[common], comparison) if len(common) >= fewest else few
+        made = evidence(own.loc[common], other.loc[common], comparison) if enough else few
         if isinstance(made, Evidence):
             found[label, against] = comparison, made
             every[label, against] = comparison
         else:
             every[label, against] = replace(comparison, compared=f"{said}{made}")
     return every | together(found)
-
-
-def _common(own: set[Any], other: set[Any], fewest: int = 2) -> tuple[list[Any], str]:
-    """The seeds of both, and what there is in words."""
-    common = sorted(own & other)
-    alike = own == other and len(common) >= fewest
-    counts = f"{len(own)} seeds each" if own == other else f"{len(own)} and {len(other)} seeds"
-    outcome = "cannot be compared" if len(common) < fewest else f"compared on {len(common)}"
-    return common, counts if alike else f"{counts}: {outcome}"
 
 
 def differences(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,36 @@ def save(figure: Figure, data: pd.DataFrame, folder: Path | None, name: str, sou
     write_table(data, folder, name, source)
     if folder is not None:
         figure.savefig(folder / f"{name}.png", bbox_inches="tight", metadata={"Software": None})
+
+
+def panels(
+    across: Iterable[str], down: Iterable[str] = ("",), *, xlabel: str = "", ylabel: str = "", **settings: Any
+) -> tuple[Figure, dict[tuple[str, str], Axes]]:
+    """Return a figure with a panel per name in ``across`` and in ``down``, and their axes by (down, across), titled.
+
+    Args:
+        across: names of the columns of panels.
+        down: names of the rows of panels.
+        xlabel: of all panels, below them.
+        ylabel: of all panels, beside them.
+        settings: of ``plt.subplots``.
+    """
+    columns, rows = list(across) or [""], list(down) or [""]
+    figure, axes = plt.subplots(len(rows), len(columns), squeeze=False, **settings)
+    grid = dict(zip(product(rows, columns), axes.flat, strict=True))
+    for (row, column), axis in grid.items():
+        axis.set(title=", ".join(filter(None, (column, row))))
+    figure.supxlabel(xlabel, fontsize="medium")
+    figure.supylabel(ylabel, fontsize="medium")
+    return figure, grid
+
+
+def legend_above(figure: Figure, ncols: int = 4) -> None:
+    """Put the legend of the first panel above all of them, in place of the panels' own."""
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=ncols)
+    for axis in figure.axes:
+        if legend := axis.get_legend():
+            legend.remove()
 
 
 def points_with_intervals(
@@ -110,10 +140,8 @@ def training_curves(metrics: pd.DataFrame, reward_range: tuple[float, float]) ->
     return figure
 
 
-def forest(
-    table: pd.DataFrame, names: Mapping[str, str], reach: float, rows: str | None = None, unit: str = "points"
-) -> Figure:
-    """Differences with their intervals, a line per label: a panel per task, and per value of the column `rows`.
+def forest(table: pd.DataFrame, names: Mapping[str, str], reach: float, rows: str | None = None) -> Figure:
+    """Differences in points with their intervals, a line per label: a panel per task, and per value of `rows`.
 
     Args:
         table: task, label, difference, low, high, and gaps (the difference of each seed), as `evidence.differences`
@@ -121,31 +149,22 @@ def forest(
         names: label -> what the axis calls it, in order from the top.
         reach: the axis goes from -reach to reach; what lies beyond is an arrow at the edge with its value.
         rows: a column whose values stand one below the other.
-        unit: of the differences.
     """
     drawn = table[table["difference"].notna() & table["label"].isin(list(names))]
-    tasks, groups = list(drawn["task"].unique()), list(drawn[rows].unique()) if rows else [None]
-    blocks = [drawn if rows is None else drawn[drawn[rows] == group] for group in groups]
-    shown = [[label for label in names if label in set(block["label"])] for block in blocks]
-    heights = [0.26 * len(labels) + 0.5 for labels in shown]
-    figure, axes = plt.subplots(
-        max(1, len(groups)),
-        max(1, len(tasks)),
-        figsize=(9.6, 0.6 + sum(heights)),
-        sharex=True,
-        squeeze=False,
-        height_ratios=heights or None,
-    )
-    for line, (block, labels, group) in enumerate(zip(blocks, shown, groups, strict=True)):
-        for axis, task in zip(axes[line], tasks, strict=False):
-            part = block[block["task"] == task].set_index("label")
-            if part.empty:
-                axis.axis("off")
-                continue
-            _interval_lines(axis, part, labels, reach)
-            axis.set(title=task if group is None else f"{task}: {group}")
-            _line_per_label(axis, labels, names if axis is axes[line, 0] else {}, reference=0)
-    figure.supxlabel(f"difference, {unit}", fontsize="medium")
+    drawn = drawn.assign(block="" if rows is None else drawn[rows])
+    tasks, blocks = list(drawn["task"].unique()) or [""], list(drawn["block"].unique()) or [""]
+    present = set(zip(drawn["block"], drawn["label"], strict=True))
+    labels = {block: [name for name in names if (block, name) in present] for block in blocks}
+    heights = [0.26 * len(labels[block]) + 0.5 for block in blocks]
+    settings: dict[str, Any] = {"figsize": (9.6, 0.6 + sum(heights)), "height_ratios": heights, "sharex": True}
+    figure, grid = panels(tasks, blocks, xlabel="difference, points", **settings)
+    for (block, task), axis in grid.items():
+        part = drawn[(drawn["block"] == block) & (drawn["task"] == task)].set_index("label")
+        if part.empty:
+            axis.axis("off")
+        else:
+            _interval_lines(axis, part, labels[block], reach)
+            _line_per_label(axis, labels[block], names if task == tasks[0] else {}, reference=0)
     return figure
 
 
@@ -159,31 +178,20 @@ def _line_per_label(axis: Axes, labels: list[str], names: Mapping[str, str], ref
 
 def _interval_lines(axis: Axes, rows: pd.DataFrame, labels: list[str], reach: float) -> None:
     """Draw rows (indexed by label), each at its label's place, on an axis from -reach to reach."""
-    for label, row in rows.iterrows():
-        _interval_line(axis, labels.index(str(label)), row, reach)
     axis.set_xlim(-reach, reach)
-
-
-def _interval_line(axis: Axes, place: int, row: pd.Series, reach: float) -> None:
-    estimate = row["difference"]
-    axis.plot(row["gaps"], [place] * len(row["gaps"]), "o", color="0.7", markersize=3, zorder=1)
-    low, high = min(max(row["low"], -reach), reach), max(min(row["high"], reach), -reach)
-    axis.hlines(place, low, high, color=PALETTE[0], linewidth=2, zorder=2)
-    if abs(estimate) < reach:
-        axis.plot(estimate, place, "s", color=PALETTE[0], markeredgecolor="white", zorder=3)
-    else:
-        side = 1 if estimate > 0 else -1
-        axis.plot(side * reach, place, ">" if side > 0 else "<", color=PALETTE[3], clip_on=False, zorder=4)
-        axis.annotate(
-            f"{estimate:+.1f}",
-            (side * reach, place),
-            xytext=(-7 * side, 0),
-            textcoords="offset points",
-            ha="right" if side > 0 else "left",
-            va="center",
-            fontsize=7,
-            bbox=BOX,  # the interval may reach into the panel, behind the value
-        )
+    for label, row in rows.iterrows():
+        place, estimate = labels.index(str(label)), row["difference"]
+        axis.plot(row["gaps"], [place] * len(row["gaps"]), "o", color="0.7", markersize=3, zorder=1)
+        low, high = min(max(row["low"], -reach), reach), max(min(row["high"], reach), -reach)
+        axis.hlines(place, low, high, color=PALETTE[0], linewidth=2, zorder=2)
+        if abs(estimate) < reach:
+            axis.plot(estimate, place, "s", color=PALETTE[0], markeredgecolor="white", zorder=3)
+            continue
+        side, marker, ha = (1, ">", "right") if estimate > 0 else (-1, "<", "left")
+        axis.plot(side * reach, place, marker, color=PALETTE[3], clip_on=False, zorder=4)
+        # In a box, as the interval may reach into the panel, behind the value.
+        look: dict[str, Any] = {"textcoords": "offset points", "ha": ha, "va": "center", "fontsize": 7, "bbox": BOX}
+        axis.annotate(f"{estimate:+.1f}", (side * reach, place), xytext=(-7 * side, 0), **look)
 
 
 def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, str], reach: float) -> Figure:
@@ -203,8 +211,8 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
     for place, label in enumerate(labels):
         rows = strength[strength["label"] == label]
         if rows.empty:
-            beside: dict[str, Any] = {"xycoords": axes[0].get_yaxis_transform(), "ha": "left", "va": "center"}
-            axes[0].annotate("changes rewards", (0.03, place), fontsize=7, color="0.4", **beside)
+            beside = axes[0].get_yaxis_transform()
+            axes[0].text(0.03, place, "changes rewards", transform=beside, va="center", fontsize=7, color="0.4")
             continue
         axes[0].hlines(place, rows["lowest"].min(), rows["highest"].max(), color="0.75", linewidth=9)
         for task, part in rows.groupby("task"):
@@ -230,24 +238,32 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
     return figure
 
 
-def over_settings(table: pd.DataFrame, setting: str, hue: str, unit: str = "points") -> Figure:
-    """Differences with their intervals over the values of a setting: a panel per task, a series per value of ``hue``.
+def over_settings(
+    table: pd.DataFrame,
+    setting: str,
+    hue: str,
+    value: str = "difference",
+    xlabel: str = "",
+    ylabel: str = "difference, points",
+    **settings: Any,
+) -> Figure:
+    """Estimates with their intervals over the values of a setting: a panel per task, a series per value of ``hue``.
 
     Args:
-        table: task, difference, low and high, and the columns that ``setting`` and ``hue`` name.
-        setting: the column of the x axis, and its label.
+        table: task, low and high, and the columns that ``setting``, ``hue`` and ``value`` name.
+        setting: the column of the x axis.
         hue: the column that tells the series apart.
-        unit: of the differences.
+        value: the column of the estimates.
+        xlabel: label of the x axis, the column's name unless given.
+        ylabel: label of the y axis.
+        settings: of ``plt.subplots``.
     """
-    tasks = list(table["task"].unique())
-    figure, axes = plt.subplots(1, len(tasks), squeeze=False, figsize=(9.6, 3.4))
-    for axis, task in zip(axes[0], tasks, strict=True):
-        points_with_intervals(table[table["task"] == task], setting, "difference", "low", "high", hue, axis)
+    figure, grid = panels(table["task"].unique(), ylabel=ylabel, **{"figsize": (9.6, 3.4), **settings})
+    for (_, task), axis in grid.items():
+        points_with_intervals(table[table["task"] == task], setting, value, "low", "high", hue, axis)
         axis.axhline(0, color="black", linewidth=0.8)
-        axis.set(title=task, ylabel="")
-        axis.get_legend().remove()
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-    figure.supylabel(f"difference, {unit}", fontsize="medium")
+        axis.set(xlabel=xlabel or setting, ylabel="")
+    legend_above(figure)
     return figure
 
 
@@ -258,16 +274,12 @@ def validation_curves(scores: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         scores: task, label, seed, step, decoding and score (per cent).
         names: label -> what the legend calls it; the first has a band, from its lowest to its highest seed.
     """
-    tasks, decodings = list(scores["task"].unique()), ["sampled", "greedy"]
-    figure, axes = plt.subplots(2, max(1, len(tasks)), sharex="col", squeeze=False, figsize=(9.6, 5.2))
-    for line, decoding in enumerate(decodings):
-        for axis, task in zip(axes[line], tasks, strict=False):
-            part = scores[(scores["task"] == task) & (scores["decoding"] == decoding)]
-            _means_by_step(axis, part.assign(value=part["score"]), names, banded=list(names)[:1], markersize=4)
-            axis.set(title=f"{task}, {decoding}")
-    figure.supxlabel("step", fontsize="medium")
-    figure.supylabel("validation split, %", fontsize="medium")
-    axes[0, 0].legend(fontsize="x-small")
+    labels = {"xlabel": "step", "ylabel": "validation split, %"}
+    figure, grid = panels(scores["task"].unique(), ["sampled", "greedy"], **labels, sharex="col", figsize=(9.6, 5.2))
+    for (decoding, task), axis in grid.items():
+        part = scores[(scores["task"] == task) & (scores["decoding"] == decoding)]
+        _means_by_step(axis, part, "score", names, banded=list(names)[:1], markersize=4)
+    figure.axes[0].legend(fontsize="x-small")
     return figure
 
 
@@ -278,24 +290,22 @@ def entropy_curves(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         table: task, label, seed, step and value (nats per token).
         names: label -> what the legend calls it.
     """
-    tasks = list(table["task"].unique())
-    figure, axes = plt.subplots(1, len(tasks), squeeze=False, figsize=(9.6, 3.4))
-    for axis, task in zip(axes[0], tasks, strict=True):
-        _means_by_step(axis, table[table["task"] == task], names, banded=names, marker="")
-        axis.set(title=task, xlabel="step")
-    axes[0, 0].set(ylabel="policy entropy, nats per token")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(names))
+    labels = {"xlabel": "step", "ylabel": "policy entropy, nats per token"}
+    figure, grid = panels(table["task"].unique(), **labels, figsize=(9.6, 3.4))
+    for (_, task), axis in grid.items():
+        _means_by_step(axis, table[table["task"] == task], "value", names, banded=names, marker="")
+    legend_above(figure, ncols=len(names))
     return figure
 
 
 def _means_by_step(
-    axis: Axes, rows: pd.DataFrame, names: Mapping[str, str], banded: Iterable[str], **look: Any
+    axis: Axes, rows: pd.DataFrame, column: str, names: Mapping[str, str], banded: Iterable[str], **look: Any
 ) -> None:
-    """A line per label: the mean value over seeds at each step; and of some the band from lowest to highest seed."""
+    """A line per label: the mean of a column over seeds at each step; of some the band from lowest to highest seed."""
     banded = set(banded)
     looks = zip(names.items(), cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False)
     for (label, name), colour, marker, style in looks:
-        steps = rows[rows["label"] == label].groupby("step")["value"]
+        steps = rows[rows["label"] == label].groupby("step")[column]
         if label in banded:
             low, high = steps.min(), steps.max()
             axis.fill_between(low.index.to_numpy(), low, high, color=colour, alpha=0.2, lw=0)
@@ -309,25 +319,23 @@ def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:
         table: as `sweep.summary` gives it; error bars are standard deviations over seeds.
         chosen: task -> the profile's own rate, a vertical line.
     """
-    tasks = list(table["task"].unique())
-    figure, axes = plt.subplots(2, len(tasks), sharex="col", squeeze=False, figsize=(9.6, 5.4))
-    for line, decoding in enumerate(("sampled", "greedy")):
-        for axis, task in zip(axes[line], tasks, strict=True):
-            own = table[table["task"] == task]
-            looks = zip(PALETTE, MARKERS, LINES, strict=True)
-            for (prompts, part), (colour, marker, style) in zip(own.groupby("prompts_per_step"), looks, strict=False):
-                spread = part[f"{decoding}_std"].fillna(0)
-                look = {"color": colour, "marker": marker, "linestyle": style, "capsize": 3}
-                axis.errorbar(part["learning_rate"], part[decoding], spread, label=f"{prompts} prompts a step", **look)
-            axis.axhline(own[f"start_{decoding}"].mean(), color="0.5", linestyle=":", label="before training")
-            axis.axvline(chosen[task], color="black", linewidth=0.9, label="the profile's rate")
-            axis.set(xscale="log", title=f"{task}, {decoding}")
-            rates = sorted(own["learning_rate"].unique())
-            axis.set_xticks(rates, [f"{rate:.0e}".replace("e-0", "e-") for rate in rates])
-            axis.minorticks_off()
-    figure.supxlabel("learning rate", fontsize="medium")
-    figure.supylabel("validation split after training, %", fontsize="medium")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=5, fontsize="small")
+    labels = {"xlabel": "learning rate", "ylabel": "validation split after training, %"}
+    tasks, decodings = table["task"].unique(), ["sampled", "greedy"]
+    figure, grid = panels(tasks, decodings, **labels, sharex="col", figsize=(9.6, 5.4))
+    for (decoding, task), axis in grid.items():
+        own = table[table["task"] == task]
+        looks = zip(PALETTE, MARKERS, LINES, strict=True)
+        for (prompts, part), (colour, marker, style) in zip(own.groupby("prompts_per_step"), looks, strict=False):
+            spread = part[f"{decoding}_std"].fillna(0)
+            look = {"color": colour, "marker": marker, "linestyle": style, "capsize": 3}
+            axis.errorbar(part["learning_rate"], part[decoding], spread, label=f"{prompts} prompts a step", **look)
+        axis.axhline(own[f"start_{decoding}"].mean(), color="0.5", linestyle=":", label="before training")
+        axis.axvline(chosen[task], color="black", linewidth=0.9, label="the profile's rate")
+        axis.set(xscale="log")
+        rates = sorted(own["learning_rate"].unique())
+        axis.set_xticks(rates, [f"{rate:.0e}".replace("e-0", "e-") for rate in rates])
+        axis.minorticks_off()
+    legend_above(figure, ncols=5)
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -76,22 +77,18 @@ def gate(profile: str, grid: str = GRID, reference: bool = False, any_code: bool
     Raises:
         RecordError: runs of different code, unless ``any_code``; or a grid without training.
     """
-    wanted = pd.DataFrame(
-        [(plan.params.task, plan.label) for plan in expand(grid, profile) if plan.kind == "train"],
-        columns=["task", "label"],
-    )
-    if wanted.empty:
+    asked = Counter((plan.params.task, plan.label) for plan in expand(grid, profile) if plan.kind == "train")
+    if not asked:
         raise RecordError(f"Grid {grid} trains nothing, and a gate is judged on training: name another grid, or none")
     runs = records.find(profile, grid, reference, any_code)
     runs = runs[(runs["kind"] == "train") & runs["label"].isin([START, BASE])]
     rows, missing = [], {}
-    for task in wanted["task"].unique():
-        asked = wanted.loc[wanted["task"] == task, "label"]
+    for task in dict.fromkeys(task for task, _ in asked):
         of_task = runs[runs["task"] == task]
-        counts = {label: f"{(of_task['label'] == label).sum()} of {(asked == label).sum()}" for label in (BASE, START)}
+        counts = {label: f"{(of_task['label'] == label).sum()} of {asked[task, label]}" for label in (BASE, START)}
         gains = _gains(records.gather(of_task, "eval", ["label", "seed"]), get_task(task).reward_metric)
         rows += [{"task": task, **gain, "runs": counts[BASE]} for gain in gains]
-        if not {BASE, START} <= set(asked):
+        if not (asked[task, BASE] and asked[task, START]):
             missing[task] = f"grid {grid} does not ask there for plain GRPO and for the starting policy"
         elif not gains:
             have = f"{counts[BASE]} runs of plain GRPO and {counts[START]} of the starting policy are finished"
@@ -107,11 +104,9 @@ def _gains(scores: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
         found = evidence.paired_comparisons(part, metric, [(BASE, START)])[BASE, START]
         if found.tested:
             runs = part.groupby(["seed", "label"])[metric].mean().mul(100).unstack()[[START, BASE]].dropna()
+            # Means are over the seeds that both have, as the gain is.
             row: dict[str, Any] = {"decoding": decoding, "metric": metric, "seeds": found.seeds}
-            row |= {
-                "start": runs[START].mean(),
-                "grpo": runs[BASE].mean(),
-            }  # over the seeds that both have, as the gain
+            row |= {"start": runs[START].mean(), "grpo": runs[BASE].mean(), "std": runs[BASE].std(ddof=1)}
             row |= dict(zip(("gain", "low", "high"), found.interval, strict=True))
-            rows.append({**row, "std": runs[BASE].std(ddof=1), "passes": found.interval.low > 0})
+            rows.append({**row, "passes": found.interval.low > 0})
     return rows

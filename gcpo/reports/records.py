@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import nan
 from pathlib import Path
@@ -47,8 +47,7 @@ def _committed(folder: Path) -> list[Run]:
     path = folder / "runs.jsonl"
     if not path.exists():
         return []
-    broken = io.broken(folder)
-    if broken:
+    if broken := io.broken(folder):
         broken += ": restore it from the repository, or publish again"
     found = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
@@ -62,8 +61,7 @@ def _committed(folder: Path) -> list[Run]:
 
 def faults(profile: str, reference: bool = False) -> list[str]:
     """Return the records that every report leaves out, and why; a line each."""
-    left_out = [run for run in runs(profile, reference) if run.fault]
-    return list(dict.fromkeys(f"{_name(run)}: {run.fault}" for run in left_out))
+    return list(dict.fromkeys(f"{_name(run)}: {run.fault}" for run in runs(profile, reference) if run.fault))
 
 
 def _name(run: Run) -> str:
@@ -94,90 +92,87 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
         RecordError: with a grid and unless ``any_code``, runs of different code of this package, or of different models
             or data under one name, which are not to be compared.
     """
-    labels = {plan.id: plan.label for plan in expand(grid, profile)} if grid is not None else None
-    manifests = [(run.folder, run.manifest) for run in runs(profile, reference) if run.finished]
-    if labels is None:
-        axes = varied((manifest["kind"], manifest["params"]) for _, manifest in manifests)
-        labels = {
-            m["id"]: label(m["kind"], m["params"], axes[comparison_key(m["kind"], m["params"]["max_steps"])])
-            for _, m in manifests
-        }
-    elif not any_code:
-        asked = [manifest for _, manifest in manifests if manifest["id"] in labels]
-        _one_code(profile, asked)
-        _one_world(profile, asked)
-        _one_data(profile, asked)
+    finished = [run for run in runs(profile, reference) if run.finished]
+    if grid is None:
+        each = [run.manifest for run in finished]
+        axes = varied((m["kind"], m["params"]) for m in each)
+        keys = {m["id"]: comparison_key(m["kind"], m["params"]["max_steps"]) for m in each}
+        labels = {m["id"]: label(m["kind"], m["params"], axes[keys[m["id"]]]) for m in each}
+    else:
+        labels = {plan.id: plan.label for plan in expand(grid, profile)}
+        finished = [run for run in finished if run.manifest["id"] in labels]
+        if not any_code and (why := next(_mixtures(profile, [run.manifest for run in finished]), None)):
+            otherwise = "or ask for any_code=True to compare them all the same."
+            raise RecordError(f"These runs of profile {profile!r} {why}, {otherwise}")
     lines = [
-        {
-            **manifest["params"],
-            **(manifest["resolved"]["trainer"] or {}),
-            "alpha": (manifest["resolved"]["method"] or {}).get("alpha"),
-            "reward_range": manifest["resolved"]["task"]["reward_range"],
-            "label": labels[manifest["id"]],
-            **manifest.get("results", {}),
-            **{key: manifest.get(key) for key in ("id", "kind", "hardware", "started")},
-            **{key: manifest.get(key, nan) for key in ("peak_memory_gb", "peak_gpu_memory_gb")},
-            **_times(manifest),
-            **{key: manifest.get(key) for key in ("code", "commit", "dirty", "schema")},
-            "folder": folder,
-            "reference": reference,
-        }
-        for folder, manifest in manifests
-        if manifest["id"] in labels
+        {**_columns(run.manifest), "label": labels[run.manifest["id"]], "folder": run.folder, "reference": reference}
+        for run in finished
     ]
     nothing = [*Params.model_fields, "id", "kind", "label", "folder", "reference"]
     return pd.DataFrame(lines, columns=None if lines else nothing)
 
 
-def _times(manifest: dict[str, Any]) -> dict[str, float]:
-    """Seconds of a run and of its processor; unknown of one that was interrupted. They add up over attempts that
-    failed, but one that was killed could not write its own, and what an attempt made again counts twice."""
-    times = {key: manifest.get(key, nan) for key in ("seconds", "cpu_seconds")}
-    return times if manifest.get("attempts", 1) == 1 else dict.fromkeys(times, nan)
+def _columns(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return what a manifest says of its run, as :func:`find` shows it.
+
+    Times are unknown of a run that was interrupted: they add up over attempts that failed, but one that was killed
+    could not write its own, and what an attempt made again counts twice.
+    """
+    resolved, timed = manifest["resolved"], manifest if manifest.get("attempts", 1) == 1 else {}
+    return {
+        **manifest["params"],
+        **(resolved["trainer"] or {}),
+        "alpha": (resolved["method"] or {}).get("alpha"),
+        "reward_range": resolved["task"]["reward_range"],
+        **manifest.get("results", {}),
+        **{
+            key: manifest.get(key) for key in ("id", "kind", "hardware", "started", "code", "commit", "dirty", "schema")
+        },
+        **{key: manifest.get(key, nan) for key in ("peak_memory_gb", "peak_gpu_memory_gb")},
+        **{key: timed.get(key, nan) for key in ("seconds", "cpu_seconds")},
+    }
 
 
-def _one_code(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
+def _mixtures(profile: str, manifests: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield why runs must not be compared: they were made by different code, or differ in what one name stands for."""
     known = same_numbers(profile_name(profile))
-    counts = Counter((m.get("code"), (m.get("commit") or "no commit")[:7]) for m in manifests)
-    if len({"certified" if code in known else code for code, _ in counts}) > 1:
-        made = ", ".join(f"{count} at {commit} (code {code})" for (code, commit), count in counts.items())
-        raise RecordError(
-            f"These runs of profile {profile!r} were made by different code of this package: {made}. Show that they "
-            f"give the same numbers (python -m gcpo check --profile {profile} --replay 9), run them again with one, or "
-            "ask for any_code=True to compare them all the same."
+    codes = Counter((m.get("code"), (m.get("commit") or "no commit")[:7]) for m in manifests)
+    if len({"certified" if code in known else code for code, _ in codes}) > 1:
+        made = ", ".join(f"{count} at {commit} (code {code})" for (code, commit), count in codes.items())
+        yield (
+            f"were made by different code of this package: {made}. Show that they give the same numbers (python -m "
+            f"gcpo check --profile {profile} --replay 9), run them again with one"
+        )
+    # Runs made on two kinds of processor start from two worlds, unless one took the other's.
+    for (kind, name), counts in _ambiguous(model for m in manifests for model in _models(m).items()):
+        made = ", ".join(f"{count} with {digest}" for digest, count in counts.items())
+        yield (
+            f"were made with different models of one name, {kind} {name!r}: {made}. Take one world for all (python -m "
+            "gcpo world --reference takes the reference's) and run them again"
+        )
+    for (task, part), versions in _ambiguous(data for m in manifests for data in _data(m).items()):
+        yield (
+            f"have different data of one name, {task}, {part}: {' and '.join(sorted(versions))}. Set data_revision and "
+            "run them again on one"
         )
 
 
-def _one_world(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
-    """Runs made on two kinds of processor start from two worlds, unless one took the other's."""
-    found: dict[tuple[str, str], Counter[str]] = {}
-    for m in manifests:
-        for model, digest in _models(m).items():
-            found.setdefault(model, Counter())[digest] += 1
-    for (kind, name), counts in found.items():
-        if len(counts) > 1:
-            made = ", ".join(f"{count} with {digest}" for digest, count in counts.items())
-            raise RecordError(
-                f"These runs of profile {profile!r} were made with different models of one name, {kind} {name!r}: "
-                f"{made}. Take one world for all (python -m gcpo world --reference takes the reference's) and run them "
-                "again, or ask for any_code=True to compare them all the same."
-            )
+def _ambiguous(named: Iterable[tuple[tuple[str, str], str]]) -> Iterator[tuple[tuple[str, str], Counter[str]]]:
+    """Yield each name that stands for several versions, with the number of runs that have each of them."""
+    versions: dict[tuple[str, str], Counter[str]] = {}
+    for name, version in named:
+        versions.setdefault(name, Counter())[version] += 1
+    return ((name, counts) for name, counts in versions.items() if len(counts) > 1)
 
 
-def _one_data(profile: str, manifests: Iterable[dict[str, Any]]) -> None:
-    """Questions under one name that changed between runs: another revision on the Hub, another file."""
-    found: dict[tuple[str, str], set[str]] = {}
-    for m in manifests:
-        for part, about in m.get("data", {}).items():
-            which = {key: value for key, value in about.items() if key != "generator_seed"}  # training's are the seed's
-            found.setdefault((m["params"]["task"], part), set()).add(json.dumps(which, sort_keys=True))
-    for (task, part), versions in found.items():
-        if len(versions) > 1:
-            raise RecordError(
-                f"These runs of profile {profile!r} have different data of one name, {task}, {part}: "
-                f"{' and '.join(sorted(versions))}. Set data_revision and run them again on one, or ask for "
-                "any_code=True to compare them all the same."
-            )
+def _data(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """Return the source of each part of a run's data, by task and part; the seed of generated training data is the
+    run's own."""
+    task, sources, varies = manifest["params"]["task"], manifest.get("data", {}), {"generator_seed"}
+    return {
+        (task, part): json.dumps({key: source[key] for key in source.keys() - varies}, sort_keys=True)
+        for part, source in sources.items()
+    }
 
 
 def _models(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
@@ -198,29 +193,28 @@ def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
     it: versions of what trains, and hardware.
     """
     found = {_name(run): run for run in runs(profile, reference)}
+    each = [
+        (plan.params.task, plan.label, 1, plan.id, found.pop(plan.id, Run(plan.folder)))
+        for plan in expand(grid, profile)
+    ]
+    each += [("", "(of no run here)", 0, name, run) for name, run in found.items() if run.fault]
     rows = []
-    for plan in expand(grid, profile):
-        run = found.pop(plan.id, Run(plan.folder))
+    for task, label_, wanted, name, run in each:
         status = None if run.fault else run.manifest.get("status")
         rows.append(
             {
-                "task": plan.params.task,
-                "run": plan.label,
-                "wanted": 1,
+                "task": task,
+                "run": label_,
+                "wanted": wanted,
                 "finished": status == "finished",
                 "failed": status == "failed",
                 "left_out": bool(run.fault),
                 "dirty": bool(status and run.manifest.get("dirty")),
                 "commit": (run.manifest.get("commit") or "none")[:7] if status else "",
-                "why": f"{plan.id}: {run.fault}" if run.fault else "",
+                "why": f"{name}: {run.fault}" if run.fault else "",
                 "made_with": _made_with(run.manifest) if status == "finished" else "",
             }
         )
-    for name, run in found.items():
-        if run.fault:
-            nothing = {"wanted": 0, "finished": False, "failed": False, "left_out": True, "dirty": False, "commit": ""}
-            why = f"{name}: {run.fault}"
-            rows.append({"task": "", "run": "(of no run here)", **nothing, "why": why, "made_with": ""})
     table = pd.DataFrame(rows).groupby(["task", "run"], sort=False)
     counts = table[["wanted", "finished", "failed", "left_out", "dirty"]].sum()
     counts["commits"] = table["commit"].agg(lambda c: ", ".join(sorted(set(c) - {""})))
@@ -250,11 +244,10 @@ def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = Fal
     parts = []
     for _, run in table.iterrows():
         part = table_of(Run(run["folder"], {"id": run["id"]}), name)
-        if part is None and optional:
-            continue
-        if part is None:
+        if part is not None:
+            parts.append(part.assign(**{key: run[key] for key in keys}))
+        elif not optional:
             raise FileNotFoundError(f"run {run['id']} has no table {name!r}")
-        parts.append(part.assign(**{key: run[key] for key in keys}))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
@@ -310,15 +303,12 @@ def to_publish(profile: str) -> list[Run]:
 
     codes = {run.manifest["id"]: code_of(run.manifest) for run in own}
     models = {model: digest for run in own for model, digest in _models(run.manifest).items()}
-    beside: dict[str, set[str]] = {}  # by run of a grid: the codes of this machine's runs in that grid
-    for grid in grids():
-        asked = {plan.id for plan in expand(grid, profile)}
-        for id_ in asked:
-            beside.setdefault(id_, set()).update(codes[made] for made in asked & codes.keys())
+    together = [{plan.id for plan in expand(grid, profile)} for grid in grids()]
 
     def comparable(manifest: dict[str, Any]) -> bool:
+        beside = {codes[made] for asked in together if manifest["id"] in asked for made in asked & codes.keys()}
         same_models = all(models.get(model, digest) == digest for model, digest in _models(manifest).items())
-        return same_models and beside.get(manifest["id"], set()) <= {code_of(manifest)}
+        return same_models and beside <= {code_of(manifest)}
 
     old = [run for run in runs(profile, reference=True) if run.finished and run.manifest["id"] not in codes]
     return own + [run for run in old if comparable(run.manifest)]
