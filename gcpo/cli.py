@@ -330,7 +330,8 @@ def report(
         bool,
         typer.Option(
             "--publish",
-            help="make these runs the reference: records, tables, figures, committed notebooks, the README's results",
+            help="make these runs the reference: records, tables, figures, committed notebooks, the README's results; "
+            "with --reference: all of these but the records, again",
         ),
     ] = False,
     partial: Annotated[bool, typer.Option("--partial", help="with --publish: though grids are not finished")] = False,
@@ -342,12 +343,13 @@ def report(
     toy: Toy = False,
 ) -> int:
     """Execute the report notebooks."""
-    from gcpo.reports import publish as reference_of
+    from gcpo.reports import publish as pages
     from gcpo.reports import site
 
     profile += TOY * toy
     if publish:
-        print(f"published {reference_of.publish(profile, partial)} runs to {paths.REFERENCE / profile}")
+        runs = pages.pages_again(profile) if reference else pages.publish(profile, partial)
+        print(f"published {runs} runs to {paths.REFERENCE / profile}")
         return 0
     made, left_out = site.report(profile, grid, any_code=any_code, reference=reference)
     faults = [f"left out: {fault}" for fault in records.faults(profile, reference)]

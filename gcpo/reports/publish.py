@@ -62,7 +62,7 @@ def publish(profile: str, partial: bool = False) -> int:
     return len(finished)
 
 
-def _replace(profile: str, write: Callable[[Path], None]) -> None:
+def _replace(profile: str, write: Callable[[Path], object]) -> None:
     """Build a reference and its pages in a place of their own, and put them where the old ones are."""
     name, root = profile_name(profile), paths.REFERENCE.with_name(".reference.draft")
     shutil.rmtree(root, ignore_errors=True)
@@ -87,6 +87,23 @@ def _replace(profile: str, write: Callable[[Path], None]) -> None:
         write_readme(name)
         write_results(name)
     shutil.rmtree(root)
+
+
+def pages_again(profile: str) -> int:
+    """Execute the reports on the committed reference again, in place; returns how many runs it has.
+
+    Records stay as they are. Tables, figures, verdicts, committed notebooks, RESULTS.md and the README's blocks are made
+    anew, as a new claim or a new report asks.
+
+    Raises:
+        RecordError: no reference of this profile is committed.
+    """
+    there = paths.REFERENCE / profile_name(profile)
+    if not there.is_dir():
+        raise RecordError(f"{there}: no reference of {profile} is committed.")
+    made = shutil.ignore_patterns("*.csv", "*.png")
+    _replace(profile, lambda folder: shutil.copytree(there, folder, ignore=made))
+    return len(records.runs(profile, reference=True))
 
 
 def execute_again(name: str) -> None:
