@@ -111,11 +111,8 @@ def test_a_death_outside_the_record_is_written_into_it(executed: Path, monkeypat
 
     monkeypatch.setattr(runner, "execute", dies)
     done = runner.run(planned())
-    assert done is not None and (done.manifest["status"], done.manifest["exit"]) == (
-        "failed",
-        "RuntimeError: Kernel died",
-    )
-    assert done.fault is None
+    assert done is not None and done.fault is None
+    assert (done.manifest["status"], done.manifest["exit"]) == ("failed", "RuntimeError: Kernel died")
     finished()
     assert runner.run(planned()).finished  # type: ignore[union-attr]
 

@@ -146,7 +146,7 @@ def weights(config: str, rank: int = 0, chosen: tuple[str, ...] | None = None) -
 
 
 def kept_by_a_layer(config: PretrainedConfig, size: int) -> float:
-    """Bytes that the backward pass of one layer needs for each token, in numbers of ``size`` bytes.
+    """Return the bytes that the backward pass of one layer needs for each token, in numbers of ``size`` bytes.
 
     Inputs of the seven projections (two norms' outputs, which three and two of them share, attention's output, and the
     gated product), of the gate's activation and product (three of its width), queries, keys and values before and after
@@ -223,7 +223,7 @@ def estimate(plan: Plan, gpu: float = 80.0) -> Estimate:
 
 
 def _memory(plan: Plan, counts: _Counts) -> dict[str, float]:
-    """Bytes of each GPU, by what holds them."""
+    """Return the bytes of each GPU, by what holds them."""
     params, settings, config, training = plan.params, plan.trainer, counts.config, counts.training
     parts = 1 if counts.way == COPIES else counts.gpus
     whole, trained = counts.size * counts.total, counts.size_trained * counts.trained
@@ -255,13 +255,13 @@ def _memory(plan: Plan, counts: _Counts) -> dict[str, float]:
 
 
 def _seconds(plan: Plan, counts: _Counts, gpu: float) -> dict[str, float]:
-    """Seconds of each phase on the nearest of :data:`GPUS`."""
+    """Return the seconds of each phase on the nearest of :data:`GPUS`."""
     settings = plan.trainer
     _, half, single, bandwidth = nearest(gpu)
     kept, own = (UTILISATION * (half if size == 2 else single) for size in (counts.size_kept, counts.size))
 
     def sampling(completions: float, at_once: float, speed: float) -> float:
-        """A step for each token of each batch, and the reading of prompts."""
+        """Return the seconds of a step for each token of each batch, and of the reading of prompts."""
         step = max(DECODING, counts.size * counts.total / bandwidth)
         return math.ceil(completions / at_once) * counts.length * step + completions * counts.forward / speed
 

@@ -24,7 +24,7 @@ def grids() -> list[str]:
 
 
 def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> list[Plan]:
-    """Every run of a grid, checked: the profile's values, the grid's, then ``overrides``, by ``params.over``.
+    """Return every run of a grid, checked: the profile's values, the grid's, then ``overrides``, by ``params.over``.
 
     A grid is a list of blocks; a block names a ``kind`` (a key of ``KINDS``) and gives lists of values for any
     parameters, and every combination is a run. Among methods, "all" is every one, and "-name" leaves one out; an

@@ -217,7 +217,7 @@ class Params(BaseModel):
         if not isinstance(values, Mapping):
             return values
         task = str(values.get("task", cls.model_fields["task"].default))
-        by_task = {key for key, value in values.items() if isinstance(value, Mapping)} - {*WHOLE}
+        by_task = [key for key, value in values.items() if isinstance(value, Mapping) and key not in WHOLE]
         return {**values, **{key: _value_for(task, key, values[key]) for key in by_task}}
 
     @model_validator(mode="after")

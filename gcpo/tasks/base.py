@@ -151,10 +151,17 @@ def generator(
 ) -> Callable[..., Split]:
     """Return the ``load`` of a generated task: ``limit`` questions (default 1000), the same for one split and seed.
 
-    ``draw`` makes the next question of a split, and its references.
+    ``draw`` makes the next question of a split, and its references. There is no revision, and no row is malformed.
     """
 
-    def load(split: str, *, limit: int | None = None, seed: int = 0, **_: Any) -> Split:
+    def load(
+        split: str,
+        *,
+        limit: int | None = None,
+        seed: int = 0,
+        revision: str | None = None,
+        skip_malformed: bool = False,
+    ) -> Split:
         if split not in splits:
             raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
         rng = random.Random(f"{name} {split} {seed}")

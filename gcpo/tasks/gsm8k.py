@@ -13,18 +13,18 @@ _GOLD = re.compile(r"####[\s$€£*\\(]*(-?[\d.,]*\d)")  # with what models writ
 
 
 def final_number(text: str) -> str | None:
-    """The number after the last "####", commas removed, as the official evaluation has it; None without one."""
+    """Return the number after the last "####", commas removed, as the official evaluation has it; None without one."""
     found = _GOLD.findall(text)
     return found[-1].replace(",", "") if found else None
 
 
 def extract(completion: str) -> str | None:
-    """The boxed answer, which the prompt asks for, or the number after "####"."""
+    """Return the boxed answer, which the prompt asks for, or the number after "####"."""
     return boxed_answer(completion) or final_number(completion)
 
 
 def convert(record: Record) -> list[Row]:
-    """The problem of a record."""
+    """Return the problem of a record."""
     problem, gold = field(record, "question", str), final_number(field(record, "answer", str))
     if not gold:
         raise MalformedRowError("field 'answer' has no number after '####'")

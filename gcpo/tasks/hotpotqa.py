@@ -23,7 +23,7 @@ Question: {question}"""
 
 
 def convert(record: Record) -> list[Row]:
-    """The question of a record."""
+    """Return the question of a record."""
     titles = [field(record, f"context.title.{n}", str) for n in range(len(field(record, "context.title", list)))]
     sentences = field(record, "context.sentences", list)
     if len(sentences) != len(titles):

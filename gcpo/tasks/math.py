@@ -10,7 +10,7 @@ LEVELS = ("Level 3", "Level 4", "Level 5")
 
 
 def convert(record: Record) -> list[Row]:
-    """The problem of a record: of MATH-500, which has an id and an answer, or of the training split."""
+    """Return the problem of a record: of MATH-500, which has an id and an answer, or of the training split."""
     problem = field(record, "problem", str)
     if "unique_id" in record:
         return [math_row(field(record, "unique_id", str), problem, field(record, "answer", str).strip())]

@@ -17,7 +17,7 @@ TOLERANCE = 0.01
 
 
 def convert(record: Record) -> list[Row]:
-    """The problem of a record."""
+    """Return the problem of a record."""
     problem = field(record, "problem", str)
     return [math_row(text_id(problem), problem, gold_answer(record, "solution"))]
 

@@ -22,8 +22,8 @@ _STANDING = re.compile(r"(?<![A-Za-z'])[A-D](?![A-Za-z'])")
 
 
 def extract(completion: str) -> str | None:
-    """The letter after the last "Answer:", or in the last box, or after the last "answer is", or that the completion
-    begins with; None without one.
+    """Return the letter after the last "Answer:", or in the last box, or after the last "answer is", or that the
+    completion begins with; None without one.
 
     It counts where a full stop, a bracket, a colon or the end of the line follows; after a marker and in a box
     also where no other choice's letter stands on its line. Neither "A function" nor "Answer: A and B are
@@ -49,7 +49,7 @@ def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]
 
 
 def convert(record: Record) -> list[Row]:
-    """The question of a record, whose answer is the place of the right choice."""
+    """Return the question of a record, whose answer is the place of the correct choice."""
     question, answer = field(record, "question", str).strip(), field(record, "answer", int)
     choices = [field(record, f"choices.{number}", str, empty=True) for number in range(len(LETTERS))]
     if not 0 <= answer < len(LETTERS):

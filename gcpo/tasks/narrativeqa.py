@@ -21,7 +21,7 @@ Question: {question}"""
 
 
 def convert(record: Record) -> list[Row]:
-    """The question of a record."""
+    """Return the question of a record."""
     summary, cut = words(field(record, "document.summary.text", str).strip(), MAX_CONTEXT_WORDS)
     question = field(record, "question.text", str).strip()
     answers = range(len(field(record, "answers", list)))

@@ -23,7 +23,7 @@ def of_test(row_id: str) -> bool:
 
 
 def convert(record: Record) -> list[Row]:
-    """The problem of a record, its answer, and the tolerance if it has one."""
+    """Return the problem of a record, its answer, and the tolerance if it has one."""
     context = record.get("context") or ""
     problem = f"{context}\n\n{field(record, 'question', str)}" if context else field(record, "question", str)
     references = [field(record, "answer", str).strip()]

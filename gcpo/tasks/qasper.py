@@ -43,7 +43,7 @@ def answer_string(answer: Record) -> str:
 
 
 def convert(record: Record) -> list[Row]:
-    """All questions of a paper."""
+    """Return all questions of a paper."""
     paper = [f"{field(record, 'title', str).strip()}\n{field(record, 'abstract', str, empty=True).strip()}"]
     for section in field(record, "full_text.paragraphs", list, empty=True):
         paper += [paragraph for paragraph in section if paragraph.strip()]

@@ -106,7 +106,7 @@ def solution(
     Args:
         rng: draws the form and the slips.
         of: the problem.
-        using: the operation of each step; the right ones if None. Results are kept within 0..LARGEST.
+        using: the operation of each step; the correct ones if None. Results are kept within 0..LARGEST.
         slip: probability of each step to end in a neighbouring number, from which the rest follows.
         think: put the steps inside <think> ... </think>.
     """

@@ -42,7 +42,7 @@ class Relation:
     mistakes: tuple[int, int, int] = (2, 1, 1)
 
     def wording(self, value: tuple[int, int], form: int) -> str:
-        """The value in words; ``form`` is 0 or 1."""
+        """Return the value in words; ``form`` is 0 or 1."""
         return self.wordings[form].format(a=self.first[value[0]][form], b=self.second[value[1]][form])
 
 
@@ -130,7 +130,7 @@ Fact = tuple[str, str, tuple[int, int]]  # (person, relation, value)
 
 @functools.cache
 def values(person: str, relation: str, split: str) -> tuple[tuple[int, int], ...]:
-    """The values that a person's relation may take in a split: a share of all values, in the order of a hash, so
+    """Return the values that a person's relation may take in a split: a share of all values, in the order of a hash, so
     that every split has some and no fact is in two splits."""
     spec = RELATIONS[relation]
     pairs = itertools.product(range(len(spec.first)), range(len(spec.second)))
@@ -181,7 +181,7 @@ def passage(rng: random.Random, split: str) -> Passage:
 
 
 def questions(rng: random.Random, about: Passage) -> list[Question]:
-    """One question for each fact, in random order; those about the first person take two hops half of the time."""
+    """Return a question for each fact, in random order; those about the first person take two hops half of the time."""
     found = []
     for fact in rng.sample(about.facts, len(about.facts)):
         who, hops = fact[0], 1
@@ -192,7 +192,7 @@ def questions(rng: random.Random, about: Passage) -> list[Question]:
 
 
 def near_miss(rng: random.Random, spec: Relation, value: tuple[int, int]) -> tuple[int, int]:
-    """Another value of a relation, with one of the two attributes changed."""
+    """Return another value of a relation, with one of the two attributes changed."""
     if rng.random() < 0.5:
         return (value[0] + rng.randrange(1, len(spec.first))) % len(spec.first), value[1]
     return value[0], (value[1] + rng.randrange(1, len(spec.second))) % len(spec.second)
@@ -202,7 +202,7 @@ DISTANCES = ("near", "other", "unrelated")  # of a wrong answer
 
 
 def wrong_answer(rng: random.Random, to: Question, kind: str) -> str:
-    """A wrong answer at a given distance: "near" (one attribute changed), "other" (another fact of the passage)
+    """Return a wrong answer at a distance: "near" (one attribute changed), "other" (another fact of the passage)
     or "unrelated" (a value of another relation)."""
     _, relation, value = to.fact
     if kind == "other":

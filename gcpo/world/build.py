@@ -143,7 +143,7 @@ def build_once(made: Path, make: Callable[[Path], None]) -> None:
 
 
 def _make(settings: Settings, draft: Path, name: str = TINY) -> None:
-    """The policy and, of the default world, the entailment model, in a process of its own: two cores make two."""
+    """Make the policy and, of the default world, the entailment model, in a process of its own: two cores make two."""
     start = time.monotonic()
     what = "embedded policy and entailment model" if name == TINY else f"embedded policy {name}"
     print(f"Making the {what} in {draft.parent} (a few minutes, once) ...", flush=True)

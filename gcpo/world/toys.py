@@ -67,7 +67,7 @@ def score_gradients(
 def sequence_policy(
     vocabulary: int = 3, length: int = 3, width: int = 4, *, scale: float = 1.0, seed: int = 0
 ) -> SequencePolicy:
-    """A random recurrent network over `vocabulary` tokens, with all vocabulary^length sequences and their gradients.
+    """Return a random recurrent network over `vocabulary` tokens: all vocabulary^length sequences, and their gradients.
 
     `scale` is the standard deviation of the weights: larger is more confident. The last token plays the answer.
     """
@@ -117,7 +117,7 @@ def semantic_groups(
 
 
 def prompts(kind: str, count: int, *, n_answers: int = 4, width: int = 8, seed: int = 0) -> Prompts:
-    """A population of prompts with rewards in [0, 2], one of three kinds that tie entropy to reward differently.
+    """Return a population of prompts with rewards in [0, 2], one of three kinds that tie entropy to reward differently.
 
     - "solving": one answer is right (reward 2) and favoured; the policy ranges from sure to undecided.
     - "guessing": half of the prompts split two ways, right or wrong; the others spread over answers that are all wrong.
@@ -158,7 +158,7 @@ def two_modes(angle: float, scatter: float = 0.0, group_size: int = 16) -> Float
 def lipschitz_squared(
     gradients: Float[Tensor, "*groups G P"], embeddings: Float[Tensor, "*groups G d"]
 ) -> Float[Tensor, "*groups"]:
-    """The smallest L^2 with |g_i - g_j|^2 <= L^2 (1 - cos(e_i, e_j)) for all pairs of a group (GCPO App. C).
+    """Return the smallest L^2 with |g_i - g_j|^2 <= L^2 (1 - cos(e_i, e_j)) for all pairs of a group (GCPO App. C).
 
     `embeddings` are unit vectors; pairs with equal embeddings are left out, as no L can serve them.
     """
@@ -168,7 +168,7 @@ def lipschitz_squared(
 
 
 def all_groups(n_answers: int, group_size: int) -> Int[Tensor, "M G"]:
-    """Every group of G rollouts over K answers, up to order: rows of sorted answer indices, C(G + K - 1, G) of them."""
+    """Return every group of G rollouts over K answers, up to order: C(G + K - 1, G) rows of sorted answer indices."""
     return torch.tensor(list(combinations_with_replacement(range(n_answers), group_size)))
 
 
