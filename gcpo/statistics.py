@@ -310,8 +310,8 @@ def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
     """
     order = np.argsort(p_values, kind="stable")
     shares = len(order) - np.arange(len(order))
-    rejected = int((np.asarray(holm(p_values))[order] < alpha).sum()) if len(order) else 0
-    shares[rejected:] = shares[min(rejected, len(order) - 1)] if len(order) else 1
+    rejected = int(np.sum(np.asarray(holm(p_values)) < alpha))
+    shares[rejected:] = shares[rejected : rejected + 1]
     levels = np.empty(len(order))
     levels[order] = 1 - alpha / shares
     return levels.tolist()

@@ -124,18 +124,13 @@ def test_what_cannot_be_trusted_is_kept_aside_when_the_run_is_made_again(fault: 
 def test_a_copy_under_another_name_is_foreign() -> None:
     write_grid("g", [{"kind": "train", "seed": [0]}])
     folder = finished(tables=TABLES).folder
+    whole = records.coverage("g", "p")
+    assert "why" not in whole and whole["left_out"].tolist() == [0]
     shutil.copytree(folder, folder.with_name("copy of it"))
     assert records.find("p", "g")["id"].tolist() == [folder.name] == records.find("p")["id"].tolist()
     own, foreign = records.coverage("g", "p").to_dict("records")
     assert (own["finished"], own["left_out"], foreign["wanted"], foreign["left_out"]) == (1, 0, 0, 1)
     assert foreign["why"] == f"copy of it: the record of {folder.name}, in a folder of another name"
-
-
-def test_coverage_has_no_reasons_where_nothing_is_left_out() -> None:
-    write_grid("g", [{"kind": "train", "seed": [0]}])
-    finished()
-    assert "why" not in records.coverage("g", "p")
-    assert records.coverage("g", "p")["left_out"].tolist() == [0]
 
 
 def test_a_failed_run_that_was_edited_is_left_out_too() -> None:

@@ -239,12 +239,6 @@ def test_interquartile_mean_cuts_a_quarter_at_either_end() -> None:
     assert s.interquartile_mean(np.arange(6).reshape(2, 3)) == pytest.approx((1 + 2 + 3 + 4) / 4)
 
 
-def test_stratified_bootstrap_resamples_within_tasks_only() -> None:
-    # Two tasks far apart with equal runs: nothing varies unless runs were exchanged between tasks.
-    scores = np.array([[0.0, 100.0]] * 5)
-    assert s.stratified_bootstrap(scores, n=50) == ((50, 50, 50), (50, 50, 50))
-
-
 def test_stratified_bootstrap_is_the_plain_loop() -> None:
     scores = np.random.default_rng(7).normal(size=(4, 2))
     rng = np.random.default_rng(3)

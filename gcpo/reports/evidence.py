@@ -272,19 +272,18 @@ def spreads(scores: pd.DataFrame, metric: str, pairs: Iterable[Pair]) -> dict[Pa
     return _compared(each, pairs, evidence, what, "ln of a ratio", fewest=3)
 
 
-def by_seed(figures: pd.DataFrame, pairs: Iterable[Pair], what: str, paired_by: str = "seed") -> dict[Pair, Comparison]:
+def by_seed(figures: pd.DataFrame, pairs: Iterable[Pair], what: str) -> dict[Pair, Comparison]:
     """Return comparisons of a figure of each run, such as its entropy, corrected as in :func:`paired_comparisons`.
 
     Args:
-        figures: label, value, and what runs are paired by; a line per run.
+        figures: label, seed and value, a line per run.
         pairs: of labels.
         what: the figure, with its unit.
-        paired_by: the column that tells which runs belong together.
 
     The interval is Student's, over the seeds that both have (at least 2); where all of them differ by the same there is
     nothing to tell it by.
     """
-    wide = figures.pivot(index=paired_by, columns="label", values="value")
+    wide = figures.pivot(index="seed", columns="label", values="value")
 
     def evidence(own: pd.Series, other: pd.Series, _: Comparison) -> Evidence | str:
         gaps = (own - other).to_numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,15 @@ def points_with_intervals(
     side. Returns the axes (the current ones by default), labelled with column names: replace them by words and units.
     """
     axes = plt.gca() if ax is None else ax
-    looks = cycle(zip(PALETTE, MARKERS, strict=True))
-    for (name, rows, place), (colour, marker) in zip(_series(data, x, hue, axes), looks, strict=False):
+    series = [(None, data)] if hue is None else list(data.groupby(hue, sort=False))
+    numeric, categories = pd.api.types.is_numeric_dtype(data[x]), list(data[x].unique())
+    if not numeric:
+        axes.set_xticks(range(len(categories)), [str(category) for category in categories])
+        axes.grid(False, axis="x")
+    looks = zip(series, cycle(PALETTE), cycle(MARKERS), strict=False)
+    for index, ((name, rows), colour, marker) in enumerate(looks):
+        shift = (index - (len(series) - 1) / 2) * 0.7 / len(series)
+        place = rows[x] if numeric else rows[x].map(categories.index) + shift
         axes.vlines(place, rows[low], rows[high], color=colour, linewidth=1.8, zorder=2)
         axes.plot(place, rows[y], marker, color=colour, markeredgecolor="white", label=name, zorder=3)
     axes.set(xlabel=x, ylabel=y)
@@ -106,37 +113,20 @@ def points_with_intervals(
     return axes
 
 
-def _series(data: pd.DataFrame, x: str, hue: str | None, axes: Axes) -> Iterator[tuple[Any, pd.DataFrame, Any]]:
-    """Per series of `hue`: its name, its rows, and their places on the x axis."""
-    groups = [(None, data)] if hue is None else list(data.groupby(hue, sort=False))
-    numeric = pd.api.types.is_numeric_dtype(data[x])
-    categories = [] if numeric else list(data[x].unique())
-    if not numeric:
-        axes.set_xticks(range(len(categories)), [str(category) for category in categories])
-        axes.grid(False, axis="x")
-    width = 0.7 / len(groups)
-    for index, (name, rows) in enumerate(groups):
-        shift = (index - (len(groups) - 1) / 2) * width
-        yield name, rows, rows[x] if numeric else rows[x].map(categories.index) + shift
-
-
 def training_curves(metrics: pd.DataFrame, reward_range: tuple[float, float]) -> Figure:
     """Reward per step, and below it the mean weight with its range over groups where the method has weights."""
-    weighted = "gcpo/weight" in metrics
+    weighted, (low, high) = "gcpo/weight" in metrics, reward_range
     figure, axes = plt.subplots(1 + weighted, 1, sharex=True, squeeze=False, figsize=(6.4, 2.6 + 1.8 * weighted))
-    top = axes[0, 0]
+    top, below = axes[0, 0], axes[-1, 0]
     top.plot(metrics["step"], metrics["reward"], color=PALETTE[0])
-    low, high = reward_range
     top.set(ylabel=f"mean reward, {low:g} to {high:g}", ylim=(low, high))
     if weighted:
-        below = axes[1, 0]
-        below.fill_between(
-            metrics["step"], metrics["gcpo/weight_min"], metrics["gcpo/weight_max"], color=PALETTE[1], alpha=0.25, lw=0
-        )
+        lowest, highest = metrics["gcpo/weight_min"], metrics["gcpo/weight_max"]
+        below.fill_between(metrics["step"], lowest, highest, color=PALETTE[1], alpha=0.25, lw=0)
         below.plot(metrics["step"], metrics["gcpo/weight"], color=PALETTE[1])
         below.axhline(1, color="black", linewidth=0.8, linestyle=":")
         below.set(ylabel="weight of a group")
-    axes[-1, 0].set(xlabel="step")
+    below.set(xlabel="step")
     return figure
 
 

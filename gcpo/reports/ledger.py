@@ -106,9 +106,8 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     Claims and verdicts are joined by id. A check that no notebook has reached is "not tested", and so is a claim
     without any.
     """
-    known: dict[str, list[dict[str, str]]] = {}
-    for row in verdicts[COLUMNS].to_dict("records"):
-        known.setdefault(row["id"], []).append({str(key): value for key, value in row.items()})
+    known: dict[Any, list[dict[Any, Any]]]
+    known = {check: found.to_dict("records") for check, found in verdicts[COLUMNS].groupby("id", sort=False)}
     rows = []
     for claim in declared:
         lines = [line for check in claim.checks for line in known.get(check, [_unreached(check)])]

@@ -117,16 +117,13 @@ def findings(profile: str) -> str:
     """
     path = paths.REFERENCE / profile / "headlines.csv"
     table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
-    lines: list[Any] = table.to_dict("records")
-    return "".join(
-        f"{number}. **{row['question']}**<br>{row['paper']}, {row['place']}: “{row['quote']}”: "
-        f"*{row['verdict']}*{_link(row['notebook'])}<br>{re.sub(HOW, '(95 %)', row['found'])}\n"
-        for number, row in enumerate(lines, start=1)
-    )
-
-
-def _link(notebook: str) -> str:
-    return f" ([notebook {notebook[:2]}](notebooks/{notebook}.ipynb))" if notebook else ""
+    lines = []
+    for number, row in enumerate(table.to_dict("records"), start=1):
+        notebook = row["notebook"]
+        link = f" ([notebook {notebook[:2]}](notebooks/{notebook}.ipynb))" if notebook else ""
+        words = f"{row['paper']}, {row['place']}: “{row['quote']}”: *{row['verdict']}*{link}"
+        lines.append(f"{number}. **{row['question']}**<br>{words}<br>{re.sub(HOW, '(95 %)', row['found'])}\n")
+    return "".join(lines)
 
 
 def readme_results(profile: str) -> str:

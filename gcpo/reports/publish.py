@@ -33,8 +33,9 @@ def publish(profile: str, partial: bool = False) -> int:
         RecordError: a report's grid has runs that are not finished; the reference stays as it is.
     """
     if profile_name(profile).endswith(TOY):
-        said = "holds runs of toy size, which show nothing of a method: never published."
-        raise RecordError(f"{profile_name(profile)} {said}")
+        raise RecordError(
+            f"{profile_name(profile)} holds runs of toy size, which show nothing of a method: never published."
+        )
     fit, shown = fitting(profile), shown_grids()
     if foreign := [grid for grid in shown if grid not in fit]:
         raise RecordError(
@@ -47,9 +48,8 @@ def publish(profile: str, partial: bool = False) -> int:
     for grid in shown:
         wanted = {plan.id for plan in expand(grid, profile)}
         if len(wanted & made) < (1 if partial else len(wanted)):
-            needed, otherwise = "every report's whole grid", " (or publish what there is: --partial)"
-            if partial:
-                needed, otherwise = "a run of every report's grid", ""
+            needed = "a run of every report's grid" if partial else "every report's whole grid"
+            otherwise = "" if partial else " (or publish what there is: --partial)"
             raise RecordError(
                 f"Grid {grid} has {len(wanted & made)} of {len(wanted)} runs finished with {profile}: a reference "
                 f"holds {needed}. First: python -m gcpo grid {grid} --profile {profile}{otherwise}"

@@ -43,15 +43,15 @@ def chosen(profile: str, number: int) -> list[Run]:
     each method in turn, the cheapest of each; of policies that no training has to make first."""
     finished = [run for run in records.runs(profile, reference=True) if run.finished]
     fixed = [run for run in finished if run.manifest["id"] in NINE]
-    seen: Counter[str] = Counter()
-    ranked: list[tuple[tuple[int, bool, float], Run]] = []
+    turns: Counter[str] = Counter()
+    others = []
     for run in sorted(finished, key=lambda run: float(run.manifest["cpu_seconds"])):
         kind, params = run.manifest["kind"], run.manifest["params"]
         if run not in fixed and not params["at_step"]:
             which = params["method"] if kind == "train" else kind
-            ranked.append(((seen[which], kind == "train", len(ranked)), run))
-            seen[which] += 1
-    return [*fixed, *(run for _, run in sorted(ranked, key=lambda entry: entry[0]))][:number]
+            others.append((turns[which], kind == "train", run))
+            turns[which] += 1
+    return [*fixed, *(run for *_, run in sorted(others, key=lambda entry: entry[:2]))][:number]
 
 
 def replay(profile: str, runs: Sequence[Run], jobs: int | None = None) -> dict[str, str]:

@@ -118,13 +118,11 @@ def departures(params: Params) -> pd.DataFrame:
 def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
     """Means over questions in per cent with a 95 % bootstrap interval over questions, a row per decoding."""
     metrics = [column for column in scores.columns if column not in ("query", "decoding")]
-    rows = {}
+    rows: dict[Any, dict[str, str]] = {}
     for decoding, part in scores.groupby("decoding"):
-        rows[decoding] = {
-            metric: with_interval(*statistics.stratified_bootstrap([100 * part[metric].to_numpy()]).mean)
-            for metric in metrics
-        }
-    return pd.DataFrame(rows).T.rename_axis(f"% [{INTERVAL} % interval]")
+        means = {m: statistics.stratified_bootstrap([100 * part[m].to_numpy()]).mean for m in metrics}
+        rows[decoding] = {metric: with_interval(*mean) for metric, mean in means.items()}
+    return pd.DataFrame.from_dict(rows, "index").rename_axis(f"% [{INTERVAL} % interval]")
 
 
 def scores_table(scores: pd.DataFrame) -> pd.DataFrame:
@@ -183,15 +181,7 @@ def methods_table(group_size: int = 16) -> pd.DataFrame:
     rows = []
     for name, row in METHODS.items():
         low, high = (f"{end:.3g}" if end < math.inf else "∞" for end in weight_range(name, None, group_size))
-        rows.append(
-            {
-                "method": f"`{name}`",
-                "paper": row.paper,
-                "rule": row.rule,
-                "acts on": row.acts,
-                "per": row.granularity,
-                "direction": row.direction,
-                f"weight at G = {group_size}": low if low == high else f"{low} to {high}",
-            }
-        )
-    return pd.DataFrame(rows)
+        reach = low if low == high else f"{low} to {high}"
+        rows.append((f"`{name}`", row.paper, row.rule, row.acts, row.granularity, row.direction, reach))
+    columns = ["method", "paper", "rule", "acts on", "per", "direction", f"weight at G = {group_size}"]
+    return pd.DataFrame(rows, columns=columns)
