@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import shutil
-import signal
 import sys
 import textwrap
-import threading
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import pandas as pd
 import typer
 
 from gcpo import io, paths
+from gcpo.processes import ends_by_sigterm
 from gcpo.reports import records
-from gcpo.runs.contents import Seen
 from gcpo.runs.grids import expand, fitting, grids
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import TOY, ParameterError, load_profile, over, parse_yaml, profiles
-from gcpo.runs.record import RecordError, Run, load
+from gcpo.runs.record import RecordError, load, states
 
-app = typer.Typer(
-    help=__doc__,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(help=__doc__, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 def _starting(names: list[str], incomplete: str) -> list[str]:
@@ -63,10 +55,7 @@ Given = Annotated[
         autocompletion=lambda incomplete: _starting([*Params.model_fields], incomplete),
     ),
 ]
-GRID = {
-    "metavar": "GRID",
-    "autocompletion": lambda incomplete: _starting(grids(), incomplete),
-}
+GRID = {"metavar": "GRID", "autocompletion": lambda incomplete: _starting(grids(), incomplete)}
 Reference = Annotated[bool, typer.Option("--reference", help="the committed reference, not this machine's runs")]
 
 
@@ -75,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     130 or 143 when ended by a signal."""
     command = typer.main.get_command(app)
     try:
-        with _ends_by_sigterm():
+        with ends_by_sigterm():
             given = sys.argv[1:] if arguments is None else arguments
             status = command(_joined(given or ["--help"]), "gcpo", standalone_mode=False)
     except typer.TyperException as error:  # of the command line itself
@@ -104,23 +93,6 @@ def _joined(arguments: list[str]) -> list[str]:
     return joined
 
 
-@contextlib.contextmanager
-def _ends_by_sigterm() -> Iterator[None]:
-    """A SIGTERM ends this process as an interrupt would, with everything that it has started."""
-
-    def end(*_: Any) -> None:
-        raise SystemExit(143)
-
-    if threading.current_thread() is not threading.main_thread():  # only there are signals received
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"gcpo {importlib.metadata.version('gcpo')}")
@@ -145,6 +117,20 @@ def _plan(kind: str, profile: str, given: list[str] | None) -> Plan:
     return Plan(kind, validate(over(load_profile(profile), _values(given)), f"{profile} with -p"))
 
 
+def _make(plans: list[Plan], jobs: int | None = 1) -> int:
+    """Make runs, with the embedded models that they need first, and name those that fail; returns the exit status."""
+    from gcpo.runs.runner import run_grid  # seconds to import
+    from gcpo.world import resolve
+
+    io.check_writable(paths.OUTPUTS)
+    for kind, name in sorted({(kind, getattr(plan.params, kind)) for plan in plans for kind in plan.embedded}):
+        resolve(name, kind)  # once, before runs in parallel would wait for it
+    failed = run_grid(plans, jobs)
+    for done in failed:
+        print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')}", file=sys.stderr)
+    return 1 if failed else 0
+
+
 @app.command(epilog=_parameters())
 def run(
     profile: Profile = "smoke",
@@ -153,28 +139,21 @@ def run(
     toy: Toy = False,
 ) -> int:
     """Make one run: training, or another kind with --kind."""
-    from gcpo.runs import runner
-
     plan = _plan(kind, profile + TOY * toy, given)
-    io.check_writable(paths.OUTPUTS)
-    _make_world([plan])
-    done = runner.run(plan)
-    assert done is not None  # it waits for another process that makes this run
-    print(f"{done.folder}: {done.manifest['status']} {done.manifest.get('exit') or done.manifest.get('results', '')}")
-    return 0 if done.finished else 1
+    if status := _make([plan]):
+        return status
+    print(f"{plan.folder}: finished {load(plan.folder).manifest['results']}")
+    return 0
 
 
 @app.command(epilog=_parameters())
 def evaluate(profile: Profile = "smoke", given: Given = None) -> int:
     """Score a policy on the held-out questions of a task."""
     from gcpo.reports.tables import scores_table
-    from gcpo.runs.runner import run_grid
 
     plan = _plan("evaluate", profile, given)
-    io.check_writable(paths.OUTPUTS)
-    _make_world([plan])
-    if failed := run_grid([plan], jobs=1):  # with its progress
-        return _say_failed(failed)
+    if status := _make([plan]):
+        return status
     print(scores_table(pd.read_csv(plan.folder / "scores.csv")).to_string(), f"in {plan.folder}", sep="\n")
     return 0
 
@@ -195,7 +174,7 @@ def grid(
     """Make every run of a grid that is not finished."""
     expanded = [plan for one in name for plan in expand(one, profile + TOY * toy, _values(given))]
     plans = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
-    status = dict(zip((plan.id for plan in plans), _status(plans), strict=True))
+    status = dict(zip((plan.id for plan in plans), states(plans), strict=True))
     if only_failed:
         plans = [plan for plan in plans if status[plan.id] == "failed"]
     wanted = [plan for plan in plans if status[plan.id] != "finished"]
@@ -205,35 +184,7 @@ def grid(
         return 0
     if len(wanted) < len(plans):
         print(f"{len(plans) - len(wanted)} of {len(plans)} runs are finished already", flush=True)
-    if not wanted:
-        return 0
-    from gcpo.runs.runner import run_grid  # seconds to import
-
-    io.check_writable(paths.OUTPUTS)
-    _make_world(wanted)
-    return _say_failed(run_grid(wanted, jobs))
-
-
-def _say_failed(failed: list[Run]) -> int:
-    """Name each run that did not finish, and why; returns the exit status."""
-    for done in failed:
-        print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')}", file=sys.stderr)
-    return 1 if failed else 0
-
-
-def _status(plans: list[Plan]) -> list[str]:
-    """Return the state of each run: "not run", "running" (or killed), "finished", "failed", or "left out (why)"."""
-    seen: Seen = {}
-    found = [load(plan.folder, seen) for plan in plans]
-    return [f"left out ({run.fault})" if run.fault else run.manifest.get("status", "not run") for run in found]
-
-
-def _make_world(plans: list[Plan]) -> None:
-    """Make the embedded models once, before runs in parallel would wait for them."""
-    from gcpo.world import resolve
-
-    for kind, name in sorted({(kind, getattr(plan.params, kind)) for plan in plans for kind in plan.embedded}):
-        resolve(name, kind)
+    return _make(wanted, jobs) if wanted else 0
 
 
 @app.command()
@@ -259,44 +210,25 @@ def check(
     for one in profiles():
         validate(load_profile(one), f"params/{one}.yaml")
     print(f"profiles: {', '.join(profiles())}: good")
+    from gcpo.runs import estimates, preflight  # seconds to import
+
     if gpu_memory is not None and gpu_memory <= 0:
         raise ParameterError(f"--gpu-memory {gpu_memory:g}: a GPU has more than 0 GB.")
     too_large, asked = [], []
     for one in name or fitting(profile):
         plans = expand(one, profile)
         asked += [*plans, *(plan.training for plan in plans if plan.training)]
-        status = [said.split(" (")[0] for said in _status(plans)]
+        status = [said.split(" (")[0] for said in states(plans)]
         counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
         print(f"grid {one} with {profile}: {len(plans)} runs ({counts})")
-        too_large += _estimated(one, plans, gpu_memory)
-    from gcpo.runs import preflight  # seconds to import
-
+        needed, misfits = estimates.of_grid(one, plans, gpu_memory)
+        print(*needed, sep="\n", end="\n" if needed else "")
+        too_large += misfits
     refused = preflight.refused(asked)
     print(*refused, *too_large, sep="\n")
     for fault in records.faults(profile):
         print(f"left out: {fault}")
     return 1 if refused or too_large else 0
-
-
-def _estimated(grid: str, plans: list[Plan], gpu: float | None) -> list[str]:
-    """Say what a grid's runs take of a GPU, by task; returns what does not fit. Embedded policies need none."""
-    from gcpo.runs import estimates  # seconds to import
-
-    large = [plan for plan in plans if "policy" not in plan.embedded]
-    if not large:
-        return []
-    gpu = gpu or estimates.OF_PROFILE.get(large[0].params.profile, 80.0)
-    print(f"  estimated, not measured, for a GPU of {gpu:g} GB as fast as an {estimates.nearest(gpu)[0]}:")
-    every = [estimates.estimate(plan, gpu) for plan in large]
-    for task in dict.fromkeys(plan.params.task for plan in large):
-        found = [one for plan, one in zip(large, every, strict=True) if plan.params.task == task]
-        print(f"  {task}, {len(found)} runs: {estimates.total(found)}")
-    print(f"  all of {grid}: {estimates.total(every)}")
-    reasons: dict[str, list[str]] = {}
-    for plan in large:
-        if why := estimates.misfit(plan, gpu):
-            reasons.setdefault(why, []).append(plan.id)
-    return [f"DOES NOT FIT: {ids[0]} and {len(ids) - 1} more of {grid}: {why}" for why, ids in reasons.items()]
 
 
 def _replay(profile: str, n: int) -> int:

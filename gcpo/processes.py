@@ -1,10 +1,14 @@
-"""Processes that do not outlive the one that started them."""
+"""Processes that do not outlive the one that started them, and that end when they are asked to."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 
 def exit_with_parent(parent: int) -> None:
@@ -16,3 +20,20 @@ def exit_with_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def ends_by_sigterm() -> Iterator[None]:
+    """A SIGTERM ends this process as an interrupt would, with everything that it has started."""
+
+    def end(*_: Any) -> None:
+        raise SystemExit(143)
+
+    if threading.current_thread() is not threading.main_thread():  # only there are signals received
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

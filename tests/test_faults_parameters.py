@@ -16,6 +16,7 @@ from gcpo.runs.grids import expand
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import ParameterError, load_profile, parse_yaml, read_yaml, yaml_text
+from gcpo.runs.record import Run
 
 # What stands in a file, and what is said of it, with the line where the fault is.
 FILES: dict[str, tuple[bytes, str]] = {
@@ -123,8 +124,7 @@ def test_fields_of_grpo_are_laid_over_the_profile_s_one_by_one(monkeypatch: pyte
     assert plan.params.grpo == {"bf16": True, "gradient_checkpointing": True, "use_vllm": True}
     seen: list[Plan] = []
     monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
-    monkeypatch.setattr("gcpo.runs.runner.run_grid", lambda plans, jobs: seen.extend(plans) or [seen])
-    monkeypatch.setattr("gcpo.cli._say_failed", lambda failed: 1)
+    monkeypatch.setattr("gcpo.runs.runner.run_grid", lambda plans, jobs: seen.extend(plans) or [Run(tmp_path)])
     assert main(["evaluate", "--profile", "paper", "-p", "grpo", "{top_p: 0.9}"]) == 1
     assert seen[0].params.grpo == {"bf16": True, "gradient_checkpointing": True, "top_p": 0.9}
 

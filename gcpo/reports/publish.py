@@ -92,8 +92,8 @@ def _replace(profile: str, write: Callable[[Path], object]) -> None:
 def pages_again(profile: str) -> int:
     """Execute the reports on the committed reference again, in place; returns how many runs it has.
 
-    Records stay as they are. Tables, figures, verdicts, committed notebooks, RESULTS.md and the README's blocks are made
-    anew, as a new claim or a new report asks.
+    Records stay as they are. Tables, figures, verdicts, committed notebooks, RESULTS.md and the README's blocks are
+    made anew, as a new claim or a new report asks.
 
     Raises:
         RecordError: no reference of this profile is committed.

@@ -311,3 +311,23 @@ def total(found: Sequence[Estimate]) -> str:
         f"at most {max(one.peak for one in found) / GB:.0f} GB of memory, {disk / GB:.0f} GB of disk, "
         f"{tokens / 1e6:,.0f} million tokens, {sum(one.hours for one in found):,.0f} GPU-hours"
     )
+
+
+def of_grid(grid: str, plans: Sequence[Plan], gpu: float | None = None) -> tuple[list[str], list[str]]:
+    """Return what a grid's runs take of a GPU of so many GB (the profile's if None), a line per task, and what does not
+    fit, a line per reason; embedded policies need none."""
+    large = [plan for plan in plans if "policy" not in plan.embedded]
+    if not large:
+        return [], []
+    gpu = gpu or OF_PROFILE.get(large[0].params.profile, 80.0)
+    every = [estimate(plan, gpu) for plan in large]
+    said = [f"  estimated, not measured, for a GPU of {gpu:g} GB as fast as an {nearest(gpu)[0]}:"]
+    for task in dict.fromkeys(plan.params.task for plan in large):
+        found = [one for plan, one in zip(large, every, strict=True) if plan.params.task == task]
+        said.append(f"  {task}, {len(found)} runs: {total(found)}")
+    reasons: dict[str, list[str]] = {}
+    for plan in large:
+        if why := misfit(plan, gpu):
+            reasons.setdefault(why, []).append(plan.id)
+    misfits = [f"DOES NOT FIT: {ids[0]} and {len(ids) - 1} more of {grid}: {why}" for why, ids in reasons.items()]
+    return [*said, f"  all of {grid}: {total(every)}"], misfits

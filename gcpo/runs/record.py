@@ -15,7 +15,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,6 +102,13 @@ def load(path: Path, seen: Seen | None = None) -> Run:
         return Run(path, manifest, another_version(manifest) or _fault(path, manifest, seen))
     except (KeyError, TypeError, AttributeError) as error:  # the hash is right, but the record is not one of ours
         return Run(path, manifest, f"manifest.json is no record of a run ({type(error).__name__}: {error})")
+
+
+def states(plans: Iterable[Plan]) -> list[str]:
+    """Return the state of each run: "not run", "running" (or killed), "finished", "failed", or "left out (why)"."""
+    seen: Seen = {}
+    found = [load(plan.folder, seen) for plan in plans]
+    return [f"left out ({run.fault})" if run.fault else run.manifest.get("status", "not run") for run in found]
 
 
 def another_version(manifest: dict[str, Any], oldest: int = SCHEMA) -> str | None:
