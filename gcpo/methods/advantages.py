@@ -106,7 +106,7 @@ def _bound(title: str, row: Method, alpha: float | None, options: Mapping[str, A
     if row.permuted:
         one_of("shuffle", shuffle, ("both", "geo", "rd"))
     constants = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    strengths = {"alpha": alpha, **{key: constants.pop(key, None) for key in ("alpha_geo", "alpha_rd")}}
+    strengths: dict[str, Any] = {"alpha": alpha, **{key: constants.pop(key, None) for key in ("alpha_geo", "alpha_rd")}}
     strengths = {key: strength for key, strength in strengths.items() if strength is not None}
     for key, strength in strengths.items():
         check_alpha(strength, key)

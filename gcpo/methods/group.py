@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -26,7 +27,7 @@ class GroupFactor(Factor):
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("form", "alpha_norm")
-    CHOICES = {"form": FORMS, "alpha_norm": ("log_g", "none")}
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {"form": FORMS, "alpha_norm": ("log_g", "none")}
     has_alpha = True
     granularity = "group"
     subject: ClassVar[str] = "answers"  # the noun for a group with a high score: its answers or rewards differ
@@ -71,7 +72,7 @@ class SemanticEntropy(GroupFactor):
 
     kind = "SemanticEntropy"
     OPTIONS = ("form", "alpha_norm", "estimator", "clusters")
-    CHOICES = {**GroupFactor.CHOICES, "estimator": measures.ESTIMATORS}
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {**GroupFactor.CHOICES, "estimator": measures.ESTIMATORS}
     measure: str = "se"
     weight: str = "w_se"
     estimator: Literal["counts", "rao", "mc"] = "counts"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -36,7 +37,7 @@ class EntropyFactor(Factor):
 
     kind = "EntropyFactor"
     OPTIONS = ("correct", "wrong", "renorm", "all_wrong", "scope", "epsilon")
-    CHOICES = {
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
         "renorm": ("none", "before", "after"),
         "all_wrong": ("none", "weighted", "locked"),
         "scope": ("joint", "thinking", "answer"),

@@ -106,11 +106,9 @@ class GCPOTrainer(GRPOTrainer):
         if self.method.parts:  # for the model card
             self._name, self._tag_names = f"GRPO ({args.method})", [*self._tag_names, "gcpo"]
         self.collector = Collector(
-            method=self.method,
             args=args,
             accelerator=self.accelerator,
             group_size=self.num_generations,
-            max_completion_length=self.max_completion_length,
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights,
             extract=answer_extractor,
