@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -322,10 +322,8 @@ def _text(completion: Any) -> str:
     """Return the text of a completion; of a conversation, the assistant's last message that is not empty."""
     if isinstance(completion, str):
         return completion
-    said: Iterable[Any] = (
-        message.get("content") for message in completion if message.get("role") in (None, "assistant")
-    )
-    return str(next(filter(None, reversed(list(said))), ""))
+    said = [message.get("content") for message in completion if message.get("role") in (None, "assistant")]
+    return str(next(filter(None, reversed(said)), ""))
 
 
 @contextlib.contextmanager
