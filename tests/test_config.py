@@ -112,8 +112,9 @@ def test_the_truth_values_of_scale_rewards_are_the_users_too(quiet: Make, given:
     assert quiet(method="dr_grpo", scale_rewards=given).scale_rewards == meant
 
 
-def test_methods_may_be_a_list(quiet: Make) -> None:
-    assert quiet(method=["bot_only", "egpo"]).method == quiet(method="bot_only*egpo").method == "bot_only*egpo"
+def test_a_product_may_be_a_list_and_has_one_spelling(quiet: Make) -> None:
+    for spelling in (["bot_only", "egpo"], "bot_only*egpo", " bot_only *  egpo"):
+        assert quiet(method=spelling).method == "bot_only*egpo"
 
 
 # --- strictly on-policy ---------------------------------------------------------------------------------------------

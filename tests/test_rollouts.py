@@ -100,11 +100,6 @@ def test_a_shape_that_does_not_fit_the_rewards_is_an_error(name: str) -> None:
             getattr(lazy, name)
 
 
-def test_the_number_of_tokens_is_free() -> None:
-    for length in (0, 1, 9):
-        assert Rollouts(REWARDS, logps=torch.zeros(2, 4, length)).logps.shape == (2, 4, length)
-
-
 def test_features_are_named_without_being_evaluated() -> None:
     feature = Counted(torch.ones(2, 4, 5))
     rollouts = Rollouts(REWARDS, mask=feature, logps=feature, clusters=torch.zeros(2, 4))
