@@ -159,11 +159,6 @@ def test_other_methods_say_nothing_on_policy(quiet: Make) -> None:
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_alpha_is_silent_where_a_method_has_one(quiet: Make) -> None:
-    for method in ("rd_only", "seed_grpo", "qhawkeye", "egpo*bot_only"):
-        assert quiet(method=method, alpha=0.3).alpha == 0.3
-
-
 @pytest.mark.parametrize("method", ["grpo", "dapo", "empo", "egpo*cw_grpo", "clip_cov"])
 def test_alpha_without_a_use_is_pointed_out(tmp_path: Path, method: str) -> None:
     with pytest.warns(UserWarning, match="has no alpha: alpha=0.3 changes nothing") as caught:
@@ -218,6 +213,7 @@ def test_impossible_settings_are_refused_before_any_work(quiet: Make, changes: d
         {"method": "clip_cov", "per_device_train_batch_size": 2, "gradient_accumulation_steps": G},
         {"method": "cw_grpo", "per_device_train_batch_size": 1, "gradient_accumulation_steps": G},
         {"alpha": 0.0, "entailment_threshold": 1.0},
+        *({"method": method, "alpha": 0.3} for method in ("rd_only", "seed_grpo", "qhawkeye", "egpo*bot_only")),
     ],
     ids=case_id,
 )

@@ -290,12 +290,6 @@ def test_rao_of_a_share_that_float32_barely_holds_is_within_its_range(logp: floa
     assert 0 <= value < 1e-30
 
 
-def test_rao_of_an_impossible_response_is_finite() -> None:
-    logps = torch.tensor([-1.0, -1.0, -torch.inf])
-    value = m.semantic_entropy(torch.tensor([0, 1, 2]), logps, estimator="rao")
-    assert value.item() == pytest.approx(math.log(2))
-
-
 def test_seed_grpo_eq5_mc_by_hand() -> None:
     # Cluster masses 0.5 + 0.1 and 0.2, so the mean over the two clusters of -log mass.
     logps = torch.tensor([0.5, 0.2, 0.1], dtype=torch.float64).log()

@@ -134,11 +134,6 @@ def test_ranges_of_options_at_g_16(method: str, options: dict[str, Any], expecte
         assert weight_range(method, 0.0, 16, **options) == (1, 1)
 
 
-def test_the_range_of_an_unknown_method_is_an_error_with_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"Unknown method 'gcpo_bt'\. Did you mean 'gcpo_bot'\?"):
-        weight_range("gcpo_bt", 0.6, 16)
-
-
 # --- rollouts at the ends of the ranges -----------------------------------------------------------------------------
 
 
