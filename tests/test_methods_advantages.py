@@ -138,17 +138,10 @@ def test_an_unknown_method_is_an_error_with_the_nearest_name(name: str, nearest:
 
 
 @for_all(10, seed=seeds, groups=st.integers(2, 12))
-def test_shuffled_weights_are_gcpo_bots_each_at_another_group(seed: int, groups: int) -> None:
+def test_shuffled_weights_are_gcpo_bots_or_of_one_factor_each_at_another_group(seed: int, groups: int) -> None:
     rollouts, order = rollouts_of(seed, groups, 6), permutation(groups, seed)
-    own, shuffled = (weights(method, rollouts, seed=seed)[:, 0] for method in ("gcpo_bot", "gcpo_shuffled"))
-    assert torch.equal(shuffled, own[order])
     assert sorted(order.tolist()) == list(range(groups))
     assert not order.eq(torch.arange(groups)).any()
-
-
-@for_all(10, seed=seeds, groups=st.integers(2, 12))
-def test_shuffle_moves_one_factor_alone_and_leaves_the_other(seed: int, groups: int) -> None:
-    rollouts, order = rollouts_of(seed, groups, 6), permutation(groups, seed)
     geo, rd = (weights(method, rollouts) for method in ("bot_only", "rd_only"))
     expected = {"geo": geo[order] * rd, "rd": geo * rd[order], "both": (geo * rd)[order]}
     for moved, weight in expected.items():
