@@ -40,7 +40,7 @@ class GraderProcess:
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
         self.lock = threading.Lock()
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Any = None  # a subprocess.Popen while one is there
         self.owner = 0
         atexit.register(self.close)
 
@@ -51,9 +51,6 @@ class GraderProcess:
                 if self.process is None or self.process.poll() is not None or self.owner != os.getpid():
                     self._start()
                 process, number = self.process, next(self.numbers)
-                assert process is not None
-                assert process.stdin is not None
-                assert process.stdout is not None
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(json.dumps([number, *question]) + "\n")
                     process.stdin.flush()
@@ -72,14 +69,13 @@ class GraderProcess:
         path = os.pathsep.join(path for path in sys.path if path)
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
         pipe = subprocess.PIPE
-        with tempfile.TemporaryFile() as said:  # a pipe may fill before anybody reads it
+        with tempfile.TemporaryFile("w+", errors="replace") as errors:  # a pipe may fill before anybody reads it
             self.owner = os.getpid()
-            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, env=environment, text=True)
-            assert self.process.stdout is not None
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, env=environment, text=True)
             while (line := self.process.stdout.readline()) != READY:  # drop what imports print
                 if not line:
-                    said.seek(0)
-                    reason = (said.read().decode(errors="replace").splitlines() or ["it does not say why"])[-1]
+                    errors.seek(0)
+                    reason = (errors.read().splitlines() or ["it does not say why"])[-1]
                     raise RuntimeError(
                         f"The process that compares mathematics cannot start: {reason}. If a package is missing: "
                         'pip install "gcpo[trl]"'
@@ -90,7 +86,7 @@ class GraderProcess:
         process, self.process = self.process, None
         if process is not None and self.owner == os.getpid():
             process.kill()
-            for pipe in filter(None, (process.stdin, process.stdout)):
+            for pipe in (process.stdin, process.stdout):
                 with contextlib.suppress(OSError):  # half a question that nobody reads any more
                     pipe.close()
             process.wait()

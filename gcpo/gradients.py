@@ -122,12 +122,11 @@ def variance_decomposition(
     a factor, 1/G by default; rows of A_i g_i instead of g_i split the V(q) of Eq. 20. Squared units, at least 0.
     Raises ValueError for shapes that do not match and for weights that are negative or all 0.
     """
-    if clusters.shape != gradients.shape[:-1]:
-        raise ValueError(f"clusters has shape {tuple(clusters.shape)}, expected {tuple(gradients.shape[:-1])}")
     if weights is None:
-        weights = gradients.new_ones(clusters.shape)
-    if weights.shape != clusters.shape:
-        raise ValueError(f"weights has shape {tuple(weights.shape)}, expected {tuple(clusters.shape)}")
+        weights = gradients.new_ones(gradients.shape[:-1])
+    for name, values in (("clusters", clusters), ("weights", weights)):
+        if values.shape != gradients.shape[:-1]:
+            raise ValueError(f"{name} has shape {tuple(values.shape)}, expected {tuple(gradients.shape[:-1])}")
     if (weights < 0).any() or (weights.sum(-1) <= 0).any():
         raise ValueError("weights must not be negative, with at least one above 0 in every group")
     share = (weights / weights.sum(-1, keepdim=True)).to(gradients.dtype)
@@ -156,8 +155,7 @@ def gradient_gram(
     one gradient for each distinct row, in the parameters' type; products are accumulated in float64.
     """
     gradients, place = _row_gradients(model, input_ids, attention_mask, completion_mask, params, temperature)
-    # Apple's GPUs have no float64.
-    precision = torch.float32 if gradients.device.type == "mps" else torch.float64
+    precision = _precision(gradients)
     gram = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for part in torch.split(gradients, 2**16, dim=1):
         gram += (part.to(precision) @ part.to(precision).T).cpu()
@@ -263,8 +261,7 @@ def _advantages(advantages: Tensor | Sequence[float], group_size: int) -> Tensor
     values = torch.as_tensor(advantages).detach().cpu().double()
     if values.shape != (group_size,):
         raise ValueError(f"advantages has shape {tuple(values.shape)}, expected ({group_size},): one per row")
-    bad = (~values.isfinite()).nonzero().flatten().tolist()
-    if bad:
+    if bad := (~values.isfinite()).nonzero().flatten().tolist():
         raise ValueError(f"row {bad[0]}: advantage is {values[bad[0]].item()}, give 0 to a row that has no reward")
     return values
 
@@ -299,10 +296,12 @@ def _accumulator(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
+def _precision(values: Tensor) -> torch.dtype:
+    return torch.float32 if values.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+
+
 def _norm(values: Tensor) -> Float[Tensor, ""]:
-    # Apple's GPUs have no float64.
-    precise = torch.float32 if values.device.type == "mps" else torch.float64
-    return torch.linalg.vector_norm(values.detach(), dtype=precise)
+    return torch.linalg.vector_norm(values.detach(), dtype=_precision(values))
 
 
 def _squared_norm(norms: Iterable[Tensor]) -> float:

@@ -72,19 +72,15 @@ def boxed_answer(text: str) -> str | None:
     contents: dict[str, None] = {}  # from the last box to the first
     begins = None  # of the box that was read last
     for outside, start, end in reversed(boxes):
-        if begins is not None and not (end < begins and _beside(text[end + 1 : begins])):
-            break
+        between = text[end + 1 : begins]  # None: to the end
+        if begins is not None and not (end < begins and len(between) <= 60 and _BETWEEN_BOXES.fullmatch(between)):
+            break  # boxes further apart are answers of their own
         content = text[start:end].strip()
         if not (content or contents):  # the last box is empty
             return None
         contents.setdefault(content)
         begins = outside
     return ", ".join(filter(None, reversed(contents))) or None
-
-
-def _beside(between: str) -> bool:
-    """Return True if two boxes separated by this text are one answer."""
-    return len(between) <= 60 and bool(_BETWEEN_BOXES.fullmatch(between))
 
 
 def read(answer: str) -> str:

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
+from gcpo.errors import one_of
 from gcpo.masked import deviations, mean
 
 ESTIMATORS = ("counts", "rao", "mc")
@@ -133,8 +134,7 @@ def semantic_entropy(
 
     Raises ValueError for another estimator; "rao" and "mc" also for `logps` absent or not shaped like `clusters`.
     """
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"estimator is {estimator!r}, expected one of {', '.join(ESTIMATORS)}")
+    one_of("estimator", estimator, ESTIMATORS)
     kept = _kept(mask, clusters, clusters.shape)
     same = _same_cluster(clusters, kept)
     if estimator == "counts":
@@ -157,8 +157,7 @@ def semantic_entropy(
 
 def check_kernel(kernel: str, t: float) -> None:
     """Refuse what :func:`kernel_language_entropy` has no kernel for."""
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel is {kernel!r}, expected one of {', '.join(KERNELS)}")
+    one_of("kernel", kernel, KERNELS)
     if not (isinstance(t, Number) and 0 <= t < math.inf):
         raise ValueError(f"t is {t!r}, expected a diffusion time of at least 0")
 

@@ -143,12 +143,9 @@ class Rollouts:
 
     def _check(self, name: str, value: Tensor) -> None:
         groups, size = self.rewards.shape
-        trailing = tuple(size if n == -1 else n for n in _TRAILING[name])
-        expected = (groups, size, *trailing)
-        fits = value.ndim == len(expected) and all(
-            want is None or got == want for got, want in zip(value.shape, expected, strict=True)
-        )
-        if not fits:
+        expected = (groups, size, *(size if n == -1 else n for n in _TRAILING[name]))
+        wanted = zip(expected, value.shape, strict=False)
+        if value.ndim != len(expected) or any(want not in (None, got) for want, got in wanted):
             shown = ", ".join("*" if n is None else str(n) for n in expected)
             raise ValueError(
                 f"{name} must have shape ({shown}) to fit rewards {(groups, size)}, got {tuple(value.shape)}."

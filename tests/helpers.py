@@ -33,6 +33,10 @@ from gcpo.tasks.sampling import load_policy
 # --- property tests -------------------------------------------------------------------------------------------------
 
 seeds = st.integers(0, 2**31 - 1)
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
+]
 
 
 def case_id(value: object) -> str:
@@ -40,9 +44,9 @@ def case_id(value: object) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
-def for_all(**strategies: st.SearchStrategy) -> Callable:
+def for_all(examples: int = 30, **strategies: st.SearchStrategy) -> Callable:
     """A property test without a time limit: the first call also pays for what the libraries load lazily."""
-    return lambda test: hypothesis_settings(deadline=None, max_examples=30)(given(**strategies)(test))
+    return lambda test: hypothesis_settings(deadline=None, max_examples=examples)(given(**strategies)(test))
 
 
 # --- a generation batch ---------------------------------------------------------------------------------------------

@@ -104,16 +104,6 @@ def test_scaling_rounds_nothing() -> None:
     assert torch.equal(measures._unit_rows(embeddings, torch.ones(50, 16).bool()), unit)
 
 
-def test_half_precision_and_a_zero_row_are_as_before() -> None:
-    assert measures.cosine_dispersion(torch.eye(3).half()) == pytest.approx(2 / 3, abs=1e-6)
-    assert measures.cosine_dispersion(torch.tensor([[1.0, 0.0], [0.0, 0.0]])).isnan()
-
-
-def test_a_product_has_one_spelling() -> None:
-    assert GCPOConfig("x", method=" bot_only *  egpo", use_cpu=True, bf16=False).method == "bot_only*egpo"
-    assert get_method("bot_only * egpo") == get_method(["bot_only", "egpo"]) == get_method("bot_only*egpo")
-
-
 @pytest.mark.parametrize(
     ("text", "answer"),
     [

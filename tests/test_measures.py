@@ -9,20 +9,12 @@ import numpy as np
 import papers
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import DEVICES, for_all, seeds
 from hypothesis import strategies as st
 from torch import Tensor
 
 from gcpo import measures as m
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
-]
-
-# The first call also pays for what the libraries load lazily.
-thirty = settings(deadline=None, max_examples=30)
-seeds = st.integers(0, 2**31 - 1)
 sizes = st.integers(1, 12)
 
 Inputs = dict[str, Tensor]
@@ -104,8 +96,7 @@ PAPERS: dict[str, tuple[Callable[[dict], float], Callable[[int], float]]] = {
 
 
 @pytest.mark.parametrize("name", PAPERS)
-@thirty
-@given(seed=seeds, size=sizes)
+@for_all(seed=seeds, size=sizes)
 def test_every_measure_is_its_papers_formula(name: str, seed: int, size: int) -> None:
     x, (formula, highest) = inputs(seed, size), PAPERS[name]
     found = MEASURES[name](x)
@@ -116,8 +107,7 @@ def test_every_measure_is_its_papers_formula(name: str, seed: int, size: int) ->
 
 
 @pytest.mark.parametrize("name", MEASURES)
-@thirty
-@given(seed=seeds, size=sizes)
+@for_all(seed=seeds, size=sizes)
 def test_every_measure_ignores_the_order_of_responses(name: str, seed: int, size: int) -> None:
     x, order = inputs(seed, size), torch.randperm(size, generator=generator(seed))
     permuted = {key: value[order] for key, value in x.items()} | {"nli": x["nli"][order][:, order]}
@@ -127,8 +117,7 @@ def test_every_measure_ignores_the_order_of_responses(name: str, seed: int, size
 @pytest.mark.parametrize(
     "name", ["barycentric_transport", "counts", "rao", "mc", "self_consistency", "predictive_entropy"]
 )
-@thirty
-@given(seed=seeds, size=sizes)
+@for_all(seed=seeds, size=sizes)
 def test_cluster_measures_ignore_the_labels(name: str, seed: int, size: int) -> None:
     x = inputs(seed, size)
     torch.testing.assert_close(MEASURES[name](x | {"z": -7 * x["z"] + 12345}), MEASURES[name](x))
@@ -168,8 +157,7 @@ def test_a_single_response_has_no_disagreement(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MASKED)
-@thirty
-@given(seed=seeds, size=st.integers(2, 9))
+@for_all(seed=seeds, size=st.integers(2, 9))
 def test_masked_rows_are_left_out_even_when_they_are_nan(name: str, seed: int, size: int) -> None:
     x = inputs(seed, size)
     kept = torch.rand(size, generator=generator(seed)) < 0.6
@@ -191,8 +179,7 @@ def test_a_mask_of_another_shape_is_an_error() -> None:
         m.self_consistency(torch.arange(4), mask=torch.ones(3, dtype=torch.bool))
 
 
-@thirty
-@given(seed=seeds, size=sizes)
+@for_all(seed=seeds, size=sizes)
 def test_identical_answers_have_no_uncertainty(seed: int, size: int) -> None:
     e, z = embeddings(seed, 1, 8).float().repeat(size, 1), torch.full((size,), seed)
     for exactly in (m.cosine_dispersion(e), m.semantic_entropy(z), m.self_consistency(z)):
@@ -205,33 +192,23 @@ def test_identical_answers_have_no_uncertainty(seed: int, size: int) -> None:
 # --- cosine dispersion ----------------------------------------------------------------------------------------------
 
 
-def test_eq7_cosine_dispersion_counts_the_diagonal() -> None:
+def test_eq7_cosine_dispersion_counts_the_diagonal_and_clips_obtuse_pairs() -> None:
     # Two orthogonal pairs of equal rows: 8 of the 16 ordered pairs are at distance 1.
     assert m.cosine_dispersion(angles(0, 0, 90, 90)).item() == pytest.approx(8 / 16, abs=1e-15)
     # 0, 60, 90 degrees: cosines 1/2, 0, sqrt(3)/2, each pair twice, over 9.
     expected = 2 * (1 / 2 + 1 + 1 - math.sqrt(3) / 2) / 9
     assert m.cosine_dispersion(angles(0, 60, 90)).item() == pytest.approx(expected, abs=1e-15)
     assert m.cosine_dispersion(torch.eye(16)).item() == pytest.approx(15 / 16)
-
-
-def test_eq7_clips_obtuse_pairs_at_distance_one() -> None:
+    # Obtuse pairs are at distance 1 too.
     assert m.cosine_dispersion(angles(0, 180)).item() == pytest.approx(2 / 4, abs=1e-15)
     assert m.cosine_dispersion(angles(0, 120, 240)).item() == pytest.approx(6 / 9, abs=1e-15)
 
 
-@thirty
-@given(seed=seeds, size=sizes)
+@for_all(seed=seeds, size=sizes)
 def test_unclipped_cosine_dispersion_is_one_minus_the_squared_mean(seed: int, size: int) -> None:
     e = embeddings(seed, size, 4).abs()  # no obtuse pair: nothing is clipped
     mean = papers.total(map(papers.unit, e.tolist()))
     assert m.cosine_dispersion(e).item() == pytest.approx(1 - papers.dot(mean, mean) / size**2, abs=1e-12)
-
-
-@thirty
-@given(seed=seeds, size=sizes)
-def test_cosine_dispersion_is_free_of_scale(seed: int, size: int) -> None:
-    e, lengths = embeddings(seed, size, 3), torch.logspace(-8, 8, size, dtype=torch.float64).unsqueeze(-1)
-    torch.testing.assert_close(m.cosine_dispersion(e * lengths), m.cosine_dispersion(e))
 
 
 def test_a_zero_embedding_has_no_direction() -> None:
@@ -253,16 +230,14 @@ def test_eq9_centroids_are_normalised_before_they_are_mixed() -> None:
     assert m.barycentric_transport(angles(0, 179.8, 179.9, 179.9), z).item() == pytest.approx(expected, abs=1e-12)
 
 
-@thirty
-@given(seed=seeds, size=st.integers(2, 12))
+@for_all(seed=seeds, size=st.integers(2, 12))
 def test_singletons_tie_barycentric_transport_to_cosine_dispersion(seed: int, size: int) -> None:
     e = embeddings(seed, size, 4).abs()  # no obtuse pair: CD is unclipped
     expected = (1 - (1 - m.cosine_dispersion(e)).sqrt()) / 2
     torch.testing.assert_close(m.barycentric_transport(e, torch.arange(size)), expected)
 
 
-@thirty
-@given(seed=seeds, size=sizes)
+@for_all(seed=seeds, size=sizes)
 def test_barycentric_transport_of_one_cluster_is_zero(seed: int, size: int) -> None:
     e, z = embeddings(seed, 40, size, 6), torch.full((40, size), -5)
     for dtype, rounding in ((torch.float32, 1e-6), (torch.float64, 1e-15)):
@@ -300,8 +275,7 @@ def test_distinct_answers_have_the_entropy_of_the_group_size(size: int) -> None:
     assert m.semantic_entropy(torch.arange(size) * 13 - 50).item() == pytest.approx(math.log(size), rel=1e-6)
 
 
-@thirty
-@given(seed=seeds, size=sizes)
+@for_all(seed=seeds, size=sizes)
 def test_rao_of_equal_likelihoods_is_counts_and_a_common_factor_cancels(seed: int, size: int) -> None:
     x = inputs(seed, size)
     equal = m.semantic_entropy(x["z"], torch.full((size,), -700.0), estimator="rao")
@@ -314,12 +288,6 @@ def test_rao_of_equal_likelihoods_is_counts_and_a_common_factor_cancels(seed: in
 def test_rao_of_a_share_that_float32_barely_holds_is_within_its_range(logp: float) -> None:
     value = m.semantic_entropy(torch.tensor([0, 1]), torch.tensor([0.0, logp]), estimator="rao")
     assert 0 <= value < 1e-30
-
-
-def test_rao_of_an_impossible_response_is_finite() -> None:
-    logps = torch.tensor([-1.0, -1.0, -torch.inf])
-    value = m.semantic_entropy(torch.tensor([0, 1, 2]), logps, estimator="rao")
-    assert value.item() == pytest.approx(math.log(2))
 
 
 def test_seed_grpo_eq5_mc_by_hand() -> None:
@@ -396,14 +364,9 @@ def test_a_group_with_a_broken_edge_is_nan_and_leaves_the_others_alone() -> None
         torch.testing.assert_close(found[[0, 2]], expected[[0, 2]])
 
 
-def test_kernel_language_entropy_names_what_is_wrong() -> None:
-    nli = inputs(0, 3)["nli"]
-    with pytest.raises(ValueError, match="'rbf', expected one of heat, matern"):
-        m.kernel_language_entropy(nli, kernel="rbf")
+def test_kernel_language_entropy_names_a_wrong_shape() -> None:
     with pytest.raises(ValueError, match=r"shape \(3, 4, 3\), expected \(\.\.\., G, G, 3\)"):
         m.kernel_language_entropy(torch.rand(3, 4, 3))
-    with pytest.raises(ValueError, match="t is -1"):
-        m.kernel_language_entropy(nli, t=-1)
 
 
 # --- token and predictive entropy, agreement ------------------------------------------------------------------------
@@ -456,8 +419,7 @@ def test_eq11_normaliser_is_the_true_maximum(size: int) -> None:
     torch.testing.assert_close(value, sums / sums.max())
 
 
-@thirty
-@given(half=st.integers(1, 12), data=st.data())
+@for_all(half=st.integers(1, 12), data=st.data())
 def test_binary_rewards_and_even_groups_give_four_p_times_one_minus_p(half: int, data: st.DataObject) -> None:
     """RD is then Q-Hawkeye's u too."""
     correct = data.draw(st.integers(0, 2 * half))
@@ -471,15 +433,13 @@ of_rewards = pytest.mark.parametrize("measure", [m.reward_dispersion, m.reward_v
 
 
 @of_rewards
-@thirty
-@given(reward=st.floats(-1e3, 1e3, width=32), size=sizes)
+@for_all(reward=st.floats(-1e3, 1e3, width=32), size=sizes)
 def test_equal_rewards_differ_by_exactly_0(measure: Callable[..., Tensor], reward: float, size: int) -> None:
     assert measure(torch.full((size,), reward)).item() == 0
 
 
 @of_rewards
-@thirty
-@given(seed=seeds, size=sizes)
+@for_all(seed=seeds, size=sizes)
 def test_nan_rewards_are_left_out_and_not_counted(measure: Callable[..., Tensor], seed: int, size: int) -> None:
     rewards, kept = inputs(seed, size)["rewards"], torch.rand(size, generator=generator(seed)) < 0.6
     expected = measure(rewards[kept], RANGE) if kept.any() else torch.zeros((), dtype=torch.float64)

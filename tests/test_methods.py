@@ -10,7 +10,7 @@ from typing import Any
 import papers
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import DEVICES, for_all, seeds
 from hypothesis import strategies as st
 from papers import LONGEST, features, sampled
 from torch import Tensor
@@ -19,10 +19,6 @@ from gcpo.methods import METHODS, advantages, base_advantages, modulate, weights
 from gcpo.rollouts import Rollouts
 from gcpo.weights import weight_range
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
-]
 NAN, INF = math.nan, math.inf
 Features = dict[str, Tensor]
 
@@ -38,9 +34,6 @@ ALL_CANDIDATES: dict[str, dict[str, Any]] = {"clip_cov": {"share": 1.0}}
 
 every_method = pytest.mark.parametrize("method", METHODS)
 both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-# The first call also pays for what the libraries load lazily.
-ten, twenty = (settings(deadline=None, max_examples=n) for n in (10, 20))
-seeds = st.integers(0, 2**31 - 1)
 sizes = st.integers(1, 8)
 
 
@@ -104,8 +97,7 @@ CASES = {name: (name, ALL_CANDIDATES.get(name, {}), rule) for name, rule in pape
 
 
 @pytest.mark.parametrize("case", CASES)
-@twenty
-@given(seed=seeds, size=st.integers(2, 6))
+@for_all(20, seed=seeds, size=st.integers(2, 6))
 def test_weights_and_advantages_are_those_of_the_paper(case: str, seed: int, size: int) -> None:
     method, options, rule = CASES[case]
     groups = sampled(seed, 2, size, int(method in MEAN_OF_TOKENS))
@@ -132,8 +124,7 @@ def test_eq1_epsilon_counts_where_rewards_hardly_differ(dtype: torch.dtype) -> N
 rewards_or_none = st.sampled_from([NAN, 0.0, 0.1, 0.7, 1.0, 2.0])
 
 
-@twenty
-@given(pairs=st.lists(st.tuples(rewards_or_none, rewards_or_none), min_size=1, max_size=8))
+@for_all(20, pairs=st.lists(st.tuples(rewards_or_none, rewards_or_none), min_size=1, max_size=8))
 def test_eq1_by_group_batch_or_not_at_all_leaves_unscorable_rewards_out(pairs: list[tuple[float, float]]) -> None:
     groups = list(zip(*pairs, strict=True))
     known = [[r for r in g if not math.isnan(r)] for g in groups]
@@ -168,8 +159,7 @@ def test_an_unknown_scale_rewards_is_an_error_with_the_valid_ones(scale: Any) ->
 
 
 @every_method
-@ten
-@given(seed=seeds, size=sizes, alpha=st.sampled_from([None, 0.0, 0.3, 1.0, 3.0]))
+@for_all(10, seed=seeds, size=sizes, alpha=st.sampled_from([None, 0.0, 0.3, 1.0, 3.0]))
 def test_weights_lie_within_their_range(method: str, seed: int, size: int, alpha: float | None) -> None:
     (low, high), row = weight_range(method, alpha, size), METHODS[method]
     x = features_of(seed, 3, size)
@@ -204,8 +194,7 @@ def test_a_method_without_alpha_does_not_read_it_and_a_product_without_alpha_is_
 
 
 @every_method
-@ten
-@given(seed=seeds, size=st.integers(2, 8))
+@for_all(10, seed=seeds, size=st.integers(2, 8))
 def test_the_order_of_the_responses_does_not_matter(method: str, seed: int, size: int) -> None:
     x, options = features_of(seed, 3, size, shortest=0), ALL_CANDIDATES.get(method, {})
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
@@ -215,8 +204,7 @@ def test_the_order_of_the_responses_does_not_matter(method: str, seed: int, size
 
 
 @every_method
-@ten
-@given(seed=seeds, size=st.integers(2, 8))
+@for_all(10, seed=seeds, size=st.integers(2, 8))
 def test_the_names_of_the_clusters_do_not_matter(method: str, seed: int, size: int) -> None:
     x = features_of(seed, 3, size)
     renamed = {name: 7 - 3 * value for name, value in x.items() if "clusters" in name}
@@ -224,8 +212,7 @@ def test_the_names_of_the_clusters_do_not_matter(method: str, seed: int, size: i
 
 
 @pytest.mark.parametrize("method", ONE_GROUP)
-@ten
-@given(seed=seeds)
+@for_all(10, seed=seeds)
 def test_a_group_does_not_depend_on_its_batch(method: str, seed: int) -> None:
     x = features_of(seed, 4, 5)
     alone = outcome(method, {name: value[2:3] for name, value in x.items()})
@@ -243,8 +230,7 @@ def test_devices_and_precisions_agree(method: str, device: str) -> None:
 
 
 @every_method
-@ten
-@given(seed=seeds)
+@for_all(10, seed=seeds)
 def test_equalize_mean_gives_a_mean_of_1_over_what_is_trained_on(method: str, seed: int) -> None:
     x = features_of(seed, 3, 4)
     x["rewards"][0, 0] = NAN
@@ -308,8 +294,7 @@ def test_rules_for_rewards_tell_responses_of_equal_rewards_apart(method: str) ->
 
 
 @every_method
-@ten
-@given(seed=seeds, size=st.integers(2, 6), fill=st.sampled_from([NAN, INF, -INF, 1e30]))
+@for_all(10, seed=seeds, size=st.integers(2, 6), fill=st.sampled_from([NAN, INF, -INF, 1e30]))
 def test_what_an_unscorable_response_says_does_not_matter(method: str, seed: int, size: int, fill: float) -> None:
     x = features_of(seed, 2, size, shortest=0)
     x["correctness"] = x["rewards"] / 2
@@ -328,8 +313,7 @@ def test_what_an_unscorable_response_says_does_not_matter(method: str, seed: int
 
 
 @every_method
-@ten
-@given(seed=seeds, size=st.integers(3, 8))
+@for_all(10, seed=seeds, size=st.integers(3, 8))
 def test_an_unscorable_response_enters_no_statistic(method: str, seed: int, size: int) -> None:
     x, options = features_of(seed, 2, size, shortest=0), ALL_CANDIDATES.get(method, {})
     kept = torch.arange(size) != seed % size
@@ -355,8 +339,7 @@ def test_a_group_without_rewards_has_weight_1_and_advantage_0(method: str) -> No
 
 
 @pytest.mark.parametrize("method", READ_TOKENS)
-@ten
-@given(seed=seeds, fill=st.sampled_from([INF, -INF, 0.5]))
+@for_all(10, seed=seeds, fill=st.sampled_from([INF, -INF, 0.5]))
 def test_what_stands_where_no_token_is_does_not_matter(method: str, seed: int, fill: float) -> None:
     """It is NaN to begin with."""
     x = features_of(seed, 2, 4, shortest=0)
@@ -381,8 +364,7 @@ def test_an_empty_or_masked_completion_has_weight_1(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", MEAN_OF_TOKENS)
-@ten
-@given(seed=seeds, size=st.integers(3, 8))
+@for_all(10, seed=seeds, size=st.integers(3, 8))
 def test_an_empty_completion_enters_no_mean_over_tokens(method: str, seed: int, size: int) -> None:
     x, row = features_of(seed, 2, size), METHODS[method]
     kept = torch.arange(size) != seed % size

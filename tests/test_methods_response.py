@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import for_all, seeds
 from hypothesis import strategies as st
 from papers import Group, features, sampled
 
@@ -68,8 +68,7 @@ def test_equal_entropies_give_weight_1(method: str, entropy: float) -> None:
     assert found(method, spoken(*[(entropy, r) for r in (2, 0, 1, 2)])) == pytest.approx([1] * 4, abs=1.01e-5 / entropy)
 
 
-@settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 2**31 - 1), size=st.integers(1, 8))
+@for_all(seed=seeds, size=st.integers(1, 8))
 def test_edge_grpo_has_a_mean_of_at_least_1_and_egpo_eq9_one_of_1(seed: int, size: int) -> None:
     """mean_i(H-bar / H_i) is the arithmetic over the harmonic mean: it is not scale-preserving."""
     rollouts = Rollouts(**features(*sampled(seed, 3, size)))
@@ -191,9 +190,3 @@ def test_r2vpo_of_ratios_half_above_and_half_below() -> None:
     assert found("r2vpo", group) == pytest.approx([1 / 1.25, 1, 1 / 1.5, 1])
     assert found("r2vpo", group, lambda_=3) == pytest.approx([1 / 1.75, 1, 1 / 2.5, 1])
     assert found("r2vpo", group)[3] == 1
-
-
-@pytest.mark.parametrize("value", [-0.5, INF, NAN])
-def test_a_lambda_that_would_break_the_bounds_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="lambda_ must be at least 0"):
-        get_method("r2vpo", lambda_=value)

@@ -100,11 +100,6 @@ def test_a_shape_that_does_not_fit_the_rewards_is_an_error(name: str) -> None:
             getattr(lazy, name)
 
 
-def test_the_number_of_tokens_is_free() -> None:
-    for length in (0, 1, 9):
-        assert Rollouts(REWARDS, logps=torch.zeros(2, 4, length)).logps.shape == (2, 4, length)
-
-
 def test_features_are_named_without_being_evaluated() -> None:
     feature = Counted(torch.ones(2, 4, 5))
     rollouts = Rollouts(REWARDS, mask=feature, logps=feature, clusters=torch.zeros(2, 4))
@@ -274,16 +269,10 @@ def test_nli_has_the_premise_first(models: Models) -> None:
     assert nli[0, 2, 0].tolist() == [0, 0, 1]  # a missing answer contradicts
 
 
-def test_other_features_and_the_range_are_passed_on(models: Models) -> None:
+def test_without_a_model_its_features_are_absent_and_all_else_is_passed_on() -> None:
     logps = torch.zeros(2, 4, 5)
-    rollouts = models.rollouts(logps=logps)
-    assert rollouts.logps is logps
-    assert rollouts.rewards is SCORES
-
-
-def test_without_a_model_its_features_are_absent() -> None:
-    rollouts = rollouts_of(GROUPS, reward_range=(-1.0, 3.0))
-    assert rollouts.reward_range == (-1.0, 3.0)
+    rollouts = rollouts_of(GROUPS, reward_range=(-1.0, 3.0), logps=logps)
+    assert rollouts.reward_range == (-1.0, 3.0) and rollouts.logps is logps and rollouts.rewards is SCORES
     assert not {"embeddings", "nli", "clusters"} & set(rollouts.features)
 
 

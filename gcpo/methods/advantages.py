@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,13 +18,7 @@ from gcpo.methods.table import BASES, METHODS, Method
 from gcpo.rollouts import Rollouts
 
 
-def get_method(
-    name: str | Sequence[str],
-    *,
-    alpha: float | None = None,
-    seed: int = 0,
-    **options: Any,
-) -> Method:
+def get_method(name: str | Sequence[str], *, alpha: float | None = None, seed: int = 0, **options: Any) -> Method:
     """Return a method's row, or the product of several (``"bot_only*egpo"``, or a list of names), with its constants.
 
     Args:
@@ -57,39 +51,30 @@ def _product(names: list[str]) -> Method:
         raise ValueError(f"{title!r} is not a product of different methods.")
     rows = {name: METHODS[name] for name in names}
     bases = {row.base: name for name, row in rows.items() if row.base != "grpo" or name == "grpo"}
-    permuted, changing, reinforcing = (
-        [name for name, row in rows.items() if has(row)]
-        for has in (
-            lambda row: row.permuted,
-            lambda row: row.reward is not None,
-            lambda row: row.negative_reinforcement,
-        )
-    )
-
-    def both(having: Iterable[str], what: str) -> str:
-        return f"{title}: {' and '.join(having)} {what}; keep one of them."
-
-    refusals = {
-        f"{title}: {''.join(permuted[:1])} is a control on its own; it permutes the weights of whole groups.": permuted,
-        both(changing, "both change rewards, and the second would read what the first has made"): changing[1:],
-        both(bases.values(), "have different base advantages, of which an advantage has one"): len(bases) > 1,
-        both(reinforcing, "both set the advantage of an entirely wrong group, each in its own way"): reinforcing[1:],
-        f"{title}: dapo drops the groups without reward variance that {' and '.join(reinforcing)} reinforces.": (
-            reinforcing and any(row.drops_equal for row in rows.values())
-        ),
+    reinforcing = [name for name, row in rows.items() if row.negative_reinforcement]
+    for name, row in rows.items():
+        if row.permuted:
+            raise ValueError(f"{title}: {name} is a control on its own; it permutes the weights of whole groups.")
+        if row.drops_equal and reinforcing:
+            raise ValueError(
+                f"{title}: {name} drops the groups without reward variance that {reinforcing[0]} reinforces."
+            )
+    only_one = {
+        "both change rewards, and the second would read what the first has made": [n for n in rows if rows[n].reward],
+        "have different base advantages, of which an advantage has one": bases.values(),
+        "both set the advantage of an entirely wrong group, each in its own way": reinforcing,
     }
-    for message, refused in refusals.items():
-        if refused:
-            raise ValueError(message)
-
-    acts = [row.acts for row in rows.values()]
+    for what, having in only_one.items():
+        if len(having) > 1:
+            raise ValueError(f"{title}: {' and '.join(having)} {what}; keep one of them.")
+    acts = {row.acts for row in rows.values()}
     return Method(
         paper="; ".join(dict.fromkeys(row.paper for row in rows.values())),
         rule=" * ".join(row.rule for row in rows.values()),
         acts=next(kind for kind in ("loss", "advantage", "reward", "base") if kind in acts),
         factors=_factors(title, rows),
-        reward=next((row.reward for row in rows.values() if row.reward is not None), None),
-        penalty=next((row.penalty for row in rows.values() if row.penalty is not None), None),
+        reward=next((row.reward for row in rows.values() if row.reward), None),
+        penalty=next((row.penalty for row in rows.values() if row.penalty), None),
         base=next(iter(bases), "grpo"),
         trl={key: value for row in rows.values() for key, value in row.trl.items()},
         drops_equal=any(row.drops_equal for row in rows.values()),
@@ -111,34 +96,28 @@ def _factors(title: str, rows: Mapping[str, Method]) -> tuple[Factor, ...]:
     return tuple(factors)
 
 
-def _bound(
-    title: str,
-    row: Method,
-    alpha: float | None,
-    options: Mapping[str, Any],
-) -> Method:
+def _bound(title: str, row: Method, alpha: float | None, options: Mapping[str, Any]) -> Method:
+    """Return a row whose parts have these constants, and this alpha where none of their own is given."""
     valid = dict.fromkeys([option for part in row.parts for option in part.OPTIONS] + ["shuffle"] * row.permuted)
-    if unknown := set(options) - set(valid):
+    if unknown := options.keys() - valid.keys():
         name = min(unknown)
         raise ValueError(f"{title} has no option {name!r}.{nearest(name, valid) if valid else ' It has none.'}")
     shuffle = options.get("shuffle", row.shuffle)
     if row.permuted:
         one_of("shuffle", shuffle, ("both", "geo", "rd"))
-    strengths = {"alpha": alpha, **{name: options.get(name) for name in ("alpha_geo", "alpha_rd")}}
-    for name, strength in strengths.items():
-        if strength is not None:
-            check_alpha(strength, name)
     constants = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    strengths: dict[str, Any] = {"alpha": alpha, **{key: constants.pop(key, None) for key in ("alpha_geo", "alpha_rd")}}
+    strengths = {key: strength for key, strength in strengths.items() if strength is not None}
+    for key, strength in strengths.items():
+        check_alpha(strength, key)
 
     def bound(part: Any) -> Any:
-        own = {key: value for key, value in constants.items() if key in part.OPTIONS and key not in strengths}
-        strength = strengths.get(f"alpha_{part.alpha_key}")
-        strength = alpha if strength is None else strength
-        if part.has_alpha and strength is not None:
-            own["alpha"] = strength
-        return dataclasses.replace(part, **own) if own else part
+        own = {key: value for key, value in constants.items() if key in part.OPTIONS}
+        if part.has_alpha:
+            own["alpha"] = strengths.get(f"alpha_{part.alpha_key}", strengths.get("alpha", part.alpha))
+        return dataclasses.replace(part, **own)
 
-    factors, reward = tuple(bound(factor) for factor in row.factors), row.reward and bound(row.reward)
+    factors, reward = tuple(map(bound, row.factors)), row.reward and bound(row.reward)
     if reward and "answer_mask" in reward.reads and any("answer_mask" in factor.reads for factor in factors):
         raise ValueError(
             f"{title}: the reward reads the tokens of the extracted answer, and scope={options['scope']!r} parts "
@@ -172,8 +151,7 @@ def base_advantages(
     NaN rewards take no part and get 0; a group with equal rewards, or with one scorable response, gets exactly 0.
     Raises ValueError for another ``scale_rewards``.
     """
-    if scale_rewards not in ("group", "batch", "none"):
-        raise ValueError(f'scale_rewards is {scale_rewards!r}, expected "group", "batch" or "none".')
+    one_of("scale_rewards", scale_rewards, ("group", "batch", "none"))
     valid = ~rewards.isnan()
     deviation = deviations(rewards, valid)
     if scale_rewards == "none":

@@ -7,6 +7,7 @@ and the base advantages A; responses without a reward take no part in any mean, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from gcpo.errors import one_of
 from gcpo.masked import mean
+from gcpo.methods.forms import check_alpha
 from gcpo.rollouts import Rollouts
 
 ROUNDING = 1e-6  # tolerance for "at or above the mean"
@@ -56,11 +58,14 @@ class Part(ABC):
     """A frozen set of constants with one function of the rollouts, and the properties that the trainer asks for.
 
     ``kind`` names the rule in the ids of runs, and never changes, whatever the class is called. ``OPTIONS`` are the
-    constants that a user may set; ``reads`` the features of the rollouts that the part needs beside rewards.
+    constants that a user may set, ``CHOICES`` the valid values of those that are names, and ``NOT_NEGATIVE`` those that
+    are finite numbers of at least 0; ``reads`` are the features of the rollouts that the part needs beside rewards.
     """
 
     kind: ClassVar[str]
     OPTIONS: ClassVar[tuple[str, ...]] = ()
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {}
+    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ()
     has_alpha: ClassVar[bool] = False  # the part has a strength called alpha
     alpha_key: ClassVar[Literal["", "geo", "rd"]] = ""  # alpha_geo, alpha_rd; a shuffle's name
     needs_off_policy_steps: ClassVar[bool] = False  # the weight is 1 while pi = pi_old
@@ -69,6 +74,10 @@ class Part(ABC):
 
     def __post_init__(self) -> None:
         one_of("clusters", self.clusters, (None, *CLUSTERS))
+        for name, valid in self.CHOICES.items():
+            one_of(name, getattr(self, name), valid)
+        for name in self.NOT_NEGATIVE:
+            check_alpha(getattr(self, name), name)
 
     @property
     @abstractmethod

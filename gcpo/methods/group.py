@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gcpo import measures
-from gcpo.errors import one_of
 from gcpo.methods.components import Factor, likelihoods
 from gcpo.methods.forms import FORMS, alpha_g
 from gcpo.rollouts import Rollouts
@@ -27,6 +27,7 @@ class GroupFactor(Factor):
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("form", "alpha_norm")
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {"form": FORMS, "alpha_norm": ("log_g", "none")}
     has_alpha = True
     granularity = "group"
     subject: ClassVar[str] = "answers"  # the noun for a group with a high score: its answers or rewards differ
@@ -34,11 +35,6 @@ class GroupFactor(Factor):
     form: str = "linear"
     alpha: float = 0.6
     alpha_norm: Literal["log_g", "none"] = "log_g"
-
-    def __post_init__(self) -> None:
-        one_of("form", self.form, FORMS)
-        one_of("alpha_norm", self.alpha_norm, ("log_g", "none"))
-        super().__post_init__()
 
     @abstractmethod
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
@@ -76,14 +72,11 @@ class SemanticEntropy(GroupFactor):
 
     kind = "SemanticEntropy"
     OPTIONS = ("form", "alpha_norm", "estimator", "clusters")
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {**GroupFactor.CHOICES, "estimator": measures.ESTIMATORS}
     measure: str = "se"
     weight: str = "w_se"
     estimator: Literal["counts", "rao", "mc"] = "counts"
     clusters: str | None = "greedy"
-
-    def __post_init__(self) -> None:
-        one_of("estimator", self.estimator, measures.ESTIMATORS)
-        super().__post_init__()
 
     @property
     def reads(self) -> frozenset[str]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gcpo.errors import one_of
 from gcpo.masked import deviations, mean
 from gcpo.methods.components import Factor, entirely_incorrect, is_correct
-from gcpo.methods.forms import check_alpha
 from gcpo.rollouts import Rollouts
 
 CEILING = 10.0  # of mean H / H_i before renormalising, so that one near-deterministic response cannot dominate the mean
@@ -38,6 +37,12 @@ class EntropyFactor(Factor):
 
     kind = "EntropyFactor"
     OPTIONS = ("correct", "wrong", "renorm", "all_wrong", "scope", "epsilon")
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
+        "renorm": ("none", "before", "after"),
+        "all_wrong": ("none", "weighted", "locked"),
+        "scope": ("joint", "thinking", "answer"),
+    }
+    NOT_NEGATIVE = ("epsilon",)
     granularity = "response"
 
     weight: str = "w_entropy"
@@ -52,10 +57,6 @@ class EntropyFactor(Factor):
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        one_of("renorm", self.renorm, ("none", "before", "after"))
-        one_of("all_wrong", self.all_wrong, ("none", "weighted", "locked"))
-        one_of("scope", self.scope, ("joint", "thinking", "answer"))
-        check_alpha(self.epsilon, "epsilon")
         super().__post_init__()
         for name in ("correct", "wrong"):
             low, high = getattr(self, name)
@@ -127,17 +128,13 @@ class RatioVariance(Factor):
     """
 
     kind = "RatioVariance"
-    OPTIONS = ("lambda_",)
+    OPTIONS = NOT_NEGATIVE = ("lambda_",)
     needs_off_policy_steps = True
     stage = "loss"
     granularity = "response"
     weight: str = "w_ratio"
     measure: str = "ratio_variance"
     lambda_: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_alpha(self.lambda_, "lambda_")
-        super().__post_init__()
 
     reads = frozenset({"ratios", "mask"})
     direction = "damps responses whose ratios vary"

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gcpo.masked import deviations, mean
 from gcpo.methods.components import ROUNDING, RewardStage, check_share, is_correct, is_graded
-from gcpo.methods.forms import check_alpha
 from gcpo.rollouts import Rollouts
 
 
@@ -51,13 +50,12 @@ class ReferenceBonus(RewardStage):
 
     kind = "ReferenceBonus"
     OPTIONS = ("coefficient", "margin", "cap")
+    NOT_NEGATIVE = ("coefficient", "margin")
     coefficient: float = 0.5
     margin: float = 0.01
     cap: float = 0.95
 
     def __post_init__(self) -> None:
-        check_alpha(self.coefficient, "coefficient")
-        check_alpha(self.margin, "margin")
         if not 0 < self.cap <= 1:
             raise ValueError(f"cap is {self.cap}, expected a probability above 0.")
         super().__post_init__()
@@ -85,12 +83,8 @@ class AgreementBonus(RewardStage):
     other responses is at or above the group's mean. An adaptation: the published method compares no responses."""
 
     kind = "AgreementBonus"
-    OPTIONS = ("coefficient",)
+    OPTIONS = NOT_NEGATIVE = ("coefficient",)
     coefficient: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_alpha(self.coefficient, "coefficient")
-        super().__post_init__()
 
     reads = frozenset({"embeddings"})
     direction = "rewards right answers that agree with the group"

@@ -120,13 +120,13 @@ class CovariancePenalty(Part):
 
     kind = "CovariancePenalty"
     OPTIONS = ("share", "coefficient")
+    NOT_NEGATIVE = ("coefficient",)
     needs_off_policy_steps = True
     share: float = 2e-3
     coefficient: float = 1.0
 
     def __post_init__(self) -> None:
         check_share(self.share, "the batch's tokens")
-        check_alpha(self.coefficient, "coefficient")
         super().__post_init__()
 
     reads = frozenset({"logps", "ratios", "mask"})

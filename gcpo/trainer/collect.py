@@ -16,14 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gcpo.errors import nearest
-from gcpo.methods import Method
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment, TextFeatures, answer_mask
 from gcpo.trainer.config import GCPOConfig
 
 Batch = dict[str, Any]  # TRL's dictionary of tensors, from generation to the loss
 PATIENCE = 20  # batches without a reward in the upper half of the range before a warning
-PolicyPass = Callable[[Batch], tuple[Tensor, Tensor | None]]
+PolicyPass = Callable[[Batch], tuple[Tensor, Any]]
 
 
 def loss_mask(inputs: Batch) -> Tensor:
@@ -36,11 +35,10 @@ class Collector:
     """Makes :class:`gcpo.rollouts.Rollouts` of all groups of a generation batch, equal in every process.
 
     Args:
-        method: the method that reads the rollouts.
-        args: ranges of rewards, the name of the correctness reward, and how texts are embedded and clustered.
+        args: the method that reads the rollouts, ranges of rewards, the name of the correctness reward, and how texts
+            are embedded and clustered.
         accelerator: of the processes that share the batch.
         group_size: G, responses per prompt.
-        max_completion_length: the longest completion that can be sampled, in tokens.
         reward_names, reward_weights: of the reward functions, in TRL's order.
         extract: completion text -> answer, or None when there is none.
         embedder, entailment: the models, or None where the method reads none.
@@ -51,11 +49,9 @@ class Collector:
         ValueError: ``args.correctness_reward`` is no reward function, or none is named where several could be meant.
     """
 
-    method: Method
     args: GCPOConfig
     accelerator: Accelerator
     group_size: int
-    max_completion_length: int | None
     reward_names: list[str]
     reward_weights: Tensor
     extract: Callable[[str], str | None]
@@ -68,15 +64,17 @@ class Collector:
     highest: float = -math.inf  # highest reward so far
 
     def __post_init__(self) -> None:
+        self.method = self.args.resolved_method()
         names, wanted = self.reward_names, self.args.correctness_reward
-        if wanted is not None and wanted not in names:
-            raise ValueError(f"correctness_reward: no reward function {wanted!r}.{nearest(wanted, names)}")
-        if wanted is not None and names.count(wanted) > 1:
-            raise ValueError(
-                f"correctness_reward: {names.count(wanted)} reward functions are called {wanted!r}: give each a "
-                "__name__ of its own."
-            )
-        if wanted is None and self.method.needs_correctness and len(names) > 1:
+        if wanted is not None:
+            if wanted not in names:
+                raise ValueError(f"correctness_reward: no reward function {wanted!r}.{nearest(wanted, names)}")
+            if (count := names.count(wanted)) > 1:
+                raise ValueError(
+                    f"correctness_reward: {count} reward functions are called {wanted!r}: give each a __name__ of its "
+                    "own."
+                )
+        elif self.method.needs_correctness and len(names) > 1:
             raise ValueError(
                 f"{self.args.method} asks which responses are right, and a sum of {len(names)} rewards does not say: "
                 f"set correctness_reward to one of {', '.join(names)}, and correctness_range to what it can reach."
@@ -100,10 +98,9 @@ class Collector:
         weights = self.reward_weights.to(per_function.device)
         rewards = (per_function * weights).nansum(dim=1).masked_fill(per_function.isnan().all(dim=1), torch.nan)
         if (infinite := rewards.isinf()).any():
-            self._warn_once(
-                "infinite", f"A reward is {rewards[infinite][0].item()}: such a response counts as unscored."
-            )
-            rewards = rewards.masked_fill(infinite, torch.nan)
+            value = rewards[infinite][0].item()
+            self._warn_once("infinite", f"A reward is {value}: such a response counts as unscored.")
+        rewards = rewards.masked_fill(infinite, torch.nan)
         least, most = self.args.reward_range
         low, high = self.args.correctness_range or self.args.reward_range
         named = self.args.correctness_reward
@@ -124,14 +121,13 @@ class Collector:
             entailment=self.entailment,
             threshold=self.args.entailment_threshold,
         )
-        tokens = _TokenFeatures(self, output)
         return Rollouts(
             rewards.view(-1, size),
             correctness=((correctness - low) / (high - low)).view(-1, size),
             reward_range=(least, most),
-            max_completion_length=self.max_completion_length,
+            max_completion_length=self.args.max_completion_length,
             **{name: functools.partial(self._shared, meanings, mine, name) for name in meanings.readable},
-            **{name: functools.partial(self._whole, tokens, name) for name in tokens.NAMES},
+            **{name: functools.partial(self._whole, rows) for name, rows in self._token_features(output).items()},
         )
 
     def _shared(self, meanings: TextFeatures, mine: list[int], name: str) -> Tensor:
@@ -140,10 +136,31 @@ class Collector:
         everywhere = dict(gather_object(list(zip(mine, own, strict=True))))
         return torch.stack([everywhere[group] for group in sorted(everywhere)]).to(self.accelerator.device)
 
-    def _whole(self, tokens: _TokenFeatures, name: str) -> Tensor:
+    def _whole(self, own: Callable[[], Tensor]) -> Tensor:
         """Return a token feature of all processes' rows, in groups."""
-        rows = self.gathered(getattr(tokens, name).float())
+        rows = self.gathered(own().float())
         return rows.view(-1, self.group_size, rows.shape[1])
+
+    def _token_features(self, output: Batch) -> dict[str, Callable[[], Tensor]]:
+        """Return the token features of this process's rows, as functions; one pass gives both of the policy's."""
+        policy = functools.cache(lambda: self.policy_pass(output))
+        return {
+            "logps": lambda: policy()[0],
+            "entropies": lambda: policy()[1],
+            "mask": lambda: loss_mask(output),
+            "answer_mask": lambda: self._answer_mask(output),
+            "ref_logps": lambda: output["ref_per_token_logps"],
+        }
+
+    def _answer_mask(self, output: Batch) -> Tensor:
+        mask = output["completion_mask"]
+        rows = zip(output["completion_ids"], mask.sum(1), strict=True)
+        ids = [row[: int(length)].tolist() for row, length in rows]
+        # GRPO-CARE asks for the answer itself; an entropy's scope, for all that follows the reasoning.
+        reward = self.method.reward
+        extract = self.extract if reward and "answer_mask" in reward.reads else None
+        answers = answer_mask(ids, self.decode, extract).to(mask.device)
+        return torch.nn.functional.pad(answers, (0, mask.shape[1] - answers.shape[1]))
 
     def _check_range(self, rewards: Tensor, correctness: Tensor) -> None:
         if not self.method.reads_range:
@@ -190,44 +207,3 @@ class Collector:
         if kind not in self.warned:
             self.warned.add(kind)
             warnings.warn(message, stacklevel=3)
-
-
-@dataclass
-class _TokenFeatures:
-    """Token features of one process's rows, each computed when first read."""
-
-    NAMES = ("logps", "entropies", "mask", "answer_mask", "ref_logps")
-
-    collector: Collector
-    output: Batch
-
-    @functools.cached_property
-    def policy(self) -> tuple[Tensor, Tensor | None]:
-        return self.collector.policy_pass(self.output)
-
-    @property
-    def logps(self) -> Tensor:
-        return self.policy[0]
-
-    @property
-    def entropies(self) -> Tensor | None:
-        return self.policy[1]
-
-    @property
-    def mask(self) -> Tensor:
-        return loss_mask(self.output)
-
-    @property
-    def ref_logps(self) -> Tensor:
-        return self.output["ref_per_token_logps"]
-
-    @property
-    def answer_mask(self) -> Tensor:
-        mask = self.output["completion_mask"]
-        rows = zip(self.output["completion_ids"], mask.sum(1), strict=True)
-        ids = [row[: int(length)].tolist() for row, length in rows]
-        # GRPO-CARE asks for the answer itself; an entropy's scope, for all that follows the reasoning.
-        reward = self.collector.method.reward
-        extract = self.collector.extract if reward and "answer_mask" in reward.reads else None
-        answers = answer_mask(ids, self.collector.decode, extract).to(mask.device)
-        return torch.nn.functional.pad(answers, (0, mask.shape[1] - answers.shape[1]))

@@ -105,11 +105,6 @@ class GCPOConfig(GRPOConfig):
         for name, value in {**_TRL_DEFAULTS, **BASES[row.base], **row.trl}.items():
             if getattr(self, name) is None or name == "sync_ref_model":  # of which False cannot be told from unset
                 setattr(self, name, value)
-        if self.num_generations is not None and self.num_generations < 2:
-            raise ValueError(
-                f"num_generations must be at least 2, got {self.num_generations}: an advantage compares the responses "
-                "to one prompt with one another."
-            )
         super().__post_init__()
         self._method = row if resolved or "clip" in options else row.clipped(self.epsilon, self.epsilon_high)
         for refused, why in (*self._refused_in_batches(row), *self._refused_settings(row)):
@@ -195,11 +190,10 @@ class GCPOConfig(GRPOConfig):
 
 def _one_name(method: Any) -> str:
     """Return the name of a method, or of the product that a list of names means, in one spelling."""
-    if isinstance(method, str):
-        return one_spelling(method)
-    if not isinstance(method, Sequence) or not all(isinstance(name, str) for name in method):
+    names = [method] if isinstance(method, str) else method
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"method is {method!r}: give a name in gcpo.methods.METHODS, or a list of them.")
-    return one_spelling("*".join(method))
+    return one_spelling("*".join(names))
 
 
 def _mapping(given: Any) -> dict[str, Any]:

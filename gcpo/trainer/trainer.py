@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,11 +106,9 @@ class GCPOTrainer(GRPOTrainer):
         if self.method.parts:  # for the model card
             self._name, self._tag_names = f"GRPO ({args.method})", [*self._tag_names, "gcpo"]
         self.collector = Collector(
-            method=self.method,
             args=args,
             accelerator=self.accelerator,
             group_size=self.num_generations,
-            max_completion_length=self.max_completion_length,
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights,
             extract=answer_extractor,
@@ -324,10 +322,8 @@ def _text(completion: Any) -> str:
     """Return the text of a completion; of a conversation, the assistant's last message that is not empty."""
     if isinstance(completion, str):
         return completion
-    said: Iterable[Any] = (
-        message.get("content") for message in completion if message.get("role") in (None, "assistant")
-    )
-    return str(next(filter(None, reversed(list(said))), ""))
+    said = [message.get("content") for message in completion if message.get("role") in (None, "assistant")]
+    return str(next(filter(None, reversed(said)), ""))
 
 
 @contextlib.contextmanager
