@@ -76,6 +76,16 @@ class Source:
         """Return its file below a folder such as ``$GCPO_DATA_DIR`` names."""
         return Path(folder) / self.folder / f"{self.split}.jsonl"
 
+    def probe(self, revision: str | None = None) -> dict[str, Any]:
+        """Return where the split is read from, after reading it as far as its first row and no further.
+
+        ``revision`` is the data set's on the Hub. Raises as a :func:`reader`.
+        """
+        records, origin = _records(self, revision, whole=False)
+        if not any(_rows(self, where, record) for where, record in records):
+            raise ValueError(f"{self.folder}/{self.split} has no usable row")
+        return origin
+
 
 def boxed_gold(solution: str) -> str:
     """Return the boxed answer of a solution; ``MalformedRowError`` without one."""
@@ -140,15 +150,6 @@ def reader(
         return Split(chosen, origin | {"skipped": skipped, "cut": sum(row.cut for row in chosen)})
 
     return load
-
-
-def probe(source: Source, revision: str | None = None) -> dict[str, Any]:
-    """Return where a split is read from, after reading it as far as its first row and no further; raises as a
-    :func:`reader`."""
-    records, origin = _records(source, revision, whole=False)
-    if not any(_rows(source, where, record) for where, record in records):
-        raise ValueError(f"{source.folder}/{source.split} has no usable row")
-    return origin
 
 
 def _rows(source: Source, where: str, record: Any) -> list[Row]:
