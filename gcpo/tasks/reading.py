@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -216,13 +217,8 @@ def _hub_records(source: Source, revision: str | None, whole: bool) -> Records:
     dataset, split = source.dataset, source.split
     try:
         if source.columns:
-            place: dict[str, Any] = {
-                "dataset": dataset,
-                "split": split,
-                "revision": revision,
-                "columns": source.columns,
-            }
-            table: Any = datasets.Dataset.from_generator(_columns, gen_kwargs=place) if whole else _columns(**place)
+            some = functools.partial(_columns, dataset, split, revision, source.columns)
+            table: Any = datasets.Dataset.from_generator(some) if whole else some()  # the former keeps them on disk
         else:
             table = datasets.load_dataset(dataset, source.config, split=split, revision=revision, streaming=not whole)
         for number, record in enumerate(table, 1):
