@@ -212,8 +212,6 @@ def check(
     print(f"profiles: {', '.join(profiles())}: good")
     from gcpo.runs import estimates, preflight  # seconds to import
 
-    if gpu_memory is not None and gpu_memory <= 0:
-        raise ParameterError(f"--gpu-memory {gpu_memory:g}: a GPU has more than 0 GB.")
     too_large, asked = [], []
     for one in name or fitting(profile):
         plans = expand(one, profile)
@@ -221,7 +219,7 @@ def check(
         status = [said.split(" (")[0] for said in states(plans)]
         counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
         print(f"grid {one} with {profile}: {len(plans)} runs ({counts})")
-        needed, misfits = estimates.of_grid(one, plans, gpu_memory)
+        needed, misfits = estimates.of_grid(plans, gpu_memory)
         print(*needed, sep="\n", end="\n" if needed else "")
         too_large += misfits
     refused = preflight.refused(asked)
