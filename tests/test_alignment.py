@@ -162,7 +162,7 @@ def decided(found: dict[str, Draws], effects: dict[str, float] | None = None) ->
 def test_a_verdict_follows_the_intervals(centres: list[float], effects: dict[str, float], expected: str) -> None:
     verdict = decided(dict(zip("ab", map(draws, centres), strict=True)), effects)
     assert verdict.label == expected
-    assert verdict.low < verdict.difference < verdict.high and verdict.mde == pytest.approx(0.28, abs=0.02)
+    assert verdict.low < verdict.estimate < verdict.high and verdict.mde == pytest.approx(0.28, abs=0.02)
     assert f"[{verdict.low:+.2f}, {verdict.high:+.2f}]" in verdict.because
 
 

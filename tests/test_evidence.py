@@ -316,7 +316,7 @@ def test_a_verdict_has_the_fields_of_what_decided_it() -> None:
     ]  # fmt: skip
     assert found.note == "The paper's own table contradicts it (a minus c: -1.00)."
     assert decide([made, UNMADE]).parts[1] == "not tested: c and b: 1 and 10 seeds: cannot be compared"
-    assert decide([made]).effect is None
+    assert math.isnan(decide([made]).effect)
 
 
 UNMADE = Comparison("c", "b", 1, "1 and 10 seeds: cannot be compared")
@@ -345,7 +345,7 @@ def test_the_effects_belong_to_their_comparisons() -> None:
     one, other = between(-1, 2), between(-1, 5)
     assert decide([one, other], [3.0, 6.0]).label == "effect excluded"
     assert decide([one, other], [1.0, 4.0]).label == "cannot tell"
-    assert decide([one, other], [1.0, 6.0]).paper_effect == 6.0
+    assert decide([one, other], [1.0, 6.0]).effect == 6.0
     assert evidence.effects_of({"se": 72.24, "grpo": 67.02}, [("se", "grpo"), ("grpo", "se"), ("se", "x")]) == (
         pytest.approx([5.22, -5.22, nan], nan_ok=True)
     )
@@ -362,7 +362,7 @@ def test_missing_runs_and_a_closed_gate_say_what_to_do() -> None:
     )
     closed = decide([between(1, 2)], [3.0], closed="The gate failed on tinymath: ...")
     assert (closed.label, closed.because) == ("not tested", "The gate failed on tinymath: ...")
-    assert math.isnan(closed.low) and closed.paper_effect == 3.0
+    assert math.isnan(closed.low) and closed.effect == 3.0
 
 
 def test_a_verdict_carries_its_interval_the_papers_effect_and_what_is_detectable(
@@ -428,7 +428,7 @@ def test_a_verdict_changes_when_a_record_is_changed() -> None:
     assert verdict_of("p").label == "cannot tell"
     path = planned(method="se", seed=1).folder / "eval.csv"
     path.write_text(path.read_text().replace("0.5", "0.4"))  # edited: no longer a record
-    assert verdict_of("p").label == "cannot tell" and verdict_of("p").seeds == 2
+    assert verdict_of("p").label == "cannot tell" and verdict_of("p").n == 2
     for seed in range(3):
         finished(method="se", seed=seed, tables=evaluated(0.46 - 0.002 * seed))
     assert verdict_of("p").label == "does not hold"

@@ -36,11 +36,17 @@ def runs(profile: str, reference: bool = False) -> list[Run]:
 
     Each is checked: one that is not to be trusted has a ``fault``, and is not ``finished``.
     """
-    name = profile_name(profile)
-    if reference:
-        return _committed(paths.REFERENCE / name)
-    seen: Seen = {}
-    return [load(path.parent, seen) for path in sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))]
+    name, seen = profile_name(profile), Seen()
+    places = sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))
+    found = _committed(paths.REFERENCE / name) if reference else [load(path.parent, seen) for path in places]
+    for run in found:
+        try:  # all that a report reads of it
+            if run.finished:
+                m = run.manifest
+                _columns(m), label(m["kind"], m["params"]), _models(m), _data(m), _made_with(m)
+        except (KeyError, TypeError, AttributeError) as error:  # the hash is right, but the record is not one of ours
+            run.fault = f"no record of a run ({type(error).__name__}: {error})"
+    return found
 
 
 def _committed(folder: Path) -> list[Run]:
@@ -119,17 +125,15 @@ def _columns(manifest: dict[str, Any]) -> dict[str, Any]:
     could not write its own, and what an attempt made again counts twice.
     """
     resolved, timed = manifest["resolved"], manifest if manifest.get("attempts", 1) == 1 else {}
+    said = {name: manifest.get(name) for name in ("hardware", "started", "code", "commit", "dirty", "schema")}
+    measured = {name: manifest.get(name, nan) for name in ("peak_memory_gb", "peak_gpu_memory_gb")}
     return {
         **manifest["params"],
         **(resolved["trainer"] or {}),
-        "alpha": (resolved["method"] or {}).get("alpha"),
-        "reward_range": resolved["task"]["reward_range"],
+        **{"alpha": (resolved["method"] or {}).get("alpha"), "reward_range": resolved["task"]["reward_range"]},
         **manifest.get("results", {}),
-        **{
-            key: manifest.get(key) for key in ("id", "kind", "hardware", "started", "code", "commit", "dirty", "schema")
-        },
-        **{key: manifest.get(key, nan) for key in ("peak_memory_gb", "peak_gpu_memory_gb")},
-        **{key: timed.get(key, nan) for key in ("seconds", "cpu_seconds")},
+        **{"id": manifest["id"], "kind": manifest["kind"], **said, **measured},
+        **{name: timed.get(name, nan) for name in ("seconds", "cpu_seconds")},
     }
 
 
@@ -280,7 +284,9 @@ def table_of(run: Run, name: str) -> pd.DataFrame | None:
         part = _tables(run.folder, name).get(run.manifest["id"])
         return None if part is None else part.dropna(axis="columns", how="all")  # columns that other runs have
     path = run.folder / f"{name}.csv"
-    return pd.read_csv(path, dtype={"query": str}) if path.exists() else None  # some benchmarks number theirs
+    # Ids of questions are text, though some benchmarks number theirs and one may be called "nan"; only "" is missing.
+    reading: dict[str, Any] = {"dtype": {"query": str}, "keep_default_na": False, "na_values": [""]}
+    return pd.read_csv(path, **reading) if path.exists() else None
 
 
 def _tables(folder: Path, name: str) -> dict[str, pd.DataFrame]:
