@@ -129,7 +129,13 @@ def test_verdicts_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> None
 def test_verdicts_are_written_as_records_where_they_are_asked_for(tmp_path: Path) -> None:
     for name, records in (("01_a", None), ("21_b", "runs of p")):
         verdict = claims.Verdicts(name, records)
-        verdict("one", "Eq. 1", "a", claims.Verdict("holds", "By 1.", 1.23456789, n=3, level=0.95, parts=("x", "y")), "More.")
+        verdict(
+            "one",
+            "Eq. 1",
+            "a",
+            claims.Verdict("holds", "By 1.", 1.23456789, n=3, level=0.95, parts=("x", "y")),
+            "More.",
+        )
         for folder in (None, tmp_path / ("reports" if records else "read")):
             pd.testing.assert_frame_equal(verdict.write(folder), verdict.table())
     paths_of = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*.csv"))]

@@ -100,22 +100,19 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
     """
     finished = [run for run in runs(profile, reference) if run.finished]
     if grid is None:
-        each = [run.manifest for run in finished]
-        axes = varied((m["kind"], m["params"]) for m in each)
-        keys = {m["id"]: comparison_key(m["kind"], m["params"]["max_steps"]) for m in each}
-        labels = {m["id"]: label(m["kind"], m["params"], axes[keys[m["id"]]]) for m in each}
+        each = {run.manifest["id"]: (run.manifest["kind"], run.manifest["params"]) for run in finished}
+        axes = varied(each.values())
+        labels = {id_: label(k, p, axes[comparison_key(k, p["max_steps"])]) for id_, (k, p) in each.items()}
     else:
         labels = {plan.id: plan.label for plan in expand(grid, profile)}
         finished = [run for run in finished if run.manifest["id"] in labels]
         if not any_code and (why := next(_mixtures(profile, [run.manifest for run in finished]), None)):
             otherwise = "or ask for any_code=True to compare them all the same."
             raise RecordError(f"These runs of profile {profile!r} {why}, {otherwise}")
-    lines = [
-        {**_columns(run.manifest), "label": labels[run.manifest["id"]], "folder": run.folder, "reference": reference}
-        for run in finished
-    ]
-    nothing = [*Params.model_fields, "id", "kind", "label", "folder", "reference"]
-    return pd.DataFrame(lines, columns=None if lines else nothing)
+    nothing = [*Params.model_fields, "id", "kind"]
+    table = pd.DataFrame([_columns(run.manifest) for run in finished], columns=None if finished else nothing)
+    folders = pd.Series([run.folder for run in finished], dtype=object)
+    return table.assign(label=table["id"].map(labels), folder=folders, reference=reference)
 
 
 def _columns(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -205,20 +202,12 @@ def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
     rows = []
     for task, label_, wanted, name, run in each:
         status = None if run.fault else run.manifest.get("status")
-        rows.append(
-            {
-                "task": task,
-                "run": label_,
-                "wanted": wanted,
-                "finished": status == "finished",
-                "failed": status == "failed",
-                "left_out": bool(run.fault),
-                "dirty": bool(status and run.manifest.get("dirty")),
-                "commit": (run.manifest.get("commit") or "none")[:7] if status else "",
-                "why": f"{name}: {run.fault}" if run.fault else "",
-                "made_with": _made_with(run.manifest) if status == "finished" else "",
-            }
-        )
+        row = {"task": task, "run": label_, "wanted": wanted, "left_out": bool(run.fault)}
+        row |= {"finished": status == "finished", "failed": status == "failed"}
+        row |= {"dirty": bool(status and run.manifest.get("dirty"))}
+        row |= {"commit": (run.manifest.get("commit") or "none")[:7] if status else ""}
+        row |= {"why": f"{name}: {run.fault}" if run.fault else ""}
+        rows.append({**row, "made_with": _made_with(run.manifest) if status == "finished" else ""})
     table = pd.DataFrame(rows).groupby(["task", "run"], sort=False)
     counts = table[["wanted", "finished", "failed", "left_out", "dirty"]].sum()
     counts["commits"] = table["commit"].agg(lambda c: ", ".join(sorted(set(c) - {""})))
