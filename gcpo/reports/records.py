@@ -40,13 +40,18 @@ def runs(profile: str, reference: bool = False) -> list[Run]:
     places = sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))
     found = _committed(paths.REFERENCE / name) if reference else [load(path.parent, seen) for path in places]
     for run in found:
-        try:  # all that a report reads of it
+        try:
             if run.finished:
-                m = run.manifest
-                _columns(m), label(m["kind"], m["params"]), _models(m), _data(m), _made_with(m)
+                _read(run.manifest)
         except (KeyError, TypeError, AttributeError) as error:  # the hash is right, but the record is not one of ours
             run.fault = f"no record of a run ({type(error).__name__}: {error})"
     return found
+
+
+def _read(m: dict[str, Any]) -> None:
+    """Read of a manifest all that a report does."""
+    _columns(m), label(m["kind"], m["params"]), _models(m), _data(m), _made_with(m)
+    hash((m["id"], m["kind"], m.get("code"), (m.get("commit") or "")[:7]))
 
 
 def _committed(folder: Path) -> list[Run]:
