@@ -49,7 +49,7 @@ def runs(profile: str, reference: bool = False) -> list[Run]:
 
 
 def _read(m: dict[str, Any]) -> None:
-    """Read of a manifest all that a report does."""
+    """Read of a manifest all that a report does: its columns, and what runs are told apart and counted by."""
     _columns(m), label(m["kind"], m["params"]), _models(m), _data(m), _made_with(m)
     hash((m["id"], m["kind"], m.get("code"), (m.get("commit") or "")[:7]))
 
