@@ -267,7 +267,9 @@ class GCPOTrainer(GRPOTrainer):
         super().log(logs, start_time)
         self.num_completions_to_print = shown
         if self.accelerator.is_main_process and self.log_completions and is_rich_available():
-            ours = {*self._columns} - {"weight"}
+            columns = {name: values for name, values in self._logs["extra"].items() if name not in self._columns}
+            if "weight" in self._columns:
+                columns["weight"] = [round(weight, 3) for weight in self._logs["extra"]["weight"]]
             print_prompt_completions_sample(
                 self._logs["prompt"],
                 self._logs["completion"],
@@ -275,7 +277,7 @@ class GCPOTrainer(GRPOTrainer):
                 self._logs["advantages"],
                 self.state.global_step,
                 shown,  # type: ignore[arg-type] # None: all
-                extra={name: values for name, values in self._logs["extra"].items() if name not in ours},
+                columns,
             )
 
     def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
@@ -394,14 +396,15 @@ class GCPOTrainer(GRPOTrainer):
                 ) from error
 
 
-def _check_functions(answer_extractor: Any, **optional: Any) -> None:
+def _check_functions(**given: Any) -> None:
     """Refuse what would fail after the first generation only, which takes minutes of a large policy."""
-    for name, given in {"answer_extractor": answer_extractor, **optional}.items():
-        model = "Entailment" if name == "entailment" else "Embedder" if name == "embedder" else None
-        fits = isinstance(given, Entailment) if name == "entailment" else callable(given)
-        if not fits and (given is not None or name == "answer_extractor"):
-            way = f"gcpo.semantics.{model}({given!r}), or args.{name}_model" if model else "a function"
-            raise TypeError(f"{name} is {given!r}, a {type(given).__name__}: give {way}.")
+    models = {"embedder": ("Embedder", "embedding_model"), "entailment": ("Entailment", "entailment_model")}
+    for name, value in given.items():
+        fits = isinstance(value, Entailment) if name == "entailment" else callable(value)
+        if not fits and (value is not None or name == "answer_extractor"):
+            model, setting = models.get(name, ("", ""))
+            way = f"gcpo.semantics.{model}({value!r}), or GCPOConfig({setting}={value!r})" if model else "a function"
+            raise TypeError(f"{name} is {value!r}, a {type(value).__name__}: give {way}.")
 
 
 def _text(completion: Any) -> str:
