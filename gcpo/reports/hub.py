@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
 
-from gcpo import io, paths
+from gcpo import __version__, io, paths
 from gcpo.reports import records
 from gcpo.runs.params import profile_name
 from gcpo.runs.record import RecordError
@@ -36,14 +35,14 @@ configs:
 # Records of gcpo, profile {profile}
 
 {count} runs of methods for uncertainty-aware policy optimisation (GCPO, SEED-GRPO, EGPO, CW-GRPO and their baselines),
-made with gcpo {version}. Column `run` of a table is the `id` of a line of `runs.jsonl`.
+written by gcpo {version}. Column `run` of a table is the `id` of a line of `runs.jsonl`.
 
 | file | what it holds |
 |---|---|
 {holds}
 
 `sha256sum -c SHA256SUMS` says whether records are as they were published. Put the folder in the place of
-`outputs/reference/{profile}` of a checkout: `gcpo report --profile {profile} --reference` makes tables and figures of it.
+`outputs/reference/{profile}` of a checkout: `gcpo report --profile {profile} --reference` makes tables and figures.
 
 Licence: Apache-2.0. To cite the records or the papers they are about: `CITATION.cff`, which is here too.
 """
@@ -51,14 +50,12 @@ Licence: Apache-2.0. To cite the records or the papers they are about: `CITATION
 
 def card(profile: str, folder: Path) -> str:
     """Return the card of a reference's data set, which names the files that the folder has."""
-    runs = [json.loads(line) for line in (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines()]
-    versions = sorted({run["packages"]["gcpo"] for run in runs})
     there = {name: said for name, said in HOLDS.items() if any(folder.glob(name.split(",")[0].rstrip("/")))}
     tables = [name.removesuffix(".parquet") for name in there if name.endswith(".parquet")]
     return CARD.format(
         profile=profile,
-        count=len(runs),
-        version=" and ".join(versions),
+        count=len((folder / "runs.jsonl").read_bytes().splitlines()),
+        version=__version__,
         configs="\n".join(f"- config_name: {name}\n  data_files: {name}.parquet" for name in tables),
         holds="\n".join(f"| `{name}` | {said} |" for name, said in there.items()),
     )

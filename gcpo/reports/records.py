@@ -181,11 +181,9 @@ def _models(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
     seed = recorded(manifest["params"], "world_seed")
     of = f" of world {seed}" if seed else ""
     return {
-        (kind, manifest["params"][kind] + of): hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[
-            :7
-        ]
+        (kind, manifest["params"][kind] + of): hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:7]
         for kind in ("policy", "embedder", "entailment")
-        if (content := manifest.get("contents", {}).get(kind))
+        if (made := manifest.get("contents", {}).get(kind))
     }
 
 
