@@ -305,7 +305,7 @@ def push(
     to: Annotated[str, typer.Argument(help="a folder, or hub:OWNER/NAME for a data set of the Hub", metavar="TO")],
     profile: Profile = "laptop",
 ) -> None:
-    """Write the committed reference as a data set with a card, to a folder or to the Hub."""
+    """Write the committed records as a data set with a card."""
     from gcpo.reports.hub import push_records
 
     print(f"the records of {profile} are in {push_records(profile, to)}")
@@ -320,7 +320,7 @@ def world(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="that draws all of it; runs ask for it by world_seed")] = 0,
 ) -> None:
-    """Put the embedded policy and entailment model where runs find them: ready-made ones, or trained from nothing."""
+    """Put the embedded models in place, ready-made or trained."""
     from gcpo.world import bootstrap, restore_reference, settings_of
 
     if reference and (from_scratch or seed):
