@@ -123,8 +123,9 @@ def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     from gcpo.world import resolve
 
     io.check_writable(paths.OUTPUTS)
-    for kind, name in sorted({(kind, getattr(plan.params, kind)) for plan in plans for kind in plan.embedded}):
-        resolve(name, kind)  # once, before runs in parallel would wait for it
+    needed = {(getattr(plan.params, kind), kind, plan.params.world_seed) for plan in plans for kind in plan.embedded}
+    for model in sorted(needed):
+        resolve(*model)  # once, before runs in parallel would wait for it
     failed = run_grid(plans, jobs)
     for done in failed:
         print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')}", file=sys.stderr)
@@ -274,7 +275,7 @@ def report(
 ) -> int:
     """Execute the report notebooks."""
     from gcpo.reports import publish as pages
-    from gcpo.reports import site
+    from gcpo.reports import reproduced, site
 
     profile += TOY * toy
     if publish:
@@ -284,6 +285,8 @@ def report(
     made, left_out = site.report(profile, grid, any_code=any_code, reference=reference)
     faults = [f"left out: {fault}" for fault in records.faults(profile, reference)]
     print(*made, *left_out, *faults, sep="\n")
+    if grid and not reference:
+        print(reproduced.said(reproduced.compare(profile, grid)))
     return 0
 
 
@@ -296,8 +299,33 @@ def methods() -> None:
 
 
 @app.command()
-def world(profile: Profile = "laptop", reference: Reference = False) -> None:
-    """Make the embedded policy and entailment model."""
-    from gcpo.world import bootstrap, restore_reference
+def push(
+    to: Annotated[str, typer.Argument(help="a folder, or hub:OWNER/NAME for a data set of the Hub", metavar="TO")],
+    profile: Profile = "laptop",
+) -> None:
+    """Write the committed records as a data set with a card."""
+    from gcpo.reports.hub import push_records
 
-    print(restore_reference(paths.REFERENCE / profile) if reference else bootstrap())
+    print(f"the records of {profile} are in {push_records(profile, to)}")
+
+
+@app.command()
+def world(
+    profile: Profile = "laptop",
+    reference: Reference = False,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="train it, in three to six minutes, in place of what is there")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="that draws all of it; runs ask for it by world_seed")] = 0,
+) -> None:
+    """Put the embedded models in place, ready-made or trained."""
+    from gcpo.world import bootstrap, restore_reference, settings_of
+
+    if reference and (from_scratch or seed):
+        raise ParameterError("--reference takes the reference's world: leave --from-scratch and --seed out.")
+    if reference:
+        print(restore_reference(paths.REFERENCE / profile))
+    else:
+        print(bootstrap(settings_of(seed=seed), from_scratch=from_scratch))
+    if seed:
+        print(f"Runs start from it with -p world_seed {seed}, and read notebooks with GCPO_WORLD_SEED={seed}.")

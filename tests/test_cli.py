@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gcpo import __main__ as console
 from gcpo import __version__, cli, paths
 from gcpo.runs.params import Params
 from gcpo.runs.plan import KINDS
@@ -79,5 +80,5 @@ def test_names_are_completed_in_a_shell(words: str, names: set[str]) -> None:
 
 def test_the_console_script_is_this_command_line() -> None:
     project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"gcpo": f"{cli.main.__module__}:{cli.main.__name__}"}
+    assert project["scripts"] == {"gcpo": f"{console.main.__module__}:{console.main.__name__}"}
     assert Path(sys.executable).with_name("gcpo").exists()

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from gcpo import paths
+from gcpo.__main__ import main as command
 from gcpo.runs.profiles import read_yaml
+
+PACKED = (paths.NOTEBOOKS, paths.PARAMS, paths.READY)
 
 
 def name_of(requirement: str) -> str:
@@ -29,6 +40,21 @@ def needed(*extras: str) -> set[str]:
     return {name_of(requirement) for part in listed for requirement in part} - {"gcpo"}
 
 
+def test_a_command_without_its_extra_says_which(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.delitem(sys.modules, "gcpo.cli", raising=False)
+    monkeypatch.setitem(sys.modules, "typer", None)  # as if it were not installed
+    assert command() == 2
+    said = capsys.readouterr().err
+    assert "needs the extra repro" in said and 'pip install ".[repro]"' in said and said.count("\n") == 1
+
+
+def test_a_wheel_has_what_an_installed_copy_looks_for() -> None:
+    built = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    inside = {str(place): f"gcpo/{place}" for place in (p.relative_to(paths.ROOT) for p in PACKED)}
+    assert built["wheel"]["force-include"] == inside
+    assert {"gcpo", *inside} == set(built["sdist"]["include"])
+
+
 def test_lock_pins_every_dependency_and_the_cpu_neutral_torch() -> None:
     assert needed("trl", "repro", "dev") <= set(pins())
     assert pins()["torch"] == "torch==2.13.0"
@@ -41,3 +67,17 @@ def test_conda_environment_has_the_same_pins_as_the_lock() -> None:
     pinned = {name_of(line): line for line in pip if "==" in line}
     assert pinned == {name: pins()[name] for name in pinned}
     assert set(pinned) == needed("trl", "repro")
+
+
+def test_an_installed_copy_keeps_outputs_where_it_is_called_also_those_of_processes_in_other_folders(
+    tmp_path: Path,
+) -> None:
+    package, called = tmp_path / "site" / "gcpo", tmp_path / "called"
+    for folder in (package, called):
+        folder.mkdir(parents=True)
+    shutil.copy(str(paths.__file__), package)
+    show = f"import sys; sys.path = {[str(package), *sys.path]}; import paths; print(paths.OUTPUTS, paths.PARAMS)"
+    both = f"{show}; import subprocess; subprocess.run([sys.executable, '-c', {show!r}], cwd='/')"
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("GCPO_")}
+    done = subprocess.run([sys.executable, "-uc", both], cwd=called, env=clean, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"{called / 'outputs'} {package / 'params'}"] * 2, done.stderr

@@ -45,7 +45,7 @@ def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(runner, "execute", execute)
     monkeypatch.setattr(runner, "_workers", workers)
-    monkeypatch.setattr("gcpo.world.resolve", lambda name, kind: name)
+    monkeypatch.setattr("gcpo.world.resolve", lambda name, kind, seed: name)
     return log
 
 
