@@ -203,6 +203,7 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
         "seed": 7,
         "use_cpu": True,
         "bf16": False,
+        "share_prompts": False,  # compared with TRL's own pass to the bit; test_prefix.py compares the two passes
         **changes,
     }
 

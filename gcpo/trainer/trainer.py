@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.logging import get_logger
+from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
 from transformers.integrations import deepspeed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer import utils as trl_utils
 
 from gcpo import seeds
 from gcpo.masked import deviations, mean
@@ -26,8 +28,11 @@ from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment
 from gcpo.trainer.collect import Collector, loss_mask
 from gcpo.trainer.config import GCPOConfig
+from gcpo.trainer.prefix import obstacle, shared
 
 _PASS_ARGUMENTS = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters.keys()
+_FUSED_HEAD = hasattr(trl_utils, "add_fused_lm_head")  # of TRL since 1.16
+_logger = get_logger(__name__)
 REPLACED = "gcpo/replaced_weights"  # in logs: weights replaced since the last log
 REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method that moves it
 
@@ -35,14 +40,15 @@ REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method t
 class GCPOTrainer(GRPOTrainer):
     """TRL's GRPOTrainer whose advantages are those of a method: A~ = A * omega (GCPO, section 3.4).
 
-    It overrides five methods, and nothing else of TRL's loss or generation is repeated here:
+    It overrides six methods, and nothing else of TRL's loss or generation is repeated here:
 
     - `_calculate_rewards`, the only place that sees rewards and texts together, to keep them;
     - `_generate_and_score_completions`, to compute advantages while groups are whole (TRL shuffles rows right after);
       groups may lie in several processes;
     - `_compute_loss`, for methods that act in the loss, to hand TRL a copy of the batch;
     - `_get_per_token_logps_and_entropies`, the first thing TRL's loss calls, to change that copy's advantages by the
-      ratios of this very step before TRL reads them; and
+      ratios of this very step before TRL reads them;
+    - this and `_generate_single_turn`, to compute a prompt once for all rows that share it (``share_prompts``); and
     - `log`, to log a count as a count.
 
     A checkpoint also keeps a reference model that moves (`_save_checkpoint`, `_load_optimizer_and_scheduler`).
@@ -105,6 +111,7 @@ class GCPOTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
         if self.method.parts:  # for the model card
             self._name, self._tag_names = f"GRPO ({args.method})", [*self._tag_names, "gcpo"]
+        self._shares = self._shares_prompts(args.share_prompts)
         self.collector = Collector(
             args=args,
             accelerator=self.accelerator,
@@ -244,6 +251,30 @@ class GCPOTrainer(GRPOTrainer):
             )
         return logps, entropies
 
+    # --- prompts that rows share ---
+
+    def _shares_prompts(self, wanted: bool | None) -> bool:
+        """Return whether passes share prompts; what cannot raises where it is wanted, and says so once otherwise."""
+        why = None if wanted is False else obstacle(self._unwrapped(self.model))
+        if why and wanted:
+            raise ValueError(f"share_prompts=True: this model cannot share prompts, as {why}. Leave share_prompts out.")
+        if why:
+            _logger.warning(f"Every row reads its prompt anew: prompts are not shared, as {why}.")
+        return wanted is not False and why is None
+
+    def _unwrapped(self, model: Any) -> Any:
+        inner = self.accelerator.unwrap_model(model)
+        return inner.get_base_model() if is_peft_model(inner) else inner
+
+    def _sharing(self, model: Any, width: int = 0) -> contextlib.AbstractContextManager[None]:
+        if not self._shares:
+            return contextlib.nullcontext()
+        return shared(self._unwrapped(model), width, fused_head=_FUSED_HEAD and width > 0)
+
+    def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> Any:
+        with self._sharing(self.model):
+            return super()._generate_single_turn(*arguments, **keywords)
+
     # --- in the loss, on the rows of one micro-batch ---
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
@@ -256,8 +287,19 @@ class GCPOTrainer(GRPOTrainer):
         finally:
             self._loss_inputs = None
 
-    def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
-        logps_and_entropies = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        *arguments: Any,
+        **keywords: Any,
+    ) -> Any:
+        with self._sharing(model, input_ids.shape[1] - logits_to_keep):
+            logps_and_entropies = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *arguments, **keywords
+            )
         if self._loss_inputs is not None:
             self._modulate_loss(logps_and_entropies[0], self._loss_inputs)
         return logps_and_entropies
