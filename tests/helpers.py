@@ -444,6 +444,7 @@ DISTRIBUTED: dict[str, tuple[str, dict[str, Any]]] = {
     "a product": (PRODUCT, STRADDLING),
     "clip_cov": ("clip_cov", {**STRADDLING, **BAND}),
     "gcpo_bot, one group": ("gcpo_bot", {"per_device_train_batch_size": G}),  # half of it in each process
+    "gcpo_bot, shared prompts": ("gcpo_bot", {**STRADDLING, "share_prompts": True}),
     "dapo, accumulated": ("dapo", ACCUMULATED),
     "cw_grpo, accumulated": ("cw_grpo", ACCUMULATED),
     "egpo, equalised": ("egpo", {**STRADDLING, "equalize_mean": True}),
