@@ -203,6 +203,7 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
         "seed": 7,
         "use_cpu": True,
         "bf16": False,
+        "share_prompts": False,  # compared with TRL's own pass to the bit; test_prefix.py compares the two passes
         **changes,
     }
 
@@ -444,6 +445,7 @@ DISTRIBUTED: dict[str, tuple[str, dict[str, Any]]] = {
     "a product": (PRODUCT, STRADDLING),
     "clip_cov": ("clip_cov", {**STRADDLING, **BAND}),
     "gcpo_bot, one group": ("gcpo_bot", {"per_device_train_batch_size": G}),  # half of it in each process
+    "gcpo_bot, shared prompts": ("gcpo_bot", {**STRADDLING, "share_prompts": True}),
     "dapo, accumulated": ("dapo", ACCUMULATED),
     "cw_grpo, accumulated": ("cw_grpo", ACCUMULATED),
     "egpo, equalised": ("egpo", {**STRADDLING, "equalize_mean": True}),

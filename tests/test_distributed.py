@@ -118,3 +118,9 @@ def test_there_is_something_to_compare(scratch: Path, alone: dict[str, Any], cas
         assert len({round(weight, 4) for weight in logged}) > 1 or min(applied) < 0.999
     if method == "kl_cov":
         assert max(entry["gcpo/penalty"] for entry in found["steps"]) > 1e-3
+
+
+def test_two_processes_that_share_prompts_train_as_two_that_do_not(together: list[dict[str, Any]]) -> None:
+    for rank in together:
+        for name, value in rank["gcpo_bot"]["weights"].items():
+            assert_close(rank["gcpo_bot, shared prompts"]["weights"][name], value, name)

@@ -242,6 +242,7 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
         entailment_model=entailment,
         entailment_threshold=params.entailment_threshold,
         use_full_completion_for_clustering=task.full_completion,
+        share_prompts=False,  # which would change the last bits of what the reference's runs recorded
         **{
             "save_total_limit": 2,
             "report_to": params.report_to,

@@ -58,6 +58,9 @@ class GCPOConfig(GRPOConfig):
             E.3).
         use_full_completion_for_clustering: embed and cluster the whole completion instead of the extracted answer,
             as GCPO does for mathematics.
+        share_prompts: compute each distinct prompt of a batch once, for all rows that begin with it
+            (:mod:`gcpo.trainer.prefix`): the same numbers up to rounding, several times faster where prompts are long.
+            None: where the model can; False: TRL's own pass, bit for bit.
         resolved: the method itself, of a caller who has it; it goes before its name, options and alpha.
 
     Raises:
@@ -77,6 +80,7 @@ class GCPOConfig(GRPOConfig):
     entailment_model: str = field(default="FacebookAI/roberta-large-mnli", metadata={"help": "Path or Hub name."})
     entailment_threshold: float = field(default=0.35, metadata={"help": "Entailment probability to join a cluster."})
     use_full_completion_for_clustering: bool = field(default=False, metadata={"help": "True for mathematics."})
+    share_prompts: bool | None = field(default=None, metadata={"help": "Compute a batch's distinct prompts once."})
     loss_type: str | None = _as_in_trl()  # type: ignore[assignment]
     scale_rewards: str | None = _as_in_trl()  # type: ignore[assignment]
     ref_model_mixup_alpha: float | None = _as_in_trl()  # type: ignore[assignment]

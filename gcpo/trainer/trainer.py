@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -31,6 +31,7 @@ from gcpo.semantics import Embedder, Entailment
 from gcpo.trainer import given
 from gcpo.trainer.collect import Collector, loss_mask
 from gcpo.trainer.config import GCPOConfig
+from gcpo.trainer.prefix import shared, shares
 from gcpo.trainer.scores import Scores
 
 # What TRL keeps of images in a batch and gives to a forward pass.
@@ -45,14 +46,15 @@ REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method t
 class GCPOTrainer(GRPOTrainer):
     """TRL's GRPOTrainer whose advantages are those of a method: A~ = A * omega (GCPO, section 3.4).
 
-    It overrides five methods, and nothing of TRL's loss or generation is repeated here:
+    It overrides six methods, and nothing of TRL's loss or generation is repeated here:
 
     - `_calculate_rewards`, the only place that sees rewards and texts together, to keep them;
     - `_generate_and_score_completions`, to compute advantages while groups are whole (TRL shuffles rows right after);
       groups may lie in several processes;
     - `_compute_loss`, for methods that act in the loss, to hand TRL a copy of the batch;
     - `_get_per_token_logps_and_entropies`, the first thing TRL's loss calls, to change that copy's advantages by the
-      ratios of this very step before TRL reads them; and
+      ratios of this very step before TRL reads them;
+    - this and `_generate_single_turn`, to compute a prompt once for all rows that share it (``share_prompts``); and
     - `log`, to log a count as a count, and to show of our columns the weight alone in the terminal's table.
 
     A checkpoint also keeps a reference model that moves (`_save_checkpoint`, `_load_optimizer_and_scheduler`), and the
@@ -126,6 +128,7 @@ class GCPOTrainer(GRPOTrainer):
         training = callbacks, optimizers, quantization_config, peft_config
         environment = tools, rollout_func, environment_factory
         super().__init__(model, reward_funcs, args, *data, *training, *environment, **newer)
+        self._shares = shares(args.share_prompts, self._unwrapped(self.model))
         # For the model card.
         self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
         scores = Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights)
@@ -286,6 +289,19 @@ class GCPOTrainer(GRPOTrainer):
             )
         return logps, entropies
 
+    # --- prompts that rows share ---
+
+    def _unwrapped(self, model: Any) -> Any:
+        inner = self.accelerator.unwrap_model(model)
+        return inner.get_base_model() if is_peft_model(inner) else inner
+
+    def _sharing(self, model: Any, width: int = 0) -> contextlib.AbstractContextManager[None]:
+        return shared(self._unwrapped(model), width) if self._shares else contextlib.nullcontext()
+
+    def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> Any:
+        with self._sharing(self.model):
+            return super()._generate_single_turn(*arguments, **keywords)
+
     # --- in the loss, on the rows of one micro-batch ---
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
@@ -299,7 +315,9 @@ class GCPOTrainer(GRPOTrainer):
             self._loss_inputs = None
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
-        logps_and_entropies = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
+        model, ids, _, keep = arguments[:4]  # as TRL gives them, by place
+        with self._sharing(model, ids.shape[1] - keep):
+            logps_and_entropies = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
         if self._loss_inputs is not None:
             self._modulate_loss(logps_and_entropies[0], self._loss_inputs)
         return logps_and_entropies

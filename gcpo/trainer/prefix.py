@@ -1,0 +1,232 @@
+"""Prompts that several rows of a batch share, computed once.
+
+All G completions of a prompt begin with the same tokens, whose states, keys and values are equal in every row. Here a
+model's backbone reads one row: every distinct prompt once, then every completion. All but attention treats each token
+by itself; attention lets a prompt see itself, and a completion its own prompt and itself. Gradients of a prompt's uses
+add up. What stands above the backbone (head, temperature, scaling of logits) and around it (adapters, autocast,
+gradient checkpointing, the wrappers of DDP and FSDP) is the caller's own, unchanged. Results equal the plain pass's up
+to rounding.
+
+``generate`` reads prompts once too: its first pass fills the cache for the distinct ones, and every row takes a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from gcpo.trainer.scores import logger
+
+# Inputs of a backbone with a value for each token, and for the whole call; a call with others (pictures, states that
+# are to be returned) is not shared.
+_BY_TOKEN = ("input_ids", "attention_mask", "position_ids")
+_BY_CALL = ("use_cache", "past_key_values", "return_dict")
+
+
+def obstacle(model: PreTrainedModel) -> str | None:
+    """Return why a model cannot share prompts, or None if it can."""
+    text = model.config.get_text_config()
+    if model.config is not text or getattr(model.config, "is_encoder_decoder", False):
+        return "it is no decoder of text alone"
+    if not (getattr(model, "_supports_attention_backend", False) and getattr(model, "_supports_sdpa", False)):
+        return "transformers offers no way to replace its attention"
+    if text._attn_implementation == "eager":
+        return 'its attention is "eager" (attn_implementation="sdpa")'
+    layers = {type(layer) for layer in DynamicCache(config=text).layers} - {DynamicLayer, DynamicSlidingWindowLayer}
+    if layers:
+        return f"its cache keeps more than keys and values ({', '.join(sorted(kind.__name__ for kind in layers))})"
+    rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    if any([*rates, getattr(text, "attention_dropout", 0)]):
+        return "its dropout would draw once for rows that draw apart (disable_dropout=True)"
+    return None
+
+
+def shares(wanted: bool | None, model: PreTrainedModel) -> bool:
+    """Return whether a model's passes share prompts: as wanted, or where it can if that is None, and say once why not.
+
+    Raises:
+        ValueError: it is wanted, and the model cannot.
+    """
+    why = None if wanted is False else obstacle(model)
+    if why and wanted:
+        raise ValueError(f"share_prompts=True: this model cannot share prompts, as {why}. Leave share_prompts out.")
+    if why:
+        logger.warning(f"Every row reads its prompt anew: prompts are not shared, as {why}.")
+    return wanted is not False and why is None
+
+
+@contextlib.contextmanager
+def shared(model: PreTrainedModel, width: int = 0) -> Iterator[None]:
+    """Let a model compute each distinct prompt once while the context lasts.
+
+    Args:
+        model: an unwrapped causal language model for which :func:`obstacle` is None.
+        width: columns of ``input_ids`` that are prompt, in passes without a cache; 0 where all passes are those of
+            ``generate``, whose first one reads prompts alone.
+
+    A pass that TRL's fused head scores gives it the completions' states and labels alone, so that prompts are not
+    scored on a CPU either; its outputs have the completions' columns.
+    """
+    body: Any = model.base_model
+    plain, scores = body.forward, model.forward
+    _teach(body.config._attn_implementation)
+
+    def forward(*arguments: Any, cut: bool = False, **inputs: Any) -> Any:
+        past, sharing = inputs.get("past_key_values"), not arguments and _shareable(inputs)
+        if sharing and past is not None and not past.get_seq_length():
+            return _first_pass(plain, inputs)
+        packs = sharing and past is None and width > 0
+        outputs = _packed_pass(plain, inputs, width) if packs else plain(*arguments, **inputs)
+        if cut:
+            outputs.last_hidden_state = outputs.last_hidden_state[:, width - 1 : -1]
+        return outputs
+
+    def scored(*arguments: Any, fused_lm_head: bool = False, **inputs: Any) -> Any:
+        if not fused_lm_head:
+            return scores(*arguments, **inputs)
+        labels = inputs.pop("labels")[:, width:]
+        return scores(*arguments, **inputs, shift_labels=labels, fused_lm_head=True, cut=True)
+
+    # Of the model only in passes without a cache: ``generate`` reads the signature of its forward.
+    with _replaced(body, forward), _replaced(model, scored) if width else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    own = module.__dict__.get("forward")  # of the instance, as TRL and accelerate set it
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
+def _shareable(inputs: dict[str, Any]) -> bool:
+    """Return True for a call on the ids of several rows and tokens with at most a plain mask."""
+    given = {name for name, value in inputs.items() if value is not None and value is not False}
+    if "input_ids" not in given or given - {*_BY_TOKEN, *_BY_CALL} or min(inputs["input_ids"].shape) < 2:
+        return False
+    mask = inputs.get("attention_mask")
+    return mask is None or (isinstance(mask, Tensor) and mask.shape == inputs["input_ids"].shape)
+
+
+def distinct(ids: Int[Tensor, "N P"], mask: Int[Tensor, "N P"]) -> tuple[Int[Tensor, " D"], Int[Tensor, " N"]]:
+    """Return the first row of each distinct prompt, and for every row the place of its prompt among these."""
+    _, place = torch.unique(torch.cat([ids, mask.to(ids.dtype)], dim=1), dim=0, return_inverse=True)
+    first = torch.full((int(place.max()) + 1,), len(ids), device=ids.device)
+    return first.scatter_reduce_(0, place, torch.arange(len(ids), device=ids.device), "amin"), place
+
+
+def _mask(inputs: dict[str, Any]) -> Tensor:
+    given = inputs.get("attention_mask")
+    return torch.ones_like(inputs["input_ids"]) if given is None else given
+
+
+def _first_pass(plain: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+    """Return ``generate``'s pass of the prompts; its cache is filled for every row."""
+    first, place = distinct(inputs["input_ids"], _mask(inputs))
+    if len(first) == len(place):
+        return plain(**inputs)
+    parts = {name: inputs[name][first] for name in _BY_TOKEN if inputs.get(name) is not None}
+    outputs = plain(**{**inputs, **parts})
+    outputs.past_key_values.batch_select_indices(place)
+    outputs.last_hidden_state = outputs.last_hidden_state.index_select(0, place)
+    return outputs
+
+
+# --- one row of prompts and completions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where prompts and completions lie in the one row that is computed, and what each of their tokens may see.
+
+    Args:
+        place: (N,), the prompt of each completion.
+        prompts: (D, 1, P, P), True where a prompt's token (row) sees one of its own (column).
+        completions: (N, 1, T, P + T), True where a completion's token sees one of its prompt's, or of its own.
+    """
+
+    place: Int[Tensor, " N"]
+    prompts: Bool[Tensor, "D 1 P P"]
+    completions: Bool[Tensor, "N 1 T P+T"]
+
+    def split(self, row: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (..., M, d) in its prompts, (D, ..., P, d), and its completions, (N, ..., T, d), with M = DP + NT."""
+        (d, _, p, _), (n, _, t, _) = self.prompts.shape, self.completions.shape
+        prompts, completions = row.split([d * p, n * t], dim=-2)
+        return prompts.unflatten(-2, (d, p)).movedim(-3, 0), completions.unflatten(-2, (n, t)).movedim(-3, 0)
+
+
+def _packed_pass(plain: Callable[..., Any], inputs: dict[str, Any], width: int) -> Any:
+    """Return the states of all columns, from a pass of one row: the distinct prompts, then all completions."""
+    ids, mask = inputs["input_ids"], _mask(inputs)
+    first, place = distinct(ids[:, :width], mask[:, :width])
+    columns = torch.arange(ids.shape[1], device=ids.device)
+    positions = inputs.get("position_ids")
+    positions = (columns.unsqueeze(0) if positions is None else positions).expand_as(ids)
+    # A token of padding sees itself, or its softmax would be over nothing.
+    sees = (columns <= columns[:, None]) & (mask.bool()[:, None] | (columns == columns[:, None]))
+    packing = Packing(place, sees[first, None, :width, :width], sees[:, None, width:])
+
+    def packed(rows: Tensor) -> Tensor:
+        return torch.cat([rows[first, :width].flatten(), rows[:, width:].flatten()]).unsqueeze(0)
+
+    unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)  # a mask that the model need not make
+    inputs = {"input_ids": packed(ids), "position_ids": packed(positions), "attention_mask": unread}
+    row = plain(**inputs, use_cache=False, packing=packing)
+    prompts, completions = packing.split(row.last_hidden_state[0])
+    return BaseModelOutputWithPast(last_hidden_state=torch.cat([prompts.index_select(0, place), completions], dim=1))
+
+
+@functools.cache
+def _teach(name: str) -> None:
+    """Let transformers' attention of a name take a packing, which layers hand down to it with their other arguments,
+    and compute as before without one. It stays: a checkpointed layer is computed again in the backward pass."""
+    plain = ALL_ATTENTION_FUNCTIONS[name]
+
+    def attention(module: nn.Module, *states: Any, packing: Packing | None = None, **options: Any) -> Any:
+        return (plain if packing is None else partial(_attend, packing))(module, *states, **options)
+
+    AttentionInterface.register(name, attention)
+
+
+def _attend(
+    packing: Packing,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Return attention within prompts, and of completions to their prompts and themselves, (1, M, heads, d), of states
+    (1, heads, M, d)."""
+    (q, k, v), (qs, ks, vs) = zip(*(packing.split(states[0]) for states in (query, key, value)), strict=True)
+    ks, vs = (torch.cat([own.index_select(0, packing.place), rest], dim=-2) for own, rest in ((k, ks), (v, vs)))
+    parts = []
+    for heads, sees in ((q, k, v), packing.prompts), ((qs, ks, vs), packing.completions):
+        if sliding_window is not None:
+            rows, columns = (torch.arange(length, device=sees.device) for length in sees.shape[-2:])
+            sees = sees & (rows[:, None] + len(columns) - len(rows) - columns < sliding_window)
+        found, _ = sdpa_attention_forward(module, heads[0], heads[1], heads[2], sees, **options)
+        parts.append(found.flatten(0, 1))
+    return torch.cat(parts).unsqueeze(0), None
