@@ -203,7 +203,6 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
         "seed": 7,
         "use_cpu": True,
         "bf16": False,
-        "share_prompts": False,  # compared with TRL's own pass to the bit; test_prefix.py compares the two passes
         **changes,
     }
 
@@ -227,7 +226,8 @@ def make_trainer(scratch: Path, folder: Path, method: str, **changes: Any) -> gc
     }
     for name in {*arguments, "callback", "peft_config", "rollout_func"} & changes.keys():
         arguments[name] = changes.pop(name)
-    changes = {"reward_range": (0.0, 2.0), **NEEDS.get(method, {}), **changes}
+    # TRL's own pass, to compare with to the bit; test_prefix.py compares passes that share prompts with it.
+    changes = {"reward_range": (0.0, 2.0), "share_prompts": False, **NEEDS.get(method, {}), **changes}
     args = gcpo.GCPOConfig(method=method, **settings(folder, **changes))
     return gcpo.GCPOTrainer(model, args=args, **arguments)
 
