@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from gcpo import grader
@@ -43,6 +44,18 @@ _PERCENT = re.compile(r"\\?%")
 _CURRENCY = re.compile(r"\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£]")
 # Variables right after a number multiply it. Letters that are rare as variables, such as e, o, s and t, make a word.
 _PRODUCT = r"(?!(?:am|pm|nd|rd|cm|dm|km|mm|kn|kw)\b)[abcdkmnpqruvwxyz]{2,}\b"
+_SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALED = re.compile(rf"(\d[\d,]*(?:\.\d+)?)\s*({'|'.join(_SCALES)})\b", re.ASCII | re.IGNORECASE)
+_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+seventeen eighteen nineteen twenty""".split()
+# Minus signs that are none in ASCII (a dash between two digits says from, to), and characters that nobody sees.
+_SIGNS = {ord("−"): "-", **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff"))}
+_DASH = re.compile(r"–(?!\d)|(?<!\d)–")
+_DRESS = re.compile(r"\\(?:underline|textbf|mathbf)(?=\s*\{)")
+_DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?)\s*([\d.]+)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
+_RATIO = re.compile(r"\d\s*:\s*\d")
+_INTERVAL = re.compile(r"\\infty|^\(.*\]$|^\[.*\)$")
+_INEQUALITY = re.compile(r"[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
 _UNIT = re.compile(rf"([+-]?[\d.,]*\d)(?!{_PRODUCT})\s*(?!pi\b|sqrt\b|mod\b|and\b|or\b)[A-Za-z]{{2,}}\.?", re.ASCII)
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _SEPARATOR = re.compile(r"\\(?:text|mathrm)\{\s*(?:,?\s*and|,?\s*or)\s*\}|,?\s*\b(?:and|or)\b|;")
@@ -87,10 +100,15 @@ def read(answer: str) -> str:
     r"""Return an answer in the form that is compared: no currency signs, ``10 000`` and ``10\,000`` as 10000, ``3e-4``
     as a power of ten, ``3 1/2`` as a sum, ``0.\overline{3}`` as a fraction, and a number that is followed by one word
     without it; ``2xy`` is a product."""
+    answer = _DRESS.sub("", _DASH.sub("-", answer.translate(_SIGNS)))
     answer = _TWO_DOLLARS.sub(" ", _DISPLAYED.sub(lambda found: f"${(found[1] or found[2]).strip()}$", answer))
     answer = _REPEATING.sub(_fraction, _CURRENCY.sub("", answer)).strip().removesuffix(".")
     answer = _THOUSANDS.sub(lambda found: found[1] + re.sub(r"\D", "", found[2]), answer)
-    answer = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", answer)
+    answer = _SCALED.sub(lambda found: f"{Decimal(found[1].replace(',', '')) * _SCALES[found[2].lower()]:f}", answer)
+    answer = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", re.sub(r"\s*percent\b", r"\%", answer))
+    answer = _DEGREES.sub(r"\1 \\frac{\2 \\pi}{180}", answer)
+    if answer.lower() in _WORDS:
+        return str(_WORDS.index(answer.lower()))
     if mixed := _MIXED.fullmatch(answer):
         sign, whole, above, below = mixed.groups()
         answer = f"{sign}({whole}+\\frac{{{above}}}{{{below}}})"
@@ -151,14 +169,18 @@ def _answer_text(text: str) -> str:
     """Return the content of the last box, or the whole text without a box, as :func:`read` gives it."""
     if _BOXED.search(text):
         text = boxed_answer(text) or ""
-    return read(text.strip())
+    return read(text.strip()) if len(text) <= LONGEST else text
 
 
 def _right(gold: str, answer: str, absolute: float, relative: float) -> bool:
     number = _NUMBER.fullmatch(_bare(gold))
     if number and (comma := _DECIMAL_COMMA.fullmatch(answer)):
         answer = f"{comma[1]}.{comma[2]}"
+    if _RATIO.search(answer) and ":" not in gold:  # a ratio, or a time of day
+        return False
     if _equal(gold, answer):
+        return True
+    if _INTERVAL.search(_bare(gold)) and _INEQUALITY.search(answer) and _equal(answer, gold):
         return True
     if "%" in gold + answer:
         return _right(_PERCENT.sub("", gold), _PERCENT.sub("", answer), absolute, relative)
@@ -251,7 +273,7 @@ _ask = grader.GraderProcess().ask
 def _reader() -> Callable[[str], list[Any]]:
     """Return the cached function from an answer to Math-Verify's readings of it."""
     import math_verify  # slow to import
-    from sympy import Symbol
+    from sympy import I, Symbol
 
     read_all = functools.partial(math_verify.parse, parsing_timeout=None)
     read_latex = functools.partial(read_all, extraction_config=[math_verify.LatexExtractionConfig()])
@@ -273,6 +295,7 @@ def _reader() -> Callable[[str], list[Any]]:
         """With symbols that are real: where i is among them it takes them for complex, and they differ from others."""
         symbols = getattr(part, "free_symbols", ())
         others = {symbol: Symbol(symbol.name, real=True) for symbol in symbols if symbol.is_real is False}
+        others |= {symbol: I for symbol in symbols if symbol.name == "i"}
         return part.xreplace(others) if others else part
 
     return parse

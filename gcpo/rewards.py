@@ -4,7 +4,8 @@ Every score takes the *extracted* answer (``None``: no answer was found) and ret
 better. A missing answer scores 0. What the papers leave open, and what is chosen here:
 
 - Token F1 and exact match normalise as HotpotQA's official evaluation does: lower case, then no ASCII punctuation,
-  then no articles, then single spaces. Of several references the best counts.
+  then no articles, then single spaces. Of several references the best counts. Curly quotes are no ASCII: “Paris” is
+  not Paris, as in the official evaluation, and references of Qasper have them too.
 - BLEU-1 is sentence level, on lower-cased text, without smoothing and with the standard brevity penalty; of several
   references the best counts. sacrebleu computes exactly this at maximal order 1, with a fixed tokeniser (13a) that
   needs no downloaded tables, hence no implementation of our own.
@@ -37,8 +38,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 
-TAGGED = re.compile("<answer>(.*?)</answer>", re.DOTALL)
-_ANSWER_MARKER = re.compile("answer:", re.IGNORECASE)
+ANSWER_MARKER = re.compile(r"answer[ \t*]*:", re.IGNORECASE)
+"""What says that an answer follows, as people and chat models write it: "ANSWER :", "**Answer**:"."""
 
 
 def _as_list(references: str | Sequence[str]) -> list[str]:
@@ -111,8 +112,14 @@ def final_answer(text: str) -> str | None:
     """The free-form answer of a completion: the first non-empty line after the last "Answer:" (in any case), or of
     the whole completion when it has no such marker; without the space and the asterisks around it (chat models write
     "**Answer:** Paris"); ``None`` when nothing is left."""
-    lines = (line.strip().strip("*").strip() for line in _ANSWER_MARKER.split(text)[-1].splitlines())
+    lines = (line.strip().strip("*").strip() for line in ANSWER_MARKER.split(text)[-1].splitlines())
     return next(filter(None, lines), None)
+
+
+def _tagged(text: str) -> str | None:
+    """Return the content of the last ``<answer>...</answer>``; each part of the text is looked at once."""
+    *closed, _ = text.split("</answer>")
+    return next((part.partition("<answer>")[2] for part in reversed(closed) if "<answer>" in part), None)
 
 
 def any_answer(text: str) -> str | None:
@@ -122,9 +129,9 @@ def any_answer(text: str) -> str | None:
     "Answer:", else the last ``\boxed{...}``, else the line after the last "####", else all of it, stripped.
     """
     text = text.rpartition("</think>")[2]
-    if tagged := TAGGED.findall(text):
-        return tagged[-1].strip() or None
-    if _ANSWER_MARKER.search(text):
+    if (tagged := _tagged(text)) is not None:
+        return tagged.strip() or None
+    if ANSWER_MARKER.search(text):
         return final_answer(text)
     if boxed := boxed_answer(text):
         return boxed

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gcpo.tasks import get_task, gsm8k, hotpotqa, minerva, mmlu_stem, olympiadbench, qasper
+from gcpo.tasks import TASKS, amc23, get_task, gsm8k, hotpotqa, minerva, mmlu_stem, olympiadbench, qasper, sources
 from gcpo.tasks import math as math_task
-from gcpo.tasks.base import MalformedRowError, Row
+from gcpo.tasks.base import Row
+from gcpo.tasks.reading import MalformedRowError, reader
 
 ANSWER = {"unanswerable": False, "extractive_spans": [], "free_form_answer": "", "yes_no": None, "evidence": []}
 
@@ -32,22 +37,23 @@ def paper(answers: list[dict[str, Any]], paragraphs: list[list[str]]) -> dict[st
     ],
 )
 def test_qasper_compares_with_the_official_answer_strings(changes: dict[str, Any], expected: str) -> None:
-    assert qasper.answer_string(ANSWER | changes) == expected
+    assert str(qasper.Answer.of(ANSWER | changes)) == expected
 
 
 def test_a_qasper_answer_of_no_kind_is_malformed() -> None:
-    with pytest.raises(MalformedRowError, match="no spans, no text, no yes or no"):
-        qasper.answer_string(ANSWER)
+    for blank in ([], [""], [" ", ""]):
+        with pytest.raises(MalformedRowError, match="no spans, no text, no yes or no"):
+            str(qasper.Answer.of(ANSWER | {"extractive_spans": blank}))
 
 
 def test_qasper_puts_evidence_first_and_each_passage_once(monkeypatch: pytest.MonkeyPatch) -> None:
     two = [ANSWER | {"yes_no": True, "evidence": ["e two"]}, ANSWER | {"yes_no": False, "evidence": ["e two", "e one"]}]
     record = paper(two, [["p one", "e one"], ["e two", " "]])
-    (row,) = qasper.convert(record)
+    (row,) = qasper.Paper.of(record).rows()
     assert row.references == ("Yes", "No") and row.id == "q1" and not row.cut
     assert "e two\n\ne one\n\nT\nA b.\n\np one\n\nQuestion: why ?" in row.prompt
     monkeypatch.setattr(qasper, "MAX_CONTEXT_WORDS", 5)
-    (row,) = qasper.convert(record)
+    (row,) = qasper.Paper.of(record).rows()
     assert row.cut and "e two e one T\n\nQuestion" in row.prompt
 
 
@@ -58,13 +64,18 @@ def hotpot(words: int) -> dict[str, Any]:
 
 
 def test_hotpotqa_leaves_out_what_does_not_support_the_answer_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = hotpotqa.convert(hotpot(3))
+    (row,) = hotpotqa.Question.of(hotpot(3)).rows()
     assert not row.cut and "one: one one one\n\ntwo: two two two\n\nthree: three" in row.prompt
     monkeypatch.setattr(hotpotqa, "MAX_CONTEXT_WORDS", 8)
-    (row,) = hotpotqa.convert(hotpot(3))
+    (row,) = hotpotqa.Question.of(hotpot(3)).rows()
     assert row.cut and "one: one one one\n\nthree: three three three\n\nQuestion" in row.prompt
-    with pytest.raises(MalformedRowError, match="3 titles and 1 paragraphs"):
-        hotpotqa.convert(hotpot(3) | {"context": {"title": ["a", "b", "c"], "sentences": [["x"]]}})
+    for titles, sentences, counts in (
+        (["a", "b"], [["x"]], "2 titles, 2 .* and 1"),
+        (["a", "a"], [[], []], "2 titles, 1"),
+    ):
+        context = {"title": titles, "sentences": sentences}
+        with pytest.raises(MalformedRowError, match=f"'context' has {counts}"):
+            hotpotqa.Question.of(hotpot(3) | {"context": context}).rows()
 
 
 def test_hotpotqa_has_the_yes_and_no_rule_and_qasper_has_not() -> None:
@@ -76,11 +87,11 @@ def test_hotpotqa_has_the_yes_and_no_rule_and_qasper_has_not() -> None:
 
 def test_math_is_trained_on_levels_3_to_5() -> None:
     record = {"problem": "p", "level": "Level 3", "solution": r"so \boxed{1} or \boxed{\frac{1}{2}}"}
-    (row,) = math_task.convert(record)
+    (row,) = math_task.TrainingProblem.of(record).rows()
     assert row.references == (r"1, \frac{1}{2}",) and row.prompt.endswith("\n\np") and r"\boxed{}" in row.prompt
-    assert math_task.convert(record | {"level": "Level 2"}) == []
+    assert math_task.TrainingProblem.of(record | {"level": "Level 2"}).rows() == []
     with pytest.raises(MalformedRowError, match=r"'solution' has no closed \\boxed"):
-        math_task.convert(record | {"solution": "so 1"})
+        math_task.TrainingProblem.of(record | {"solution": "so 1"}).rows()
 
 
 def test_a_split_that_is_not_there_is_refused_with_those_that_are() -> None:
@@ -89,19 +100,55 @@ def test_a_split_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "gold", "expected"),
     [
-        (r"\boxed{42} #### 7", "42"),
-        ("12 - 2 = 10\n#### 1,234.", "1234"),
-        ("#### 3\n#### -4", "-4"),
-        ("#### **$1,234.50**", "1234.50"),
-        (r"#### \\(18\\)", "18"),
-        ("####", None),
-        ("it is 5", None),
+        (r"\boxed{42} #### 7", "42", 1),
+        ("12 - 2 = 10\n#### 1,234.", "1234", 1),
+        ("#### 3\n#### -4", "-4", 1),
+        ("#### **$1,234.50**", "1234.50", 1),
+        (r"#### \(18\)", "18", 1),
+        ("####\n18\nfor 3 days", "18", 1),
+        ("#### −5", "-5", 1),
+        ("#### x = 5", "5", 1),
+        ("#### 4 + 1 = 5", "5", 1),
+        ("#### 72 clips", "72", 1),
+        # the official evaluation takes the first number of each
+        ("#### 12 - 3 = 9", "12", 0),
+        ("#### 12-15", "12", 0),
+        ("#### 5/2", "5", 0),
+        ("#### 5 or 6", "5", 0),
+        ("#### 2^3", "2", 0),
+        ("#### 3:30", "3", 0),
+        ("#### 1e2", "1", 0),
+        ("####", "5", 0),
+        ("it is 5", "5", 0),
     ],
 )
-def test_gsm8k_reads_the_box_or_the_number_after_the_hashes(text: str, expected: str | None) -> None:
-    assert gsm8k.extract(text) == expected
+def test_gsm8k_reads_the_box_or_the_line_after_the_hashes(text: str, gold: str, expected: int) -> None:
+    assert gsm8k.TASK.score(gsm8k.extract(text), (gold,)) == {"accuracy": expected}
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [("It is\n#### 1,234", "1234"), ("####-5 ", "-5"), ("#### 2.50", "2.50")]
+    + [(f"#### {wrong}", None) for wrong in ("1/2", "1e3", "1 000", "5 or 6", "")]
+    + [("5", None), ("#### 5\nso 6", None)],
+)
+def test_gsm8k_s_gold_answer_is_one_number_after_the_hashes(answer: str, gold: str | None) -> None:
+    record = gsm8k.Problem.of({"question": "q", "answer": answer})
+    if gold:
+        assert record.rows()[0].references == (gold,)
+    else:
+        with pytest.raises(MalformedRowError, match="'answer' does not end in '####' and one number"):
+            record.rows()
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [(27.0, "27"), (27, "27"), (0.5, "0.5"), (123456.789, "123456.789"), (999999.5, "999999.5"), (1e6, "1000000")],
+)
+def test_amc_s_gold_answer_keeps_its_digits(answer: float, gold: str) -> None:
+    assert amc23.Problem.of({"problem": "p", "answer": answer}).rows()[0].references == (gold,)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +157,31 @@ def test_gsm8k_reads_the_box_or_the_number_after_the_hashes(text: str, expected:
         ("Answer: C", "C"),
         ("A or B?\nAnswer: (B). Because", "B"),
         (r"so \boxed{\text{D}}", "D"),
+        (r"\boxed{\textbf{C}}", "C"),
+        (r"\boxed{\mathrm{C}}", "C"),
+        (r"\boxed{\text{(C)}}", "C"),
         ("**Answer: A**", "A"),
+        ("**Answer**: B", "B"),
+        ("ANSWER : B", "B"),
         ("B. True, False", "B"),
         ("Answer: Because", None),
         ("A's", None),
         ("", None),
+        # the word before a letter, and small letters
+        ("Answer: Option C", "C"),
+        ("Answer: option (C)", "C"),
+        ("Answer: Choice C", "C"),
+        ("The answer is option D.", "D"),
+        ("Option B is wrong", None),
+        ("Answer: c", "C"),
+        ("Answer: (c) as", "C"),
+        (r"\boxed{c}", "C"),
+        ("Answer: a function", None),
+        ("a. True", None),
+        # a dash
+        ("C - text", "C"),
+        ("C – text", "C"),
+        ("A - B is the set", None),
         # an English "A", and letters of choices that are not chosen
         ("A function f is continuous.", None),
         ("A function f is continuous, so the answer is B.", "B"),
@@ -135,10 +202,17 @@ def test_mmlu_reads_one_letter(text: str, expected: str | None) -> None:
 
 def test_mmlu_s_answer_is_the_place_of_a_choice() -> None:
     record = {"question": "q", "subject": "s", "choices": ["w", "x", "y", "z"], "answer": 2}
-    (row,) = mmlu_stem.convert(record)
+    (row,) = mmlu_stem.Question.of(record).rows()
     assert row.references == ("C",) and "C. y" in row.prompt
-    with pytest.raises(MalformedRowError, match="'answer' is 4, not the place of one of 4 choices"):
-        mmlu_stem.convert(record | {"answer": 4})
+    for wrong in (
+        {"answer": 4},
+        {"answer": -1},
+        {"answer": True},
+        {"choices": list("vwxyz")},
+        {"choices": list("xyz")},
+    ):
+        with pytest.raises(MalformedRowError, match=f"^field '{next(iter(wrong))}' is "):
+            mmlu_stem.Question.of(record | wrong)
 
 
 def test_minerva_allows_one_per_cent_of_a_number() -> None:
@@ -146,20 +220,23 @@ def test_minerva_allows_one_per_cent_of_a_number() -> None:
     assert minerva.TASK.score("4.05e3", ("4100",)) == {"accuracy": 0}
 
 
-def problem(number: int, answer: str, error: str | None = None) -> dict[str, Any]:
+def problem(number: int, answer: str, error: Any = None) -> dict[str, Any]:
     return {"id": number, "context": None, "question": "q", "answer": answer, "error": error}
 
 
 def test_olympiadbench_has_its_own_tolerance_and_wants_every_part() -> None:
     score: Callable[..., dict[str, float]] = olympiadbench.TASK.score
-    (row,) = olympiadbench.convert(problem(7, "4.2", "1e-1"))
+    (row,) = olympiadbench.Problem.of(problem(7, "4.2", "1e-1")).rows()
     assert row.references == ("4.2", "0.1") and score("4.25", row.references) == {"accuracy": 1}
     assert score("4.31", row.references) == score("4.25", ("4.2",)) == {"accuracy": 0}
-    (row,) = olympiadbench.convert(problem(8, r"$a=2$, $a=-6-4 \sqrt{2}$"))
+    (row,) = olympiadbench.Problem.of(problem(8, r"$a=2$, $a=-6-4 \sqrt{2}$")).rows()
     assert score(r"a = -6-4\sqrt{2} \text{ or } a = 2", row.references) == {"accuracy": 1}
     assert score("a=2", row.references) == {"accuracy": 0}
-    with pytest.raises(MalformedRowError, match="'error' is 'small', not a number"):
-        olympiadbench.convert(problem(9, "1", "small"))
+    for none in (None, "", "0", 0.0):
+        assert olympiadbench.Problem.of(problem(9, "1", none)).rows()[0].references == ("1",)
+    for wrong in ("small", "inf", "1e400", "nan", "-1", -0.5, True, []):
+        with pytest.raises(MalformedRowError, match="field 'error' is "):
+            olympiadbench.Problem.of(problem(9, "1", wrong))
 
 
 def test_olympiadbench_is_divided_by_the_hash_of_an_id() -> None:
@@ -190,6 +267,63 @@ REAL = {
     ("gsm8k", "test"): (150, 0),
     ("mmlu_stem", "test"): (300, 0),
 }
+
+
+WRONG = (
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    math.nan,
+    math.inf,
+    10**40,
+    "",
+    " ",
+    "text",
+    "#### 1/2",
+    "a\ud83d",
+    [],
+    [None],
+    [""],
+    {},
+)
+
+
+def mutations(value: Any) -> Iterator[Any]:
+    """Everything that a value becomes when it, or one thing within it, is replaced by each of WRONG or is not there."""
+    yield from WRONG
+    places = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    for key, inside in places[:40] if isinstance(value, dict) else places[:2]:
+        for changed in mutations(inside):
+            whole = copy.copy(value)
+            whole[key] = changed
+            yield whole
+        whole = copy.copy(value)
+        del whole[key]
+        yield whole
+    if isinstance(value, list):
+        yield value + value
+
+
+@pytest.mark.data
+@pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")
+@pytest.mark.parametrize("name", [name for name in TASKS if sources(name)])
+def test_a_row_with_anything_wrong_is_a_row_or_the_one_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = os.environ["GCPO_DATA_DIR"]
+    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path))
+    for source in sources(name).values():
+        if source.file(folder).exists():
+            with source.file(folder).open() as lines:
+                record = json.loads(next(lines))
+            source.file(tmp_path).parent.mkdir(exist_ok=True)
+            source.file(tmp_path).write_text("\n".join(map(json.dumps, [record, *mutations(record)])))
+            loaded = reader({"only": source})("only", limit=None, skip_malformed=True)
+            assert loaded.source["skipped"] > len(WRONG)
+            for row in loaded.rows:
+                assert row.id.encode() and row.prompt.encode() and all(text.strip() for text in row.references)
 
 
 def as_written(row: Row, reference: str) -> str:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
 import huggingface_hub
-import pyarrow as pa
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
 
-from gcpo.tasks import TASKS, get_task, narrativeqa
-from gcpo.tasks.base import MalformedRowError, Source, Split, Task, field, math_scores, qa_scores, reader
+from gcpo.tasks import TASKS, get_task, narrativeqa, probe
+from gcpo.tasks.base import Row, Split, Task, check_disjoint, math_scores, qa_scores
 from gcpo.tasks.narrativeqa import TASK as NARRATIVEQA
+from gcpo.tasks.reading import Anything, MalformedRowError, Record, Source, Text, reader
 
 
 def record(number: int, summary: str = "Ada has a cat.") -> dict[str, Any]:
@@ -90,28 +92,77 @@ def test_a_reward_metric_that_is_not_scored_is_an_error() -> None:
         Task("t", ("f1",), lambda: Split((), {}), str, lambda *_: {}, "em", "short")
 
 
-# --- fields ---------------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------------------------
 
 
-def test_field_follows_a_path_through_objects_and_lists() -> None:
-    assert field(record(1), "answers.1.text", str) == "one cat"
-    assert field({"a": {"b": 0}}, "a.b", int) == 0
-    assert field({"a": " "}, "a", str, empty=True) == " "
+class Named(Record):
+    name: Text
+    note: Anything = ""
+    counts: tuple[int, ...] = ()
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "message"),
+    ("record", "message"),
     [
-        ("document.title", str, "'title' is missing"),
-        ("answers.2.text", str, "'2' is missing"),
-        ("question.text.more", str, "'more' is missing"),
-        ("question", str, "is {'text': 'Question 1\\?'}, not of type str"),
-        ("none", list, "is empty"),
+        ({}, "field 'name' is missing"),
+        ({"name": 7}, "field 'name' is 7: it should be a valid string"),
+        ({"name": " \n"}, r"field 'name' is ' \\n': it should not be blank"),
+        ({"name": "a\ud83d"}, r"field 'name' is 'a\\ud83d': it should not have half of a surrogate pair"),
+        ({"name": "a", "note": "\udfff"}, "field 'note' is .*: it should not have half of a surrogate pair"),
+        ({"name": "a", "counts": (1, True)}, r"field 'counts\.1' is True: it should be a valid integer"),
+        ({"name": ["a" * 9999]}, "field 'name' is .{3,50}: it should be a valid string"),  # a long value is cut
     ],
 )
-def test_a_wrong_field_is_named(path: str, kind: type, message: str) -> None:
-    with pytest.raises(MalformedRowError, match=f"field '{path}'.*{message}"):
-        field(record(1) | {"none": []}, path, kind)
+def test_the_first_wrong_field_of_a_record_is_named(record: dict[str, Any], message: str) -> None:
+    with pytest.raises(MalformedRowError, match=f"^{message}$"):
+        Named.of(record)
+
+
+def test_fields_that_a_task_does_not_read_may_be_anything() -> None:
+    assert Named.of({"name": " a", "note": "", "more": ["\ud83d"]}).name == " a"
+
+
+# --- two splits of one run ------------------------------------------------------------------------------------------
+
+
+def split(name: str, *prompts: str) -> Split:
+    rows = tuple(Row(f"{name}-{prompt}", prompt, ("1",)) for prompt in prompts)
+    return Split(rows, {"dataset": "d", "split": name, "skipped": 1})
+
+
+def test_a_question_that_is_trained_on_and_held_out_is_refused_or_left_out_of_training() -> None:
+    splits = {"train": split("a", "p", "q", "r"), "eval": split("b", "q"), "validation": split("c", "r", "s")}
+    with pytest.raises(
+        ValueError, match=r"^1 of 3 questions of d/a \(train\) are .* of d/b \(eval\).*id 'a-q'.*skip_malf"
+    ):
+        check_disjoint(splits, skip=False)
+    apart = check_disjoint(splits, skip=True)
+    assert [row.prompt for row in apart["train"].rows] == ["p"] and apart["train"].source["skipped"] == 1 + 2
+    assert apart["eval"] == splits["eval"] and apart["validation"] == splits["validation"]
+    assert check_disjoint(apart, skip=False) == apart
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [
+        {"train": split("a", "p"), "eval": split("b", "q"), "validation": split("c", "q")},  # both held out
+        {"train": split("a", "p"), "eval": split("b", "p")},  # nothing is left to train on
+    ],
+)
+def test_what_leaves_no_training_or_no_test_is_refused_in_any_case(splits: dict[str, Split]) -> None:
+    with pytest.raises(ValueError, match=r"1 of 1 questions of d/.*Take them out of one split"):
+        check_disjoint(splits, skip=True)
+
+
+def test_files_with_the_same_rows_are_no_training_and_test(write: Write) -> None:
+    same = [record(number) for number in range(3)]
+    write(*same, split="train")
+    write(*same)
+    loaded = {part: NARRATIVEQA.load(name, limit=None) for part, name in (("train", "train"), ("eval", "test"))}
+    with pytest.raises(
+        ValueError, match=r"^3 of 3 questions of narrativeqa/train \(train\).* narrativeqa/test \(eval\)"
+    ):
+        check_disjoint(loaded, skip=False)
 
 
 # --- reading a folder -----------------------------------------------------------------------------------------------
@@ -179,11 +230,13 @@ def test_repeated_ids_are_numbered(write: Write) -> None:
 
 MALFORMED = [
     ('{"document": ', r"line 3: not JSON"),
+    ("[" * 100_000, r"line 3: not JSON \(maximum recursion depth"),
     ("[1]", r"line 3: a JSON list, not an object"),
-    (record(3) | {"answers": []}, r"line 3: field 'answers' is empty"),
-    (record(3) | {"answers": [{"text": 7}]}, r"line 3: field 'answers.0.text' is 7, not of type str"),
-    (record(3) | {"question": {}}, r"line 3: field 'question.text': 'text' is missing"),
-    (record(3, summary=" "), r"line 3: field 'document.summary.text' is empty"),
+    (record(3) | {"answers": []}, r"line 3: field 'answers' is \[\]: "),
+    (record(3) | {"answers": [{"text": 7}]}, r"line 3: field 'answers.0.text' is 7: it should be a valid string"),
+    (record(3) | {"question": {}}, r"line 3: field 'question.text' is missing"),
+    (record(3, summary=" "), r"line 3: field 'document.summary.text' is ' ': it should not be blank"),
+    (record(3, summary="\ud83d"), r"line 3: field 'document.summary.text' is .* surrogate"),
 ]
 
 
@@ -204,25 +257,45 @@ def test_a_missing_file_is_an_error_that_lists_what_there_is(write: Write) -> No
     write(record(1))
     for name, there in (("narrativeqa", "narrativeqa/test.jsonl, narrativeqa/validation.jsonl"), ("nq", "narrativeqa")):
         with pytest.raises(FileNotFoundError, match=rf"{name}/train\.jsonl does not exist.* has {there}"):
-            reader({"train": Source(name, "train", "nobody/nq")}, lambda _: [])("train", limit=None)
+            reader({"train": Source(narrativeqa.Question, name, "train", "nobody/nq")})("train", limit=None)
+
+
+def test_a_probe_reads_the_first_row_and_no_further(write: Write) -> None:
+    write("", record(1), "no JSON")
+    assert probe("narrativeqa", "test")["file"] == "narrativeqa/test.jsonl"
+    write("no JSON", record(1))
+    with pytest.raises(MalformedRowError, match=r"test\.jsonl, line 1: not JSON"):
+        probe("narrativeqa", "test")
+    write("")
+    with pytest.raises(ValueError, match="narrativeqa/test has no usable row"):
+        probe("narrativeqa", "test")
 
 
 # --- reading the Hub ------------------------------------------------------------------------------------------------
 
+GSM8K = get_task("gsm8k")
+
+
+def problem(number: int) -> dict[str, Any]:
+    """A GSM8K record in the Hub's fields."""
+    return {"question": f"{number} and 1?", "answer": f"It is\n#### {number + 1}"}
+
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A fake Hub with two records; what it was asked for is kept."""
+    """A fake Hub with two records of GSM8K; what it was asked for is kept."""
     monkeypatch.delenv("GCPO_DATA_DIR", raising=False)
-    asked: dict[str, Any] = {"records": [record(1), record(2)]}
+    asked: dict[str, Any] = {"records": [problem(1), problem(2)]}
 
     def dataset_info(name: str, revision: str | None) -> Any:
         asked["info"] = (name, revision)
         return type("Info", (), {"sha": "c0ffee"})
 
-    def load_dataset(name: str, config: str | None, *, split: str, revision: str | None) -> datasets.Dataset:
+    def load_dataset(name: str, config: str | None, *, split: str, revision: str | None, streaming: bool) -> Any:
         asked["load"] = (name, config, split, revision)
-        return datasets.Dataset.from_list(asked["records"])
+        if isinstance(asked["records"], Exception):
+            raise asked["records"]
+        return iter(asked["records"]) if streaming else datasets.Dataset.from_list(asked["records"])
 
     monkeypatch.setattr(huggingface_hub, "dataset_info", dataset_info)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -230,19 +303,19 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_hub_is_read_at_the_resolved_commit_which_is_recorded(hub: dict[str, Any]) -> None:
-    split = NARRATIVEQA.load("validation", limit=1, revision="v1")
-    assert hub["info"] == ("deepmind/narrativeqa", "v1")
-    assert hub["load"] == ("deepmind/narrativeqa", None, "validation", "c0ffee")
+    split = GSM8K.load("test", limit=1, revision="v1")
+    assert hub["info"] == ("openai/gsm8k", "v1")
+    assert hub["load"] == ("openai/gsm8k", "main", "test", "c0ffee")
     assert len(split.rows) == 1
-    assert split.source == {
-        "dataset": "deepmind/narrativeqa",
-        "config": None,
-        "split": "validation",
-        "requested": "v1",
-        "revision": "c0ffee",
-        "skipped": 0,
-        "cut": 0,
-    }
+    place = {"dataset": "openai/gsm8k", "config": "main", "split": "test", "requested": "v1", "revision": "c0ffee"}
+    assert split.source == place | {"skipped": 0, "cut": 0}
+
+
+def test_qasper_is_read_as_the_hub_converted_it_unless_another_revision_is_asked_for(hub: dict[str, Any]) -> None:
+    for asked, expected in ((None, "refs/convert/parquet"), ("v1", "v1")):
+        with pytest.raises(MalformedRowError, match=r"allenai/qasper \(test\), row 1: field 'title' is missing"):
+            get_task("qasper").load("test", limit=1, revision=asked)
+        assert hub["info"] == ("allenai/qasper", expected)
 
 
 def test_an_unknown_commit_is_none_not_invented(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,33 +323,103 @@ def test_an_unknown_commit_is_none_not_invented(hub: dict[str, Any], monkeypatch
         raise RuntimeError("offline")
 
     monkeypatch.setattr(huggingface_hub, "dataset_info", offline)
-    split = NARRATIVEQA.load("test", limit=None, revision="v1")
+    split = GSM8K.load("test", limit=None, revision="v1")
     assert hub["load"][-1] == "v1"
     assert (split.source["requested"], split.source["revision"]) == ("v1", None)
 
 
 def test_a_malformed_row_of_the_hub_is_named(hub: dict[str, Any]) -> None:
-    hub["records"].append({"document": {}})
-    with pytest.raises(MalformedRowError, match=r"deepmind/narrativeqa \(test\), row 3: field 'document.summary.text'"):
-        NARRATIVEQA.load("test", limit=1)
+    hub["records"].append({"question": "q", "answer": None})
+    with pytest.raises(MalformedRowError, match=r"openai/gsm8k \(test\), row 3: field 'answer' is None"):
+        GSM8K.load("test", limit=1)
 
 
-def test_the_same_rows_come_from_the_hub_and_from_a_folder(hub: dict[str, Any], write: Write) -> None:
-    write(*reversed(hub["records"]))
-    from_folder = NARRATIVEQA.load("test", limit=None, seed=3).rows
-    os.environ.pop("GCPO_DATA_DIR")  # monkeypatch restores it
-    assert NARRATIVEQA.load("test", limit=None, seed=3).rows == from_folder
+def caused(error: Exception, by: Exception) -> Exception:
+    error.__cause__ = by
+    return error
 
 
-def test_the_stories_are_not_even_decoded(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    stories = pa.array([b"\xff"], pa.binary()).view(pa.string())  # an error where it is read
-    summaries = pa.array([{"text": "Ada has a cat."}])
-    documents = pa.StructArray.from_arrays([pa.array(["d1"]), summaries, stories], ["id", "summary", "text"])
-    columns = {name: pa.array([record(1)[name]]) for name in ("question", "answers")}
-    table = datasets.Dataset(pa.table({"document": documents, **columns}))
-    expected = NARRATIVEQA.load("test", limit=1).rows[0].references
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table)
-    assert NARRATIVEQA.load("test", limit=1).rows[0].references == expected
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("Dataset scripts are no longer supported, but found gsm8k.py"), "but found gsm8k.py"),
+        (FileNotFoundError("the revision\nis not there."), "the revision is not there"),
+        (
+            caused(ConnectionError("Couldn't reach it"), OSError("Name or service not known")),
+            "Name or service not known",
+        ),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_whatever_the_hub_s_library_raises_is_one_sentence_with_the_way_out(
+    hub: dict[str, Any], error: Exception, said: str
+) -> None:
+    hub["records"] = error
+    for read in (GSM8K.load, lambda split, limit: probe("gsm8k", split)):
+        with pytest.raises(OSError, match=rf"gsm8k \(test\) could not be read .*{said}\. .*GCPO_DATA_DIR.*HF_TOKEN\.$"):
+            read("test", limit=1)
+
+
+def test_a_probe_of_the_hub_streams(hub: dict[str, Any]) -> None:
+    def records() -> Iterator[Any]:
+        yield problem(1)
+        raise AssertionError("the second row was asked for")
+
+    hub["records"] = records()
+    assert probe("gsm8k", "train", revision="v1")["revision"] == "c0ffee"
+
+
+def test_the_same_rows_come_from_the_hub_and_from_a_folder(
+    hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_hub = GSM8K.load("test", limit=None, seed=3).rows
+    (tmp_path / "gsm8k").mkdir()
+    lines = "\n".join(map(json.dumps, reversed(hub["records"])))
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(lines)
+    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path))
+    assert GSM8K.load("test", limit=None, seed=3).rows == from_hub
+
+
+@pytest.fixture
+def stories(hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """NarrativeQA's parquet files on a stand-in for the Hub's file system; lists the bytes of each read."""
+    folder = tmp_path / "hub" / "datasets" / "deepmind" / "narrativeqa@c0ffee" / "data"
+    folder.mkdir(parents=True)
+    noise = random.Random(0)
+    for number in range(2):  # files, each of two questions and stories that do not compress
+        records = [record(2 * number + one) for one in range(2)]
+        for one in records:
+            one["document"]["text"] = "".join(noise.choices("abcdefghijklmnop", k=800_000))
+        datasets.Dataset.from_list(records).to_parquet(folder / f"test-0000{number}-of-00002.parquet")
+    read: list[int] = []
+
+    class Files(DirFileSystem):
+        def open(self, path: str, cache_type: str, **_: Any) -> Any:
+            file = super().open(path, "rb")
+            whole = file.read
+            file.read = lambda size=-1: read.append(size) or whole(size)
+            return file
+
+    monkeypatch.setattr(huggingface_hub, "HfFileSystem", lambda: Files(str(tmp_path / "hub")))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return read
+
+
+def test_of_narrativeqa_s_files_the_stories_are_not_loaded(stories: list[int]) -> None:
+    split = NARRATIVEQA.load("test", limit=None)
+    assert sorted(row.prompt[-2] for row in split.rows) == ["0", "1", "2", "3"]
+    assert {row.references for row in split.rows} == {("a cat", "one cat")}
+    assert split.source["revision"] == "c0ffee"
+    assert min(stories) >= 0 and sum(stories) < 200_000  # of 1,600,000 and more
+    first = len(stories)
+    assert NARRATIVEQA.load("test", limit=None).rows == split.rows
+    assert len(stories) == first  # they are in the local cache
+    assert probe("narrativeqa", "test")["revision"] == "c0ffee"
+
+
+def test_a_split_without_files_on_the_hub_is_named(stories: list[int]) -> None:
+    with pytest.raises(OSError, match=r"there is no datasets/deepmind/narrativeqa@c0ffee/data/train-\*\.parquet"):
+        NARRATIVEQA.load("train", limit=1)
 
 
 # --- the real rows --------------------------------------------------------------------------------------------------

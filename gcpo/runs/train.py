@@ -26,7 +26,7 @@ from gcpo.runs.plan import Plan, quarters
 from gcpo.runs.policies import lora, models, quiet, starting_policy, trained_policy
 from gcpo.runs.progress import State, read, share
 from gcpo.runs.record import Run, claim, load, placeless, record
-from gcpo.tasks.base import Row, Task
+from gcpo.tasks.base import Row, Task, check_disjoint
 from gcpo.tasks.sampling import check_lengths, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
 from gcpo.trainer.trainer import REPLACED
@@ -111,6 +111,7 @@ def _questions(plan: Plan, run: Run) -> tuple[Sequence[Row], Sequence[Row], Sequ
     splits["eval"] = plan.load(params.eval_split, params.eval_limit)
     if params.max_steps and params.validation_limit:
         splits["validation"] = plan.load(params.validation_split, params.validation_limit)
+    splits = check_disjoint(splits, skip=params.skip_malformed)
     run.manifest["data"] = {name: split.source for name, split in splits.items()}
     along = splits["validation"].rows if "validation" in splits else ()
     return splits["train"].rows, splits["eval"].rows, along
@@ -361,7 +362,7 @@ def work(folder: Path) -> None:
     PartialState()  # gives this process its GPU, before anything is put on one
     run = Run(folder)
     plan = Plan("train", validate(load(folder).manifest["params"], str(folder)))
-    rows = plan.load(plan.params.train_split, plan.params.train_limit, seed=plan.params.seed).rows
+    rows, *_ = _questions(plan, run)
     trainer = build_trainer(plan, *starting_policy(plan), rows, folder)
     if trainer.is_fsdp_enabled:
         generate_together(trainer.model)

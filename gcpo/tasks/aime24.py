@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gcpo.tasks import math
-from gcpo.tasks.base import Record, Row, Source, field, math_row, reader
+from gcpo.tasks.base import Row, math_row
+from gcpo.tasks.reading import Record, Source, Text, reader
 
 
-def convert(record: Record) -> list[Row]:
-    """Return the problem of a record."""
-    return [
-        math_row(str(field(record, "id", int)), field(record, "problem", str), field(record, "answer", str).strip())
-    ]
+class Problem(Record):
+    """A record of the Hub."""
+
+    id: int
+    problem: Text
+    answer: Text
+
+    def rows(self) -> list[Row]:
+        """Return its problem."""
+        return [math_row(str(self.id), self.problem, self.answer.strip())]
 
 
-SPLITS = {"test": Source("aime24", "train", "HuggingFaceH4/aime_2024")}
-TASK = replace(math.TASK, name="aime24", load=reader(SPLITS, convert))
+SPLITS = {"test": Source(Problem, "aime24", "train", "HuggingFaceH4/aime_2024")}
+TASK = replace(math.TASK, name="aime24", load=reader(SPLITS))

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pydantic import FiniteFloat
+
 from gcpo.tasks import math
-from gcpo.tasks.base import Record, Row, Source, field, math_row, reader, text_id
+from gcpo.tasks.base import Row, math_row
+from gcpo.tasks.reading import Record, Source, Text, reader, text_id
 
 
-def convert(record: Record) -> list[Row]:
-    """Return the problem of a record, whose answer is a float: 27.0."""
-    problem, answer = field(record, "problem", str), field(record, "answer", float)
-    return [math_row(text_id(problem), problem, f"{answer:g}" if answer < 1e6 else f"{answer:.0f}")]
+class Problem(Record):
+    """A record of the Hub, whose answer is a float: 27.0."""
+
+    problem: Text
+    answer: FiniteFloat
+
+    def rows(self) -> list[Row]:
+        """Return its problem."""
+        return [math_row(text_id(self.problem), self.problem, repr(self.answer).removesuffix(".0"))]
 
 
-SPLITS = {"test": Source("amc23", "train", "knoveleng/AMC-23")}
-TASK = replace(math.TASK, name="amc23", load=reader(SPLITS, convert))
+SPLITS = {"test": Source(Problem, "amc23", "train", "knoveleng/AMC-23")}
+TASK = replace(math.TASK, name="amc23", load=reader(SPLITS))

@@ -1,4 +1,8 @@
-"""GSM8K: school problems in several steps, with whole numbers as answers (Hub: openai/gsm8k, main)."""
+"""GSM8K: school problems in several steps, with whole numbers as answers (Hub: openai/gsm8k, main).
+
+The official evaluation takes the first number after "####", so that "#### 12 - 3 = 9" is right for 12. Here the whole
+line is the answer, read as mathematics: it is 9. Where a line is one number, as in the benchmark itself, both agree.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,37 @@ from dataclasses import replace
 
 from gcpo.rewards import boxed_answer
 from gcpo.tasks import math
-from gcpo.tasks.base import MalformedRowError, Record, Row, Source, field, math_row, reader, text_id
+from gcpo.tasks.base import Row, math_row
+from gcpo.tasks.reading import MalformedRowError, Record, Source, Text, reader, text_id
 
-_GOLD = re.compile(r"####[\s$€£*\\(]*(-?[\d.,]*\d)")  # with what models write around it; the benchmark has none of that
+_GOLD = re.compile(r"####\s*(-?[\d,]*\.?\d+)\s*", re.ASCII)
 
 
-def final_number(text: str) -> str | None:
-    """Return the number after the last "####", commas removed, as the official evaluation has it; None without one."""
-    found = _GOLD.findall(text)
-    return found[-1].replace(",", "") if found else None
+def final_line(text: str) -> str | None:
+    """Return the line after the last "####", or what follows its last "="; None without one."""
+    _, hashes, rest = text.rpartition("####")
+    line = next(iter(rest.strip().splitlines()), "").rpartition("=")[2]
+    return line.strip().strip("*").strip() or None if hashes else None
 
 
 def extract(completion: str) -> str | None:
-    """Return the boxed answer, which the prompt asks for, or the number after "####"."""
-    return boxed_answer(completion) or final_number(completion)
+    """Return the boxed answer, which the prompt asks for, or the line after "####"."""
+    return boxed_answer(completion) or final_line(completion)
 
 
-def convert(record: Record) -> list[Row]:
-    """Return the problem of a record."""
-    problem, gold = field(record, "question", str), final_number(field(record, "answer", str))
-    if not gold:
-        raise MalformedRowError("field 'answer' has no number after '####'")
-    return [math_row(text_id(problem), problem, gold)]
+class Problem(Record):
+    """A record of the Hub; the solution, called answer, ends in "#### 72"."""
+
+    question: Text
+    answer: Text
+
+    def rows(self) -> list[Row]:
+        """Return its problem."""
+        gold = _GOLD.fullmatch("".join(self.answer.rpartition("####")[1:]))
+        if not gold:
+            raise MalformedRowError("field 'answer' does not end in '####' and one number")
+        return [math_row(text_id(self.question), self.question, gold[1].replace(",", ""))]
 
 
-SPLITS = {name: Source("gsm8k", name, "openai/gsm8k", "main") for name in ("train", "test")}
-TASK = replace(math.TASK, name="gsm8k", load=reader(SPLITS, convert), extract=extract)
+SPLITS = {name: Source(Problem, "gsm8k", name, "openai/gsm8k", "main") for name in ("train", "test")}
+TASK = replace(math.TASK, name="gsm8k", load=reader(SPLITS), extract=extract)

@@ -8,9 +8,13 @@ no validation split.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
 
 from gcpo.tasks import narrativeqa
-from gcpo.tasks.base import MalformedRowError, Record, Row, Source, field, hotpot_scores, reader, words
+from gcpo.tasks.base import Row, hotpot_scores, words
+from gcpo.tasks.reading import Anything, MalformedRowError, Record, Source, Text, reader
 
 MAX_CONTEXT_WORDS = 1200
 """Words of the paragraphs that a prompt keeps; ten have 600 to 1200."""
@@ -22,31 +26,48 @@ PROMPT = """Read the paragraphs and answer the question in a few words. Write th
 Question: {question}"""
 
 
-def convert(record: Record) -> list[Row]:
-    """Return the question of a record."""
-    titles = [field(record, f"context.title.{n}", str) for n in range(len(field(record, "context.title", list)))]
-    sentences = field(record, "context.sentences", list)
-    if len(sentences) != len(titles):
-        raise MalformedRowError(f"field 'context' has {len(titles)} titles and {len(sentences)} paragraphs")
-    supporting = set(field(record, "supporting_facts.title", list, empty=True))
-    paragraphs = {title: f"{title}: {''.join(parts).strip()}" for title, parts in zip(titles, sentences, strict=True)}
-    cut = False
-    for title in reversed(titles):
-        if sum(len(text.split()) for text in paragraphs.values()) <= MAX_CONTEXT_WORDS:
-            break
-        if title not in supporting:
-            cut = bool(paragraphs.pop(title, None)) or cut
-    context, shortened = words("\n\n".join(paragraphs.values()), MAX_CONTEXT_WORDS)
-    prompt = PROMPT.format(context=context, question=field(record, "question", str).strip())
-    return [Row(field(record, "id", str), prompt, (field(record, "answer", str).strip(),), cut or shortened)]
+class Context(Record):
+    """Paragraphs, each a title and its sentences."""
+
+    title: Annotated[list[Text], Field(min_length=1)]
+    sentences: list[list[Anything]]
 
 
-HUB = ("hotpotqa/hotpot_qa", "distractor")
-SPLITS = {"train": Source("hotpotqa", "train", *HUB), "test": Source("hotpotqa", "validation", *HUB)}
-TASK = replace(
-    narrativeqa.TASK,
-    name="hotpotqa",
-    metrics=("accuracy", "em", "f1"),
-    load=reader(SPLITS, convert),
-    score=hotpot_scores,
-)
+class Facts(Record):
+    """Titles of the paragraphs that support the answer."""
+
+    title: list[Anything]
+
+
+class Question(Record):
+    """A record of the Hub."""
+
+    id: Text
+    question: Text
+    answer: Text
+    context: Context
+    supporting_facts: Facts
+
+    def rows(self) -> list[Row]:
+        """Return its question."""
+        titles, sentences = self.context.title, self.context.sentences
+        if len({*titles}) != len(titles) or len(sentences) != len(titles):
+            counts = f"{len(titles)} titles, {len({*titles})} of them different, and {len(sentences)} paragraphs"
+            raise MalformedRowError(f"field 'context' has {counts}")
+        paragraphs = {title: f"{title}: {''.join(told).strip()}" for title, told in zip(titles, sentences, strict=True)}
+        for title in reversed(titles):
+            if sum(len(text.split()) for text in paragraphs.values()) <= MAX_CONTEXT_WORDS:
+                break
+            if title not in self.supporting_facts.title:
+                paragraphs.pop(title)
+        context, shortened = words("\n\n".join(paragraphs.values()), MAX_CONTEXT_WORDS)
+        prompt = PROMPT.format(context=context, question=self.question.strip())
+        return [Row(self.id, prompt, (self.answer.strip(),), shortened or len(paragraphs) < len(titles))]
+
+
+SPLITS = {
+    name: Source(Question, "hotpotqa", split, "hotpotqa/hotpot_qa", "distractor")
+    for name, split in (("train", "train"), ("test", "validation"))
+}
+METRICS = ("accuracy", "em", "f1")
+TASK = replace(narrativeqa.TASK, name="hotpotqa", metrics=METRICS, load=reader(SPLITS), score=hotpot_scores)

@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 from gcpo.rewards import boxed_answer
-from gcpo.tasks.base import Record, Row, Source, Task, field, gold_answer, math_row, math_scores, reader, text_id
+from gcpo.tasks.base import Row, Task, math_row, math_scores
+from gcpo.tasks.reading import Record, Source, Text, boxed_gold, reader, text_id
 
 LEVELS = ("Level 3", "Level 4", "Level 5")
 """Levels of the training problems, as in the papers' companions; MATH-500 has all levels."""
 
 
-def convert(record: Record) -> list[Row]:
-    """Return the problem of a record: of MATH-500, which has an id and an answer, or of the training split."""
-    problem = field(record, "problem", str)
-    if "unique_id" in record:
-        return [math_row(field(record, "unique_id", str), problem, field(record, "answer", str).strip())]
-    if field(record, "level", str) not in LEVELS:
-        return []
-    return [math_row(text_id(problem), problem, gold_answer(record, "solution"))]
+class TrainingProblem(Record):
+    """A record of the training split."""
+
+    problem: Text
+    level: Text
+    solution: Text
+
+    def rows(self) -> list[Row]:
+        """Return its problem, if it is of one of the :data:`LEVELS`."""
+        if self.level not in LEVELS:
+            return []
+        return [math_row(text_id(self.problem), self.problem, boxed_gold(self.solution))]
+
+
+class TestProblem(Record):
+    """A record of MATH-500."""
+
+    unique_id: Text
+    problem: Text
+    answer: Text
+
+    def rows(self) -> list[Row]:
+        """Return its problem."""
+        return [math_row(self.unique_id, self.problem, self.answer.strip())]
 
 
 SPLITS = {
-    "train": Source("math_train", "train", "DigitalLearningGmbH/MATH-lighteval"),
-    "test": Source("math500", "test", "HuggingFaceH4/MATH-500"),
+    "train": Source(TrainingProblem, "math_train", "train", "DigitalLearningGmbH/MATH-lighteval"),
+    "test": Source(TestProblem, "math500", "test", "HuggingFaceH4/MATH-500"),
 }
 TASK = Task(
     name="math",
     metrics=("accuracy",),
-    load=reader(SPLITS, convert),
+    load=reader(SPLITS),
     extract=boxed_answer,
     score=math_scores,
     reward_metric="accuracy",

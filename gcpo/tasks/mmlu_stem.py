@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
-from gcpo.rewards import boxed_answer
+from pydantic import Field
+
+from gcpo.rewards import ANSWER_MARKER, boxed_answer
 from gcpo.tasks import math
-from gcpo.tasks.base import MalformedRowError, Record, Row, Source, field, reader, text_id
+from gcpo.tasks.base import Row
+from gcpo.tasks.reading import Anything, Record, Source, Text, reader, text_id
 
 LETTERS = "ABCD"
 PROMPT = """Answer the question with the letter of one choice. Write it in the form "Answer: ...".
@@ -16,8 +20,12 @@ PROMPT = """Answer the question with the letter of one choice. Write it in the f
 {question}
 
 {choices}"""
-_LETTER = re.compile(r"\W*(?:\\text\{)?\W*([A-D])(?![A-Za-z'])(.*)")
+_LETTER = re.compile(
+    r"\W*(?:\\(?:text|mathrm)(?:bf)?\{|\\mathbf\{)?\W*(?:(?i:option|choice)\b\W*)?([A-Da-d])(?![A-Za-z'])(.*)"
+)
 _ENDED = re.compile(r"[^\w\s]*[.):]|\W*$")  # what follows a letter that is no word of a sentence
+_DASH = re.compile(r"\s*[-–—]\s")
+_ANSWER_IS = re.compile("answer is", re.IGNORECASE)
 _STANDING = re.compile(r"(?<![A-Za-z'])[A-D](?![A-Za-z'])")
 
 
@@ -25,21 +33,24 @@ def extract(completion: str) -> str | None:
     """Return the letter after the last "Answer:", or in the last box, or after the last "answer is", or that the
     completion begins with; None without one.
 
-    It counts where a full stop, a bracket, a colon or the end of the line follows; after a marker and in a box
-    also where no other choice's letter stands on its line. Neither "A function" nor "Answer: A and B are
-    wrong" is one.
+    It counts where a full stop, a bracket, a colon or the end of the line follows; a capital after a marker or in a
+    box, or before a dash, also where no other choice's letter stands on its line. Neither "A function" nor "Answer: A
+    and B are wrong" is one, nor a small letter that the completion begins with.
     """
-    for text in (_after("answer:", completion), boxed_answer(completion), _after("answer is", completion), completion):
+    marked = (_after(ANSWER_MARKER, completion), boxed_answer(completion), _after(_ANSWER_IS, completion))
+    for text in (*marked, completion):
         if text and (found := _LETTER.match(text)):
             letter, rest = found.groups()
-            if _ENDED.match(rest) or (text is not completion and not {*_STANDING.findall(rest)} - {letter}):
-                return letter
+            capital, begins = letter.isupper(), text is completion
+            alone = capital and not {*_STANDING.findall(rest)} - {letter}
+            if (_ENDED.match(rest) and (capital or not begins)) or (alone and (_DASH.match(rest) or not begins)):
+                return letter.upper()
     return None
 
 
-def _after(marker: str, completion: str) -> str | None:
-    """Return the text after the last marker, in capitals or not."""
-    _, *rest = re.split(marker, completion, flags=re.IGNORECASE)
+def _after(marker: re.Pattern[str], completion: str) -> str | None:
+    """Return the text after the last marker; None without one."""
+    _, *rest = marker.split(completion)
     return rest[-1] if rest else None
 
 
@@ -48,22 +59,27 @@ def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]
     return {"accuracy": float(prediction in references)}
 
 
-def convert(record: Record) -> list[Row]:
-    """Return the question of a record, whose answer is the place of the correct choice."""
-    question, answer = field(record, "question", str).strip(), field(record, "answer", int)
-    choices = [field(record, f"choices.{number}", str, empty=True) for number in range(len(LETTERS))]
-    if not 0 <= answer < len(LETTERS):
-        raise MalformedRowError(f"field 'answer' is {answer}, not the place of one of {len(LETTERS)} choices")
-    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True))
-    row_id = text_id("\n".join([field(record, "subject", str), question, *choices]))
-    return [Row(row_id, PROMPT.format(question=question, choices=listed), (LETTERS[answer],))]
+class Question(Record):
+    """A record of the Hub; the answer is the place of the correct choice."""
+
+    question: Text
+    subject: Text
+    choices: Annotated[list[Anything], Field(min_length=len(LETTERS), max_length=len(LETTERS))]
+    answer: Annotated[int, Field(ge=0, lt=len(LETTERS))]
+
+    def rows(self) -> list[Row]:
+        """Return its question."""
+        question = self.question.strip()
+        listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, self.choices, strict=True))
+        row_id = text_id("\n".join([self.subject, question, *self.choices]))
+        return [Row(row_id, PROMPT.format(question=question, choices=listed), (LETTERS[self.answer],))]
 
 
-SPLITS = {"test": Source("mmlu_stem", "test", "TIGER-Lab/MMLU-STEM")}
+SPLITS = {"test": Source(Question, "mmlu_stem", "test", "TIGER-Lab/MMLU-STEM")}
 TASK = replace(
     math.TASK,
     name="mmlu_stem",
-    load=reader(SPLITS, convert),
+    load=reader(SPLITS),
     extract=extract,
     score=score,
     answer_length="short",

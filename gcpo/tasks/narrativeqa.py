@@ -6,8 +6,13 @@ question has two references. Splits are the Hub's: train, validation and test.
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from gcpo.rewards import final_answer
-from gcpo.tasks.base import Record, Row, Source, Task, field, qa_scores, reader, text_id, words
+from gcpo.tasks.base import Row, Task, qa_scores, words
+from gcpo.tasks.reading import Record, Source, Text, reader, text_id
 
 MAX_CONTEXT_WORDS = 1000
 """Words of the summary that a prompt keeps, from its beginning. Most summaries have 400 to 900; a longer one is cut,
@@ -20,26 +25,45 @@ Summary: {summary}
 Question: {question}"""
 
 
-def convert(record: Record) -> list[Row]:
-    """Return the question of a record."""
-    summary, cut = words(field(record, "document.summary.text", str).strip(), MAX_CONTEXT_WORDS)
-    question = field(record, "question.text", str).strip()
-    answers = range(len(field(record, "answers", list)))
-    references = tuple(field(record, f"answers.{number}.text", str).strip() for number in answers)
-    # The data set numbers documents, not questions.
-    row_id = f"{field(record, 'document.id', str)}:{text_id(question)}"
-    return [Row(row_id, PROMPT.format(summary=summary, question=question), references, cut)]
+class Written(Record):
+    """A text."""
+
+    text: Text
 
 
-STORIES = ("document.text",)  # 11 GB of them in train
+class Document(Record):
+    """A book or film."""
+
+    id: Text
+    summary: Written
+
+
+class Question(Record):
+    """A record of the Hub."""
+
+    document: Document
+    question: Written
+    answers: Annotated[list[Written], Field(min_length=1)]
+
+    def rows(self) -> list[Row]:
+        """Return its question."""
+        summary, cut = words(self.document.summary.text.strip(), MAX_CONTEXT_WORDS)
+        question = self.question.text.strip()
+        references = tuple(answer.text.strip() for answer in self.answers)
+        # The data set numbers documents, not questions.
+        row_id = f"{self.document.id}:{text_id(question)}"
+        return [Row(row_id, PROMPT.format(summary=summary, question=question), references, cut)]
+
+
+READ = ("document.id", "document.summary.text", "question.text", "answers")  # the stories are most of 16 GB
 SPLITS = {
-    name: Source("narrativeqa", name, "deepmind/narrativeqa", unread=STORIES)
+    name: Source(Question, "narrativeqa", name, "deepmind/narrativeqa", columns=READ)
     for name in ("train", "validation", "test")
 }
 TASK = Task(
     name="narrativeqa",
     metrics=("accuracy", "bleu1", "f1"),
-    load=reader(SPLITS, convert),
+    load=reader(SPLITS),
     extract=final_answer,
     score=qa_scores,
     reward_metric="f1",

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, FiniteFloat
 
 from gcpo.tasks import math
-from gcpo.tasks.base import MalformedRowError, Record, Row, Source, field, math_row, reader
+from gcpo.tasks.base import Row, math_row
+from gcpo.tasks.reading import Anything, Record, Source, Text, reader
 
 TEST_SHARE = 0.3
 
@@ -22,22 +26,29 @@ def of_test(row_id: str) -> bool:
     return int.from_bytes(hashlib.sha256(row_id.encode()).digest()[:8]) / 2**64 < TEST_SHARE
 
 
-def convert(record: Record) -> list[Row]:
-    """Return the problem of a record, its answer, and the tolerance if it has one."""
-    context = record.get("context") or ""
-    problem = f"{context}\n\n{field(record, 'question', str)}" if context else field(record, "question", str)
-    references = [field(record, "answer", str).strip()]
-    if record.get("error"):
-        try:
-            references.append(str(float(record["error"])))
-        except (TypeError, ValueError):
-            raise MalformedRowError(f"field 'error' is {record['error']!r:.40}, not a number") from None
-    return [math_row(str(field(record, "id", int)), problem, *references)]
+def _number(error: Any) -> Any:
+    return (float(error) if error else None) if isinstance(error, str) else error
 
 
-SPLITS = {name: Source("olympiadbench", "train", "knoveleng/OlympiadBench") for name in ("train", "test")}
+class Problem(Record):
+    """A record of the Hub; the error is text, such as 1e-1."""
+
+    id: int
+    context: Anything | None = None
+    question: Text
+    answer: Text
+    error: Annotated[FiniteFloat | None, Field(ge=0), BeforeValidator(_number)] = None
+
+    def rows(self) -> list[Row]:
+        """Return its problem, the answer, and the tolerance if it has one."""
+        problem = f"{self.context}\n\n{self.question}" if self.context else self.question
+        tolerance = (str(self.error),) if self.error else ()
+        return [math_row(str(self.id), problem, self.answer.strip(), *tolerance)]
+
+
+SPLITS = {name: Source(Problem, "olympiadbench", "train", "knoveleng/OlympiadBench") for name in ("train", "test")}
 TASK = replace(
     math.TASK,
     name="olympiadbench",
-    load=reader(SPLITS, convert, lambda split, row: of_test(row.id) == (split == "test")),
+    load=reader(SPLITS, lambda split, row: of_test(row.id) == (split == "test")),
 )

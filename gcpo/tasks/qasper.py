@@ -9,10 +9,13 @@ Hub's.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field
 
 from gcpo.tasks import narrativeqa
-from gcpo.tasks.base import MalformedRowError, Record, Row, Source, field, reader, words
+from gcpo.tasks.base import Row, words
+from gcpo.tasks.reading import CONVERTED, Anything, MalformedRowError, Record, Source, Text, reader
 
 MAX_CONTEXT_WORDS = 1000
 """Words of evidence, abstract and paper that a prompt keeps, from the beginning; most papers have 3000 to 6000."""
@@ -25,42 +28,76 @@ say, and "Yes" or "No" if that is asked. Write the answer in the form "Answer: .
 Question: {question}"""
 
 
-def answer_string(answer: Record) -> str:
-    """Return the one-line reference of Qasper's official evaluation, by the rules in the module's docstring.
+class Answer(Record):
+    """The answer of one annotator."""
 
-    Raises:
-        MalformedRowError: an answer that is none of the four kinds.
-    """
-    if field(answer, "unanswerable", bool):
-        return "Unanswerable"
-    if spans := field(answer, "extractive_spans", list, empty=True):
-        return " ".join(", ".join(map(str, spans)).split())
-    if text := field(answer, "free_form_answer", str, empty=True).split():
-        return " ".join(text)
-    if isinstance(answer.get("yes_no"), bool):
-        return "Yes" if answer["yes_no"] else "No"
-    raise MalformedRowError("an answer has no spans, no text, no yes or no, and is not unanswerable")
+    unanswerable: bool
+    extractive_spans: list[Anything]
+    free_form_answer: Anything
+    yes_no: bool | None
+    evidence: list[Anything]
 
-
-def convert(record: Record) -> list[Row]:
-    """Return all questions of a paper."""
-    paper = [f"{field(record, 'title', str).strip()}\n{field(record, 'abstract', str, empty=True).strip()}"]
-    for section in field(record, "full_text.paragraphs", list, empty=True):
-        paper += [paragraph for paragraph in section if paragraph.strip()]
-    questions = field(record, "qas.question", list)
-    return [_row(record, number, paper) for number in range(len(questions))]
+    def __str__(self) -> str:
+        """Return the one-line reference of Qasper's official evaluation, by the rules in the module's docstring."""
+        if self.unanswerable:
+            return "Unanswerable"
+        for text in (", ".join(self.extractive_spans), self.free_form_answer):
+            if text.strip(", \n"):
+                return " ".join(text.split())
+        if self.yes_no is None:
+            raise MalformedRowError("an answer has no spans, no text, no yes or no, and is not unanswerable")
+        return "Yes" if self.yes_no else "No"
 
 
-def _row(record: Record, number: int, paper: list[str]) -> Row:
-    annotated = field(record, f"qas.answers.{number}.answer", list)
-    evidence: dict[Any, None] = {}  # of all annotators, each passage once, in their order
-    for answer in annotated:
-        evidence |= dict.fromkeys(answer.get("evidence") or ())
-    whole = "\n\n".join([*map(str, evidence), *(text for text in paper if text not in evidence)])
-    context, cut = words(whole, MAX_CONTEXT_WORDS)
-    prompt = PROMPT.format(context=context, question=field(record, f"qas.question.{number}", str).strip())
-    return Row(field(record, f"qas.question_id.{number}", str), prompt, tuple(map(answer_string, annotated)), cut)
+class Annotations(Record):
+    """The answers to one question."""
+
+    answer: Annotated[list[Answer], Field(min_length=1)]
 
 
-SPLITS = {name: Source("qasper", name, "allenai/qasper") for name in ("train", "validation", "test")}
-TASK = replace(narrativeqa.TASK, name="qasper", load=reader(SPLITS, convert))
+class Questions(Record):
+    """The questions about a paper: their texts, ids and answers in the same order."""
+
+    question: Annotated[list[Text], Field(min_length=1)]
+    question_id: list[Text]
+    answers: list[Annotations]
+
+
+class Sections(Record):
+    """The paragraphs of each section."""
+
+    paragraphs: list[list[Anything]]
+
+
+class Paper(Record):
+    """A record of the Hub."""
+
+    title: Text
+    abstract: Anything
+    full_text: Sections
+    qas: Questions
+
+    def rows(self) -> list[Row]:
+        """Return its questions."""
+        paper = [f"{self.title.strip()}\n{self.abstract.strip()}"]
+        paper += [paragraph for section in self.full_text.paragraphs for paragraph in section if paragraph.strip()]
+        texts, ids, answers = self.qas.question, self.qas.question_id, self.qas.answers
+        if not len(texts) == len(ids) == len(answers):
+            counts = f"{len(texts)} questions, {len(ids)} ids and {len(answers)} answers"
+            raise MalformedRowError(f"field 'qas' has {counts}")
+        return [_row(paper, *question) for question in zip(texts, ids, answers, strict=True)]
+
+
+def _row(paper: list[str], question: str, row_id: str, annotated: Annotations) -> Row:
+    # Of all annotators, each passage once, in their order.
+    evidence = dict.fromkeys(passage for answer in annotated.answer for passage in answer.evidence)
+    context, cut = words("\n\n".join([*evidence, *(text for text in paper if text not in evidence)]), MAX_CONTEXT_WORDS)
+    prompt = PROMPT.format(context=context, question=question.strip())
+    return Row(row_id, prompt, tuple(map(str, annotated.answer)), cut)
+
+
+SPLITS = {
+    name: Source(Paper, "qasper", name, "allenai/qasper", revision=CONVERTED)
+    for name in ("train", "validation", "test")
+}
+TASK = replace(narrativeqa.TASK, name="qasper", load=reader(SPLITS))

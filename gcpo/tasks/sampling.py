@@ -36,8 +36,13 @@ def load_policy(name: str, *, revision: str | None = None, dtype: str = "float32
         )
     if tokens.pad_token is None:
         tokens.pad_token = tokens.eos_token
+    if PROBE not in (chat := _chats(tokens, [PROBE])[0]):
+        raise ValueError(
+            f"policy model {name!r} cannot be used: its chat template leaves the question out. Repair its "
+            "chat_template.jinja, or take another model."
+        )
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    inputs = tokens(_chats(tokens, [PROBE]), return_tensors="pt", add_special_tokens=False).to(model.device)
+    inputs = tokens(chat, return_tensors="pt", add_special_tokens=False).to(model.device)
     with torch.no_grad():
         logits = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask).logits
     if not logits.isfinite().all():
@@ -145,9 +150,15 @@ def token_statistics(
 
 
 def _chats(tokens: Any, prompts: Sequence[str]) -> list[str]:
-    """Return the prompts as the policy reads them."""
+    """Return the prompts as the policy reads them; raises ``ValueError`` where its chat template fails."""
     messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    return [tokens.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in messages]
+    try:
+        return [tokens.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in messages]
+    except Exception as error:  # a template is a program: it can fail in any way
+        raise ValueError(
+            f"policy model {tokens.name_or_path!r} cannot be used: its chat template fails ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}). Repair its chat_template.jinja, or take another model."
+        ) from error
 
 
 def ends(model: Any, tokens: Any) -> list[int]:
