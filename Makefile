@@ -3,12 +3,13 @@ PYTHON ?= python3
 JOBS ?= 2
 PROFILE ?= laptop
 BIN := .venv/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce reproduce-all test replay test-chaos unit world models setup smoke zoo lint bench reference site notebooks clean clean-runs
+.PHONY: reproduce reproduce-all test replay test-chaos unit second-world world setup smoke zoo lint bench reference site notebooks clean clean-runs
 
-reproduce: world  ## the headline tables and figures on three seeds, with PROFILE=laptop unless told otherwise
+reproduce: world  ## the headline tables and figures on three seeds, and these numbers beside the committed ones
 	$(BIN)/python -m gcpo grid reproduce --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE) --grid reproduce
 
@@ -21,12 +22,15 @@ zoo: world  ## every run of every report, ten seeds or more of Table 1's methods
 	$(BIN)/python -m gcpo report --profile $(PROFILE)
 
 test: export OMP_NUM_THREADS = 1
-test: setup lint models unit  ## all checks: unit and property tests, slow tests, notebooks, the smoke profile end to end
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "slow and not replay and not network and not gpu" --durations 25
+test: setup lint world unit  ## all checks: unit and property tests, slow tests, notebooks, the smoke profile end to end
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "slow and not replay and not second_world and not network and not gpu" --durations 25
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg notebooks
 	$(MAKE) --no-print-directory smoke
 
-replay: models  ## nine runs of the reference made again, with tables of the same SHA-256: the proof of a clean-up
+second-world: setup  ## every read notebook in a world of another seed, trained from nothing (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m second_world tests/test_notebooks.py
+
+replay: world  ## nine runs of the reference made again, with tables of the same SHA-256: the proof of a clean-up
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m replay tests/test_identity.py
 
 test-chaos: world  ## a hundred random kills of two runners on one folder (half an hour)
@@ -35,20 +39,19 @@ test-chaos: world  ## a hundred random kills of two runners on one folder (half 
 unit: setup  ## unit and property tests
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not network and not gpu"
 
-world: setup  ## the embedded policy and entailment model, once
-	$(BIN)/python -m gcpo world
-
-models: setup  ## the embedded models to test with: those that are there, else the reference's, else new ones
-	[ -d outputs/world ] || $(BIN)/python -m gcpo world --reference || true
+world: setup  ## the embedded policy and entailment model: those that are there, else the committed ones, copied
 	$(BIN)/python -m gcpo world
 
 setup: .venv/installed  ## the virtual environment with the pinned packages and this one
 
 .venv/installed: requirements.lock pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' requirements.lock)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@echo "1 of 3: .venv and torch, the largest package (one to five minutes, by network and disk)"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) $$(grep '^torch==' requirements.lock)
+	@echo "2 of 3: the other pinned packages (two to four minutes)"
+	@$(PIP) -r requirements.lock
+	@echo "3 of 3: gcpo itself, editable (seconds)"
+	@$(PIP) --no-deps -e .
 	touch $@
 
 smoke: setup  ## every kind of run and every report at toy size
@@ -72,7 +75,7 @@ site: setup  ## the notebooks, the ledger with filters and every page, in build/
 	@echo "open build/site/index.html"
 
 notebooks: setup  ## the notebooks in JupyterLab
-	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 clean:  ## remove the virtual environment and what was built; runs stay
 	rm -rf .venv build

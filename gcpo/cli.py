@@ -162,8 +162,9 @@ def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     from gcpo.runs.runner import run_grid
     from gcpo.world import resolve
 
-    for kind, name in sorted({(kind, getattr(plan.params, kind)) for plan in plans for kind in plan.embedded}):
-        resolve(name, kind)  # once, before runs in parallel would wait for it
+    needed = {(getattr(plan.params, kind), kind, plan.params.world_seed) for plan in plans for kind in plan.embedded}
+    for model in sorted(needed):
+        resolve(*model)  # once, before runs in parallel would wait for it
     more = f" and {len(plans) - 1} more" if plans[1:] else ""
     print(f"making {plans[0].id}{more} in {plans[0].folder.parent}", flush=True)
     try:
@@ -350,7 +351,7 @@ def report(
 ) -> int:
     """Execute the report notebooks."""
     from gcpo.reports import publish as pages
-    from gcpo.reports import records, site
+    from gcpo.reports import records, reproduced, site
 
     profile += TOY * toy
     load_profile(profile)  # a name that is none leaves no folder behind
@@ -363,6 +364,8 @@ def report(
     print(*made, *left_out, *faults, sep="\n")
     if not made:
         print(f"no report was made: nothing has run of the grids of {profile} (gcpo check --profile {profile})")
+    elif grid and not reference:
+        print(reproduced.said(reproduced.compare(profile, grid)))
     return 0 if made else 1
 
 
@@ -375,8 +378,33 @@ def methods() -> None:
 
 
 @app.command()
-def world(profile: Profile = "laptop", reference: Reference = False) -> None:
-    """Make the embedded policy and entailment model."""
-    from gcpo.world import bootstrap, restore_reference
+def push(
+    to: Annotated[str, typer.Argument(help="a folder, or hub:OWNER/NAME for a data set of the Hub", metavar="TO")],
+    profile: Profile = "laptop",
+) -> None:
+    """Write the committed reference as a data set with a card, to a folder or to the Hub."""
+    from gcpo.reports.hub import push_records
 
-    print(restore_reference(paths.REFERENCE / profile) if reference else bootstrap())
+    print(f"the records of {profile} are in {push_records(profile, to)}")
+
+
+@app.command()
+def world(
+    profile: Profile = "laptop",
+    reference: Reference = False,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="train it, in three to six minutes, in place of what is there")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="that draws all of it; runs ask for it by world_seed")] = 0,
+) -> None:
+    """Put the embedded policy and entailment model where runs find them: ready-made ones, or trained from nothing."""
+    from gcpo.world import bootstrap, restore_reference, settings_of
+
+    if reference and (from_scratch or seed):
+        raise ParameterError("--reference takes the reference's world: leave --from-scratch and --seed out.")
+    if reference:
+        print(restore_reference(paths.REFERENCE / profile))
+    else:
+        print(bootstrap(settings_of(seed=seed), from_scratch=from_scratch))
+    if seed:
+        print(f"Runs start from it with -p world_seed {seed}, and read notebooks with GCPO_WORLD_SEED={seed}.")

@@ -1,22 +1,24 @@
-"""Folders of the project, anchored to the checkout and never to the working directory."""
+"""Folders of the project: of the checkout around the package or, where it is installed, of the package itself."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-_PARENT = Path(__file__).resolve().parents[1]
-# An installed copy has no checkout around it and keeps its outputs where it is called.
-ROOT = _PARENT if (_PARENT / "pyproject.toml").is_file() else Path.cwd()
+_PACKAGE = Path(__file__).resolve().parent
+_CHECKOUT = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
+ROOT = _CHECKOUT or Path.cwd()  # an installed copy keeps its outputs where it is called
+_FILES = _CHECKOUT or _PACKAGE  # a wheel has notebooks, parameter files and the ready-made world inside the package
 
 # Paths in the environment mean what they mean here, also to processes that work in another folder.
 for _name in ("GCPO_OUTPUTS", "GCPO_DATA_DIR", "GCPO_REFERENCE"):
     if os.environ.get(_name):
         os.environ[_name] = str(Path(os.environ[_name]).expanduser().resolve())
 
-NOTEBOOKS = ROOT / "notebooks"
-PARAMS = ROOT / "params"
+NOTEBOOKS = _FILES / "notebooks"
+PARAMS = _FILES / "params"
 OUTPUTS = Path(os.environ.get("GCPO_OUTPUTS") or ROOT / "outputs")
 REFERENCE = Path(os.environ.get("GCPO_REFERENCE") or ROOT / "outputs" / "reference")
 WORLDS = ROOT / "outputs" / "world"  # shared by everything that runs from this checkout
+READY = _FILES / "outputs" / "reference" / "laptop" / "world"  # worlds that need no training, committed
 VERDICTS = ROOT / "outputs" / "reference" / "verdicts"  # of notebooks that read no runs: the same for every reference

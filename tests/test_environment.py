@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
+from typing import Any
+
+import pytest
 
 from gcpo import paths
+from gcpo.__main__ import main as command
 from gcpo.runs.profiles import read_yaml
+
+PACKED = (paths.NOTEBOOKS, paths.PARAMS, paths.READY)
 
 
 def name_of(requirement: str) -> str:
@@ -27,6 +34,21 @@ def needed(*extras: str) -> set[str]:
     """Names of the packages that the project and these extras ask for."""
     listed = [project()["dependencies"], *(project()["optional-dependencies"][extra] for extra in extras)]
     return {name_of(requirement) for part in listed for requirement in part} - {"gcpo"}
+
+
+def test_a_command_without_its_extra_says_which(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.delitem(sys.modules, "gcpo.cli", raising=False)
+    monkeypatch.setitem(sys.modules, "typer", None)  # as if it were not installed
+    assert command() == 2
+    said = capsys.readouterr().err
+    assert "needs the extra repro" in said and 'pip install ".[repro]"' in said and said.count("\n") == 1
+
+
+def test_a_wheel_has_what_an_installed_copy_looks_for() -> None:
+    built = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    inside = {str(place): f"gcpo/{place}" for place in (p.relative_to(paths.ROOT) for p in PACKED)}
+    assert built["wheel"]["force-include"] == inside
+    assert {"gcpo", *inside} == set(built["sdist"]["include"])
 
 
 def test_lock_pins_every_dependency_and_the_cpu_neutral_torch() -> None:

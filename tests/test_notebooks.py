@@ -129,6 +129,20 @@ def test_a_report_says_whose_runs_it_shows_and_hands_it_on(path: Path) -> None:
     assert written and all(line.endswith(", source)") for line in written)
 
 
+READ = [path for path in NOTEBOOKS if path.stem[0] == "0"]
+
+
+@pytest.mark.slow
+@pytest.mark.second_world
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("path", READ, ids=lambda path: path.stem)
+def test_a_notebook_to_read_asserts_nothing_that_holds_in_one_world_alone(path: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "papermill", path.name, str(tmp_path / path.name), "--cwd", str(tmp_path)]
+    places = {"GCPO_WORLD_SEED": "1", "GCPO_OUTPUTS": str(tmp_path), "PYTHONPATH": str(paths.ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=path.parent, env={**os.environ, **places})
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 WORDS = "holds|does not hold|effect excluded|cannot tell|not tested"
 
 

@@ -30,6 +30,7 @@ OTHER: dict[str, Any] = {
     "method_options": {"form": "linear"},
     "seed": 1,
     "policy": "scratch",
+    "world_seed": 1,
     "policy_revision": "main",
     "lora_rank": 4,
     "dtype": "bfloat16",

@@ -57,18 +57,21 @@ def reference_of(profile: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (paths.REFERENCE / profile).rglob("*") if path.is_file()}
 
 
-def test_a_reference_is_built_beside_and_swapped_in(pages: list[dict[str, Any]]) -> None:
+def test_a_reference_is_built_beside_and_swapped_in_of_the_runs_of_grids(
+    pages: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
     old = paths.REFERENCE / "laptop"
     old.mkdir(parents=True)
     (old / "runs.jsonl").write_text("the old one")
     (old / "of_the_old_one.csv").write_text("")
     run = finished("gradients", tables=TABLES, profile="laptop")
-    finished("gradients", tables=TABLES, profile="laptop", seed=3)  # of no report, published all the same
+    stray = finished("gradients", tables=TABLES, profile="laptop", seed=3)
     assert main(["report", "--publish", "--profile", "laptop"]) == 0
+    assert f"no grid of laptop asks for them: {stray.manifest['id']}\n" in capsys.readouterr().out
     page, readme = pages
     assert readme == {"readme": "laptop"}
     (new,) = page["new"]
-    assert page["old"] == ["the old one"] and len(new.splitlines()) == 2
+    assert page["old"] == ["the old one"] and len(new.splitlines()) == 1
     found = reference_of("laptop")
     assert set(found) == {"runs.jsonl", "queries.parquet", io.SUMS, "table.csv"} and io.broken(old) is None
     assert json.loads(found["runs.jsonl"].splitlines()[0])["sha256"] == run.manifest["sha256"]
@@ -118,6 +121,7 @@ def test_what_fails_on_the_way_leaves_everything_as_it_was(
     finished("gradients", tables=TABLES, profile="laptop")
     assert publish.publish("laptop") == 1
     before, notebook = reference_of("laptop"), (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
+    write_grid("figure1", [{"kind": "gradients", "seed": [0, 1]}])
     finished("gradients", tables=TABLES, profile="laptop", seed=1)
 
     def dies(name: str, output: Path, parameters: dict[str, Any]) -> None:

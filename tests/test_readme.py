@@ -34,6 +34,11 @@ def test_the_results_are_those_of_the_reference_tables_and_say_so() -> None:
     assert block.count("reference of profile laptop") == 1
 
 
+def test_the_page_of_results_is_that_of_the_reference_tables() -> None:
+    page = (paths.ROOT / "RESULTS.md").read_text()
+    assert page == pages.results_page("laptop"), "a number edited by hand, or tables newer than RESULTS.md"
+
+
 def test_what_a_run_needs_is_measured_or_estimated_by_the_package() -> None:
     readme = (paths.ROOT / "README.md").read_text()
     (block,) = re.findall(f"{pages.NEEDS}.*?{pages.END_NEEDS}", readme, flags=re.S)

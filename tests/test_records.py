@@ -351,7 +351,7 @@ def test_a_reference_has_the_world_that_its_runs_started_from_and_another_machin
     assert len(records.find("p", "g")) == 2
     (taken.policy / "model.safetensors").write_text("edited")  # and so no world of these runs
     publish()
-    with pytest.raises(FileNotFoundError, match=r"no world to take\. Make one: python -m gcpo world"):
+    with pytest.raises(FileNotFoundError, match=r"no world to take\. Train one: python -m gcpo world --from-scratch"):
         world.restore_reference(paths.REFERENCE / "p")
 
 

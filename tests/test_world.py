@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import json
 import random
 import re
 import shutil
@@ -158,6 +159,7 @@ def making(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         yield lambda: stand_in("entailment", settings, draft)
 
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
+    monkeypatch.setattr(paths, "READY", tmp_path / "none")
     monkeypatch.setattr(bootstrapping, "make_policy", lambda *given: stand_in("policy", *given))
     monkeypatch.setattr(bootstrapping, "entailment_apart", apart)
     return made
@@ -167,6 +169,61 @@ def test_a_world_is_made_once_and_found_in_its_folder(making: list[str], tmp_pat
     first, again = world.bootstrap(SMALL, tmp_path), world.bootstrap(SMALL, tmp_path)
     assert first == again and making == ["policy", "entailment"]
     assert first.policy == tmp_path / world.key(SMALL) / "policy" and first.quality == good()
+
+
+def weights(made: world.World) -> str:
+    return (made.policy / "model.safetensors").read_text()
+
+
+def test_a_ready_made_world_is_copied_and_trained_only_on_request(
+    making: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = world.bootstrap(SMALL, tmp_path / "ready")
+    (ready.policy / "model.safetensors").write_text("ready-made")
+    io.seal(ready.policy.parent)
+    monkeypatch.setattr(paths, "READY", tmp_path / "ready")
+    making.clear()
+    copied = world.bootstrap(SMALL, tmp_path / "here")
+    assert making == [] and weights(copied) == "ready-made" and io.broken(copied.policy.parent) is None
+    (copied.policy / "model.safetensors").write_text("edited")
+    assert weights(world.bootstrap(SMALL, tmp_path / "here")) == "ready-made" and making == []
+    assert weights(world.bootstrap(SMALL, tmp_path / "here", from_scratch=True)) != "ready-made"
+    assert making == ["policy", "entailment"]
+    assert weights(world.bootstrap(SMALL, tmp_path / "here")) != "ready-made"  # which stays
+    world.bootstrap(dataclasses.replace(SMALL, seed=1), tmp_path / "here")  # of which there is no ready-made one
+    assert len(making) == 4
+    (ready.policy / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing: .* gcpo world --from-scratch"):
+        world.bootstrap(SMALL, tmp_path / "elsewhere")
+
+
+def test_the_usual_world_is_ready_made() -> None:
+    assert io.broken(paths.READY / world.key()) is None
+    check_quality(json.loads((paths.READY / world.key() / "quality.json").read_text()))
+
+
+def test_a_seed_draws_another_world_in_another_folder(
+    making: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "WORLDS", tmp_path)
+    for kind, name in (("policy", "tiny"), ("entailment", "tiny"), ("policy", "tiny-llama")):
+        places = {world.resolve(name, kind, seed) for seed in (0, 1)}
+        assert places == {str(world.folder(kind, name, seed)) for seed in (0, 1)} and len(places) == 2
+        for seed in (0, 1):
+            assert f"seed={seed}," in Path(world.resolve(name, kind, seed), "model.safetensors").read_text()
+    assert making == ["policy", "entailment"] * 2 + ["policy"] * 2
+    assert world.resolve("scratch", "policy", 1) == world.resolve("scratch", "policy")
+
+
+def test_a_world_says_in_a_line_each_how_good_its_models_are(making: list[str], tmp_path: Path) -> None:
+    made = world.bootstrap(SMALL, tmp_path)
+    made.quality["entailment"]["accuracy"] = 0.994
+    assert str(made).splitlines() == [
+        f"Embedded world: {tmp_path / world.key(SMALL)}",
+        "  policy on tinyqa: 45% of sampled answers right, 60% of greedy",
+        "  policy on tinymath: 45% of sampled answers right, 60% of greedy",
+        "  entailment model: 99.4% of held-out pairs right",
+    ]
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -173,7 +173,11 @@ def readme_needs(profile: str) -> str:
     return f"{NEEDS}\n\n{markdown(needs_table(profile))}\n{END_NEEDS}"
 
 
+def results_page(profile: str) -> str:
+    """Return RESULTS.md, from the reference tables of a profile."""
+    return f"{PREAMBLE}\n{results(profile, RESULTS)}\n{EXHIBITS}\n\n{markdown(exhibits())}"
+
+
 def write_results(profile: str) -> None:
-    """Write RESULTS.md, from the reference tables of a profile."""
-    page = f"{PREAMBLE}\n{results(profile, RESULTS)}\n{EXHIBITS}\n\n{markdown(exhibits())}"
-    (paths.ROOT / "RESULTS.md").write_text(page)
+    """Write RESULTS.md."""
+    (paths.ROOT / "RESULTS.md").write_text(results_page(profile))

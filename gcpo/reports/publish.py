@@ -25,9 +25,10 @@ from gcpo.runs.runner import execute
 def publish(profile: str, partial: bool = False) -> int:
     """Make this machine's runs of a profile the reference, with all that is made from it; returns how many runs it has.
 
-    Runs of the old reference that can stand beside this machine's (``records.to_publish``) stay in it, so that it
-    grows; others go. Everything is built beside what there is and takes its place at the end. With ``partial`` a grid
-    may lack runs, and the reports say which; each needs one at least.
+    It takes the runs of the profile's grids, and names those that no grid asks for. Runs of the old reference that can
+    stand beside this machine's (``records.to_publish``) stay in it, so that it grows; others go. Everything is built
+    beside what there is and takes its place at the end. With ``partial`` a grid may lack runs, and the reports say
+    which; each needs one at least.
 
     Raises:
         RecordError: a report's grid has runs that are not finished; the reference stays as it is.
@@ -42,7 +43,9 @@ def publish(profile: str, partial: bool = False) -> int:
             f"Grid {foreign[0]} is not made for {profile}, and a reference holds every report's: report --profile "
             f"{profile} --grid NAME shows its runs."
         )
-    finished = records.to_publish(profile)
+    asked = {run.id for grid in fit for plan in expand(grid, profile) for run in (plan, plan.training) if run}
+    found = records.to_publish(profile)
+    finished = [run for run in found if run.manifest["id"] in asked]
     made = {run.manifest["id"] for run in finished}
     gone = [run for run in records.runs(profile, reference=True) if run.manifest.get("id") not in made]
     for grid in shown:
@@ -54,10 +57,11 @@ def publish(profile: str, partial: bool = False) -> int:
                 f"Grid {grid} has {len(wanted & made)} of {len(wanted)} runs finished with {profile}: a reference "
                 f"holds {needed}. First: python -m gcpo grid {grid} --profile {profile}{otherwise}"
             )
+    if stray := [run.manifest["id"] for run in found if run.manifest["id"] not in asked]:
+        print(f"left out, as no grid of {profile} asks for them: {', '.join(stray)}", flush=True)
     if gone:
-        print(
-            f"{len(gone)} runs of the old reference go: damaged, or made by other code or from other models", flush=True
-        )
+        why = "damaged, of no grid, or made by other code or from other models"
+        print(f"{len(gone)} runs of the old reference go: {why}", flush=True)
     _replace(profile, lambda folder: records.write_reference(folder, finished))
     return len(finished)
 

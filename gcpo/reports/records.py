@@ -24,7 +24,7 @@ from gcpo import io, paths, world
 from gcpo.runs.contents import Seen
 from gcpo.runs.grids import comparison_key, expand, grids, varied
 from gcpo.runs.params import Params, profile_name
-from gcpo.runs.plan import label
+from gcpo.runs.plan import label, recorded
 from gcpo.runs.record import CODES, RecordError, Run, another_version, load, same_numbers, to_commit
 
 TABLES = ("eval", "validation", "metrics", "queries", "pairs", "answers")  # tables beside the manifests of runs
@@ -120,7 +120,7 @@ def _columns(manifest: dict[str, Any]) -> dict[str, Any]:
     """
     resolved, timed = manifest["resolved"], manifest if manifest.get("attempts", 1) == 1 else {}
     return {
-        **manifest["params"],
+        **{key: recorded(manifest["params"], key) for key in Params.model_fields},
         **(resolved["trainer"] or {}),
         "alpha": (resolved["method"] or {}).get("alpha"),
         "reward_range": resolved["task"]["reward_range"],
@@ -176,11 +176,14 @@ def _data(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def _models(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """Return the models of a run, by kind and name: a digest of the hashes of their files."""
+    """Return the models of a run, by kind and name: a digest of the hashes of their files. A name has one model in each
+    embedded world."""
+    seed = recorded(manifest["params"], "world_seed")
+    of = f" of world {seed}" if seed else ""
     return {
-        (kind, manifest["params"][kind]): hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:7]
+        (kind, manifest["params"][kind] + of): hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:7]
         for kind in ("policy", "embedder", "entailment")
-        if (content := manifest.get("contents", {}).get(kind))
+        if (made := manifest.get("contents", {}).get(kind))
     }
 
 

@@ -26,10 +26,11 @@ def contents(params: Mapping[str, Any]) -> Contents:
 
     Models from the Hub have their commit instead. Files that are not on this machine are left out.
     """
+    seed = params.get("world_seed", 0)  # which older records lack
     found = {
-        "policy": _model(params["policy"], "policy", params["policy_revision"]),
-        "embedder": _model(str(embedder_path(params["embedder"])), "embedder"),
-        "entailment": _model(params["entailment"], "entailment"),
+        "policy": _model(params["policy"], "policy", seed, params["policy_revision"]),
+        "embedder": _model(str(embedder_path(params["embedder"])), "embedder", seed),
+        "entailment": _model(params["entailment"], "entailment", seed),
     }
     if folder := os.environ.get(DATA_DIR):
         for split in (params["train_split"], params["validation_split"], params["eval_split"]):
@@ -39,8 +40,8 @@ def contents(params: Mapping[str, Any]) -> Contents:
     return {key: value for key, value in found.items() if value}
 
 
-def _model(name: str, kind: str, revision: str | None = None) -> dict[str, str]:
-    place = world.folder(kind, name) if world.embedded(name, kind) else Path(name)
+def _model(name: str, kind: str, seed: int, revision: str | None = None) -> dict[str, str]:
+    place = world.folder(kind, name, seed) if world.embedded(name, kind) else Path(name)
     if place.exists():
         return {file: value for file, value in io.hashes(place).items() if not file.endswith(".md")}
     from huggingface_hub import try_to_load_from_cache  # slow to import, and unused in the embedded world
@@ -64,7 +65,7 @@ def changed(
     and made on another processor they may differ in a last bit.
     """
     seen = {} if seen is None else seen
-    names = tuple(params[name] for name in _NAMES)
+    names = (*(params[name] for name in _NAMES), params.get("world_seed", 0))
     if names not in seen:
         seen[names] = contents(params)
     for key, now in seen[names].items():

@@ -71,7 +71,7 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
         extract=plan.task.extract,
         full_completion=plan.task.full_completion,
         embedder=Embedder(params.embedder),
-        entailment=Entailment(world.resolve(params.entailment, "entailment")),
+        entailment=Entailment(world.resolve(params.entailment, "entailment", params.world_seed)),
         threshold=params.entailment_threshold,
         reward_range=plan.task.reward_range,
     )

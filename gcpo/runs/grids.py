@@ -12,7 +12,7 @@ from gcpo import paths, world
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
 from gcpo.runs.params import Params, validate
-from gcpo.runs.plan import KINDS, Plan
+from gcpo.runs.plan import KINDS, Plan, recorded
 from gcpo.runs.profiles import TOY, ParameterError, file_of, load_profile, names_in, over, read_yaml
 from gcpo.tasks import GENERATED
 
@@ -119,8 +119,8 @@ def varied(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[tuple[str, boo
     seen: dict[tuple[str, bool], dict[tuple[str, str], set[str]]] = {}
     for kind, params in runs:
         values = seen.setdefault(comparison_key(kind, params["max_steps"]), {})
-        for key in params.keys() - {"task", "method", "seed", "profile", "report_to"}:
-            values.setdefault((key, params["task"]), set()).add(repr(params[key]))
+        for key in Params.model_fields.keys() - {"task", "method", "seed", "profile", "report_to"}:
+            values.setdefault((key, params["task"]), set()).add(repr(recorded(params, key)))
     return {
         sort: [key for key in Params.model_fields if any(name == key and len(v) > 1 for (name, _), v in values.items())]
         for sort, values in seen.items()

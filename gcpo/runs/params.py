@@ -206,6 +206,7 @@ class Params(BaseModel):
     seed: Seed = Field(0, description="of everything random in the run")
 
     policy: ModelName = Field("tiny", description="starting policy: path, Hub name or a name in gcpo.world.POLICIES")
+    world_seed: Count = Field(0, description="seed that draws the embedded world: tiny policies, entailment model")
     policy_revision: str | None = Field(None, description="commit or branch of a policy on the Hub")
     lora_rank: Count = Field(0, le=1024, description="of LoRA adapters, which alone are trained; 0 trains all weights")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the policy's weights")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -112,6 +112,8 @@ class Plan:
         if params.at_step and self.kind == "train":
             what = "is for gradient statistics and evaluations; a training run's steps are max_steps."
             raise ParameterError(f"at_step: {params.at_step} {what}")
+        if params.world_seed and not self.embedded:
+            raise ParameterError(f"world_seed: {params.world_seed} has no use: no model of the run is an embedded one.")
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
         # A task may hold functions that no other process can be sent; there it is looked up again.
@@ -180,7 +182,8 @@ class Plan:
         """The settings of the embedded models that it needs, by kind."""
         named = {"policy": self.params.policy, "entailment": self.params.entailment}
         named = {kind: name for kind, name in named.items() if kind not in UNREAD[self.kind]}
-        return {kind: world.POLICIES[name] for kind, name in named.items() if name in world.POLICIES}
+        seed = self.params.world_seed
+        return {kind: world.settings_of(name, seed) for kind, name in named.items() if name in world.POLICIES}
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -188,8 +191,8 @@ class Plan:
         # A folder's name, what is resolved below, and what can only turn an error into a run.
         named = {"profile", "alpha", "method_options", "grpo", "skip_malformed", "at_step", "reward", "full_completion"}
         # Which the trainer's settings hold, which changes nothing, and which the values of that training hold. How
-        # processes share a policy counts by its content.
-        named |= {"micro_batch", "report_to", "trained_on", "accelerate"}
+        # processes share a policy counts by its content, and a world by its key.
+        named |= {"micro_batch", "report_to", "trained_on", "accelerate", "world_seed"}
         task, training = self.task, self.kind == "train"
         trainer = {key: value for key, value in self.trainer.items() if key not in ADDRESSES} if training else None
         values = {
@@ -248,7 +251,12 @@ def digest(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def label(kind: str, params: dict[str, Any], varied: Sequence[str] = ()) -> str:
+def recorded(params: Mapping[str, Any], key: str) -> Any:
+    """Return a parameter of a record, which may be older than the parameter: it ran with what is now its default."""
+    return params.get(key, Params.model_fields[key].default)
+
+
+def label(kind: str, params: Mapping[str, Any], varied: Sequence[str] = ()) -> str:
     """Return the label of a run in tables: its kind, "no training", or its method, with what its grid varies."""
     if kind == "train" and not params["max_steps"]:
         name, shown = "no training", [key for key in varied if key != "max_steps"]
@@ -258,5 +266,6 @@ def label(kind: str, params: dict[str, Any], varied: Sequence[str] = ()) -> str:
             name += f" {params['method']}"
     settings: dict[str, Any] = {}
     for key in shown:
-        settings |= params[key] if isinstance(params[key], dict) else {key: params[key]}
+        value = recorded(params, key)
+        settings |= value if isinstance(value, dict) else {key: value}
     return " ".join([name, *(f"{key}={value}" for key, value in settings.items())])

@@ -24,7 +24,7 @@ def starting_policy(plan: Plan) -> tuple[Any, Any]:
     Everything that is drawn from here on, while policy, adapters and trainer are built, depends on the run's seed.
     """
     params = plan.params
-    name = world.resolve(params.policy, "policy")
+    name = world.resolve(params.policy, "policy", params.world_seed)
     transformers.set_seed(params.seed)
     return load_policy(name, revision=params.policy_revision, dtype=params.dtype)
 

@@ -273,7 +273,8 @@ def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], fold
     params, task = plan.params, plan.task
     # The bootstrap is not needed, and not made, for a method that never reads it.
     entails = plan.method.needs_entailment(task.full_completion)
-    args = configure(plan, folder, world.resolve(params.entailment, "entailment") if entails else params.entailment)
+    entailment = world.resolve(params.entailment, "entailment", params.world_seed) if entails else params.entailment
+    args = configure(plan, folder, entailment)
     if commit := models(params, model)["policy_revision"]:
         args.model_init_kwargs = {"revision": commit}  # TRL loads the reference anew, by the policy's name
     dataset = Dataset.from_list(

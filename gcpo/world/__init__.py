@@ -12,6 +12,7 @@ from gcpo.world.build import (
     resolve,
     restore_reference,
     scratch_policy,
+    settings_of,
 )
 from gcpo.world.policy import Settings
 
@@ -28,4 +29,5 @@ __all__ = [
     "resolve",
     "restore_reference",
     "scratch_policy",
+    "settings_of",
 ]

@@ -1,9 +1,10 @@
-"""The embedded world: a starting policy and an entailment model, made from nothing in a few minutes.
+"""The embedded world: a starting policy and an entailment model, ready-made, or trained from nothing in minutes.
 
-Both are ordinary Hugging Face models saved in Hub format, so that every line that runs here also runs on Qwen2.5 and
-roberta-large-mnli. The policy (Qwen2 architecture) learns tinyqa and tinymath by supervised learning, first from right
-answers, then from a corpus that is noisy and misunderstands some kinds of question, which leaves room to learn; the
-entailment model learns from generated pairs. Policies of other sizes are made when first asked for.
+A seed draws all of a world: texts, weights and the order of training. That of seed 0 is committed and only copied.
+Both models are ordinary Hugging Face models saved in Hub format, so that every line that runs here also runs on
+Qwen2.5 and roberta-large-mnli. The policy (Qwen2 architecture) learns tinyqa and tinymath by supervised learning, first
+from right answers, then from a corpus that is noisy and misunderstands some kinds of question, which leaves room to
+learn; the entailment model learns from generated pairs. Policies of other sizes are made when first asked for.
 Two choices make the budget suffice. Initial weights are drawn wider than the library's default (0.08 against 0.02),
 which was made for wide models. And the queries and keys of the entailment model start equal, so that equal tokens
 attend to one another from the first step, which is where comparing two answers begins.
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pydoc_data.topics import topics  # English text that is at hand with every Python
 from typing import Any
@@ -36,6 +37,7 @@ from gcpo.world.policy import Settings, conversations, make_policy, save, tokeni
 
 TINY = "tiny"  # the name of both models in parameter files
 SCRATCH = "scratch"  # the name of an untrained policy that reads and writes any text, a token for each byte
+SEED = int(os.environ.get("GCPO_WORLD_SEED") or 0)  # of the world where none is named, as in notebooks to read
 UNTRAINED = "untrained"  # another, of one layer, whose tokens are pieces of English words: for long prompts
 
 # Policies by name: the default of about 1M parameters, about 0.3M and 3M, another architecture, and one that thinks.
@@ -59,82 +61,104 @@ class World:
     entailment: Path
     quality: dict[str, Any]
 
+    def __str__(self) -> str:
+        """Say where the models are and how good, a line each."""
+        right = [
+            f"  policy on {task}: {figures['accuracy']:.0%} of sampled answers right, {figures['greedy']:.0%} of greedy"
+            for task, figures in self.quality["policy"].items()
+        ]
+        share = f"{self.quality['entailment']['accuracy']:.1%} of held-out pairs right"
+        return "\n".join([f"Embedded world: {self.policy.parent}", *right, f"  entailment model: {share}"])
+
+
+def settings_of(name: str = TINY, seed: int = SEED) -> Settings:
+    """Return the settings of a policy of :data:`POLICIES` in the world of a seed."""
+    return replace(POLICIES[name], seed=seed)
+
 
 def embedded(name: str, kind: str) -> bool:
     """Return True for the name of an embedded model; ``kind`` is "policy" or "entailment"."""
     return name == TINY or (kind == "policy" and (name in POLICIES or name in (SCRATCH, UNTRAINED)))
 
 
-def resolve(name: str, kind: str) -> str:
-    """Return a model's name as given, or the folder of an embedded one, which is made when first asked for."""
+def resolve(name: str, kind: str, seed: int = SEED) -> str:
+    """Return a model's name as given, or the folder of an embedded one in the world of a seed, made when first asked
+    for."""
     if not embedded(name, kind):
         return name
     if name == SCRATCH:
         return str(scratch_policy())
     if name == TINY:
-        return str(getattr(bootstrap(), kind))
-    made = folder(kind, name)
+        return str(getattr(bootstrap(settings_of(seed=seed)), kind))
+    made = folder(kind, name, seed)
     if name == UNTRAINED:
         build_once(made, lambda draft: _make_untrained(draft, [*topics.values()], layers=1, heads=(2, 1)))
     else:
-        build_once(made.parent, lambda draft: _make(POLICIES[name], draft, name))
+        build_once(made.parent, lambda draft: _make(settings_of(name, seed), draft, name))
     return str(made)
 
 
-def folder(kind: str, name: str = TINY) -> Path:
-    """Return the folder of an embedded model, made or not."""
-    return paths.WORLDS / (name if name in (SCRATCH, UNTRAINED) else f"{key(POLICIES[name])}/{kind}")
+def folder(kind: str, name: str = TINY, seed: int = SEED) -> Path:
+    """Return the folder of an embedded model in the world of a seed, made or not."""
+    return paths.WORLDS / (name if name in (SCRATCH, UNTRAINED) else f"{key(settings_of(name, seed))}/{kind}")
 
 
 @functools.cache
 def key(settings: Settings | None = None) -> str:
     """Return the hash that names a world: of its settings and of a sample of generated questions and pairs."""
-    settings = settings or Settings()
+    settings = settings or settings_of()
     rng = random.Random(0)
     drawn = [conversations(rng, settings, clean) for clean in (True, False) for _ in range(4)]
     pairs = [entailment_pair(rng) for _ in range(100)]
     return hashlib.sha256(json.dumps([asdict(settings), drawn, pairs]).encode()).hexdigest()[:12]
 
 
-def bootstrap(settings: Settings | None = None, root: Path | None = None) -> World:
-    """Make both models, or find them made; repeats on one machine agree bit for bit.
+def bootstrap(settings: Settings | None = None, root: Path | None = None, *, from_scratch: bool = False) -> World:
+    """Find both models made, else copy the ready-made ones of these settings, else train them.
 
-    A folder that is incomplete, or of which a file is not what was written, is made again.
+    A folder that is incomplete, or of which a file is not what was written, is made again. Training repeats bit for
+    bit on one machine; on another kind of processor it makes another world, since it magnifies the last bit of a sum.
+    ``from_scratch`` trains in place of what is there.
 
     Raises:
         RuntimeError: a model failed to train, or its quality is outside what the project relies on.
     """
-    settings = settings or Settings()
+    settings = settings or settings_of()
     made = (root or paths.WORLDS) / key(settings)
-    build_once(made, lambda draft: _make(settings, draft))
+    ready = paths.READY / made.name
+    if from_scratch or not ready.exists():
+        build_once(made, lambda draft: _make(settings, draft), anew=from_scratch)
+    else:
+        build_once(made, lambda draft: _copy(ready, draft))
     return World(made / "policy", made / "entailment", json.loads((made / "quality.json").read_text()))
 
 
 def restore_reference(reference: Path) -> World:
-    """Copy the reference's world, from which its runs started, in place of one made here.
+    """Copy the reference's world in place of one made here: runs to stand beside the reference's start from it.
 
-    Made on another kind of processor a world is another, as training magnifies the last bit: runs that are to stand
-    beside the reference's start from its own. ``reference`` is a profile's folder there.
+    ``reference`` is a profile's folder there.
 
     Raises:
         FileNotFoundError: the reference has no world of these settings, or not a whole one.
     """
     made = folder("policy").parent
-    kept = reference / "world" / made.name
-    if why := io.broken(kept):
-        raise FileNotFoundError(f"{why}: there is no world to take. Make one: python -m gcpo world")
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(made.with_suffix(".lock")), io.replacing(made) as draft:
-        shutil.copytree(kept, draft)
+    build_once(made, lambda draft: _copy(reference / "world" / made.name, draft), anew=True)
     return bootstrap()
 
 
-def build_once(made: Path, make: Callable[[Path], None]) -> None:
-    """Make a folder once: a whole, unchanged one is left as it is, and other processes wait for the first."""
+def _copy(kept: Path, draft: Path) -> None:
+    if why := io.broken(kept):
+        raise FileNotFoundError(f"{why}: there is no world to take. Train one: python -m gcpo world --from-scratch")
+    shutil.copytree(kept, draft, dirs_exist_ok=True)
+
+
+def build_once(made: Path, make: Callable[[Path], None], *, anew: bool = False) -> None:
+    """Make a folder once: a whole, unchanged one is left as it is unless asked for ``anew``, and other processes wait
+    for the first."""
     made.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(made.with_suffix(".lock")):
-        if why := io.broken(made):
-            if made.exists():
+        if (why := io.broken(made)) or anew:
+            if why and made.exists():
                 print(f"{why}: it is made again.", flush=True)
             with io.replacing(made) as draft:
                 draft.mkdir()
@@ -146,14 +170,14 @@ def _make(settings: Settings, draft: Path, name: str = TINY) -> None:
     """Make the policy and, of the default world, the entailment model, in a process of its own: two cores make two."""
     start = time.monotonic()
     what = "embedded policy and entailment model" if name == TINY else f"embedded policy {name}"
-    print(f"Making the {what} in {draft.parent} (a few minutes, once) ...", flush=True)
+    print(f"Making the {what} in {draft.parent} (three to six minutes on two cores, once) ...", flush=True)
     if name == TINY:
         with entailment_apart(settings, draft) as entailment:
             quality = {"policy": _policy(settings, draft), "entailment": entailment()}
     else:
         quality = {"policy": _policy(settings, draft)}
     (draft / "quality.json").write_text(json.dumps(quality, indent=1))
-    print(f"Made in {time.monotonic() - start:.0f} s:\n{json.dumps(quality, indent=1)}", flush=True)
+    print(f"Made in {time.monotonic() - start:.0f} s.", flush=True)
     if name == TINY:  # other policies have no bounds
         check_quality(quality)
 

@@ -1,0 +1,98 @@
+"""The committed reference as a data set: records, tables, figures and world, with a card that says what each is."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from gcpo import __version__, io, paths
+from gcpo.reports import records
+from gcpo.runs.params import profile_name
+from gcpo.runs.record import RecordError
+
+HUB = "hub:"  # before the name of a data set of the Hub
+HOLDS = {
+    "eval.parquet": "scores of each held-out question at the end of each training run",
+    "validation.parquet": "scores of each validation question at 0, 25, 50, 75 and 100 % of the steps",
+    "metrics.parquet": "a line per training step: reward, loss, every measure and weight",
+    "queries.parquet": "gradient variance V(q) and every measure of a question's answers",
+    "pairs.parquet": "distances of pairs of answers, of their embeddings and of their gradients",
+    "answers.parquet": "sampled answers of policies that were evaluated, with entropies and scores",
+    "runs.jsonl": "a manifest per run: parameters, commit, versions, hashes of models and data, hardware, time",
+    "world/": "the embedded policy and entailment model that all runs start from, in Hub format",
+    "SHA256SUMS": "of all of these",
+    "codes.yaml": "versions of the code that give the same numbers",
+    "*.csv, *.png": "tables and figures that the report notebooks made of the records",
+}
+CARD = """---
+license: apache-2.0
+pretty_name: "gcpo: records of profile {profile}"
+tags: [reinforcement-learning, grpo, uncertainty, reproducibility]
+configs:
+{configs}
+---
+# Records of gcpo, profile {profile}
+
+{count} runs of methods for uncertainty-aware policy optimisation (GCPO, SEED-GRPO, EGPO, CW-GRPO and their baselines),
+written by gcpo {version}. Column `run` of a table is the `id` of a line of `runs.jsonl`.
+
+| file | what it holds |
+|---|---|
+{holds}
+
+`sha256sum -c SHA256SUMS` says whether records are as they were published. Put the folder in the place of
+`outputs/reference/{profile}` of a checkout: `gcpo report --profile {profile} --reference` makes tables and figures.
+
+Licence: Apache-2.0. To cite the records or the papers they are about: `CITATION.cff`, which is here too.
+"""
+
+
+def card(profile: str, folder: Path) -> str:
+    """Return the card of a reference's data set, which names the files that the folder has."""
+    there = {name: said for name, said in HOLDS.items() if any(folder.glob(name.split(",")[0].rstrip("/")))}
+    tables = [name.removesuffix(".parquet") for name in there if name.endswith(".parquet")]
+    return CARD.format(
+        profile=profile,
+        count=len((folder / "runs.jsonl").read_bytes().splitlines()),
+        version=__version__,
+        configs="\n".join(f"- config_name: {name}\n  data_files: {name}.parquet" for name in tables),
+        holds="\n".join(f"| `{name}` | {said} |" for name, said in there.items()),
+    )
+
+
+def push_records(profile: str, to: str) -> str:
+    """Write the reference of a profile with its card into a new folder, or into a data set of the Hub (``hub:NAME``).
+
+    Returns:
+        where it is.
+
+    Raises:
+        RecordError: no whole reference of this profile is committed, or the folder is there already.
+    """
+    name = profile_name(profile)
+    kept = paths.REFERENCE / name
+    if not records.runs(name, reference=True):
+        raise RecordError(f"{kept}: no reference of {name} is committed.")
+    if why := io.broken(kept):
+        raise RecordError(f"{why}: restore it from the repository, or publish again.")
+    if not to.startswith(HUB):
+        if Path(to).exists():
+            raise RecordError(f"{to} is there already: name a new folder.")
+        with io.replacing(Path(to).resolve()) as draft:
+            _write(name, kept, draft)
+        return to
+    from huggingface_hub import HfApi
+
+    with tempfile.TemporaryDirectory() as place:
+        _write(name, kept, Path(place) / name)
+        repository = HfApi().create_repo(to.removeprefix(HUB), repo_type="dataset", exist_ok=True)
+        HfApi().upload_folder(repo_id=repository.repo_id, repo_type="dataset", folder_path=Path(place) / name)
+    return str(repository)
+
+
+def _write(profile: str, kept: Path, folder: Path) -> None:
+    shutil.copytree(kept, folder)
+    (folder / "README.md").write_text(card(profile, kept), encoding="utf-8")
+    if (paths.ROOT / "CITATION.cff").exists():
+        shutil.copy(paths.ROOT / "CITATION.cff", folder)

@@ -1,0 +1,116 @@
+"""This machine's numbers beside the committed ones, and the committed records as a data set."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pandas as pd
+import pytest
+import yaml
+from record_builders import finished, publish, write_grid
+
+from gcpo import io, paths
+from gcpo.cli import main
+from gcpo.reports import hub, records, reproduced
+
+pytestmark = pytest.mark.usefixtures("places")
+
+
+def scored(f1: float, **values: Any) -> None:
+    table = pd.DataFrame({"query": ["a"], "decoding": ["sampled"], "f1": [f1]})
+    finished(results={"greedy_f1": 0.1, "sampled_f1": f1}, tables={"eval": table}, max_steps=4, **values)
+
+
+@pytest.fixture
+def both() -> None:
+    """Four committed seeds of two methods, of which two are made here again: one alike, one far from what it was."""
+    write_grid("few", [{"kind": "train", "method": ["grpo", "se"], "seed": [0, 1]}])
+    for seed, f1 in enumerate((0.50, 0.52, 0.54, 0.56)):
+        for method in ("grpo", "se"):
+            scored(f1, method=method, seed=seed)
+    publish()
+    for plan in [run for run in records.runs("p") if run.manifest["params"]["seed"] < 2]:
+        if plan.manifest["params"]["method"] == "se":
+            (plan.folder / "manifest.json").unlink()
+
+
+def test_the_interval_of_fresh_seeds_is_that_of_student() -> None:
+    # Mean 2, deviation 1, t(2; 0.975) = 4.3027; two fresh values: 4.3027 * sqrt(1/3 + 1/2).
+    low, high = reproduced.predicted([1.0, 2.0, 3.0], 2) or (math.nan, math.nan)
+    assert (low, high) == pytest.approx((2 - 3.92780, 2 + 3.92780), abs=1e-4)
+    assert reproduced.predicted([1.0], 2) is None
+
+
+@pytest.mark.parametrize(("f1", "found"), [(0.55, reproduced.WITHIN), (0.80, reproduced.OUTSIDE)])
+def test_numbers_stand_beside_the_committed_ones(both: None, f1: float, found: str, capsys: Any) -> None:
+    for seed in (0, 1):
+        scored(f1, method="se", seed=seed)
+    table = reproduced.compare("p", "few").set_index("run")
+    assert table["found"].to_dict() == {"grpo": reproduced.IDENTICAL, "se": found}
+    assert table.loc["se", ["runs", "here", "committed"]].tolist() == ["2 of 2", round(100 * f1, 1), 51.0]
+    # Mean 53, deviation sqrt(20/3) = 2.582, t(3; 0.975) = 3.1824: 3.1824 * 2.582 * sqrt(1/4 + 1/2) = 7.12.
+    assert table["expected"].tolist() == ["45.9 to 60.1"] * 2
+    said = reproduced.said(reproduced.compare("p", "few"))
+    assert (
+        "identical: every table" in said
+        and f"{found}: " in said
+        and reproduced.EXPLAINED[reproduced.UNKNOWN] not in said
+    )
+
+
+def test_what_is_not_made_or_not_committed_has_no_line(both: None) -> None:
+    scored(0.5, method="se", seed=0)
+    write_grid("few", [{"kind": "train", "method": ["grpo", "se", "kle"], "seed": [0, 1]}])
+    scored(0.5, method="kle", seed=0)
+    table = reproduced.compare("p", "few").set_index("run")
+    assert table["runs"].to_dict() == {"grpo": "2 of 2", "se": "1 of 2"}
+    assert reproduced.said(reproduced.compare("p", "few").iloc[:0]) == ""
+
+
+# --- the records as a data set --------------------------------------------------------------------------------------
+
+
+def front_matter(card: str) -> dict[str, Any]:
+    return dict(yaml.safe_load(card.split("---")[1]))
+
+
+def test_records_are_written_to_a_folder_with_a_card(both: None, tmp_path: Path, capsys: Any) -> None:
+    to = tmp_path / "to"
+    assert main(["push", str(to), "--profile", "p"]) == 0
+    assert capsys.readouterr().out == f"the records of p are in {to}\n"
+    assert io.broken(to) is None and (to / "eval.parquet").exists()
+    card = (to / "README.md").read_text()
+    assert front_matter(card)["license"] == "apache-2.0"
+    assert front_matter(card)["configs"] == [{"config_name": "eval", "data_files": "eval.parquet"}]
+    assert "8 runs of methods" in card and "`metrics.parquet`" not in card
+    assert main(["push", str(to), "--profile", "p"]) == 2 and "is there already" in capsys.readouterr().err
+
+
+def test_only_a_whole_reference_is_handed_on(both: None, tmp_path: Path, capsys: Any) -> None:
+    (paths.REFERENCE / "p" / "eval.parquet").write_text("edited")
+    assert main(["push", str(tmp_path / "to"), "--profile", "p"]) == 2
+    assert "eval.parquet is not what was written" in capsys.readouterr().err
+    assert main(["push", str(tmp_path / "to"), "--profile", "nobody"]) == 2
+    assert "no reference of nobody is committed" in capsys.readouterr().err and not (tmp_path / "to").exists()
+
+
+def test_records_go_to_the_hub_when_asked(both: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, Any]] = []
+
+    class Api:
+        def create_repo(self, name: str, **given: Any) -> huggingface_hub.RepoUrl:
+            calls.append((name, given))
+            return huggingface_hub.RepoUrl(f"https://huggingface.co/datasets/{name}")
+
+        def upload_folder(self, *, folder_path: Path, **given: Any) -> None:
+            calls.append(("files", sorted(path.name for path in folder_path.iterdir())))
+            calls.append(("to", given))
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    assert hub.push_records("p", "hub:me/records") == "https://huggingface.co/datasets/me/records"
+    assert calls[0] == ("me/records", {"repo_type": "dataset", "exist_ok": True})
+    assert {"README.md", "runs.jsonl", "eval.parquet", io.SUMS} <= set(calls[1][1])
+    assert calls[2] == ("to", {"repo_id": "me/records", "repo_type": "dataset"})
