@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import math
 import os
 import shlex
 import shutil
@@ -287,8 +286,6 @@ def check(
     for one in profiles():
         validate(load_profile(one), f"params/{one}.yaml")
     print(f"profiles: {', '.join(profiles())}: good")
-    if gpu_memory is not None and not 0 < gpu_memory < math.inf:
-        raise ParameterError(f"--gpu-memory {gpu_memory:g}: a GPU has more than 0 GB, and not without end.")
     too_large, asked = [], []
     for one in name or fitting(profile):
         plans = expand(one, profile)
@@ -296,7 +293,7 @@ def check(
         status = [said.split(" (")[0] for said in states(plans)]
         counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
         print(f"grid {one} with {profile}: {len(plans)} runs ({counts})")
-        needed, misfits = estimates.of_grid(one, plans, gpu_memory)
+        needed, misfits = estimates.of_grid(plans, gpu_memory)
         print(*needed, sep="\n", end="\n" if needed else "")
         too_large += misfits
     refused = preflight.refused(asked)

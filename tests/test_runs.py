@@ -167,7 +167,7 @@ def test_a_finished_run_stays_finished_whatever_fails_around_it(
 def test_killed_and_resumed_gradient_statistics_end_as_uninterrupted_ones(outputs: Path) -> None:
     values = {**load_profile("smoke"), "eval_limit": 35}
     folder = Plan("gradients", validate(values)).folder
-    kill_when(in_process("gradients", values, outputs), (folder / "chunks" / "queries-000010.csv").exists)
+    kill_when(in_process("gradients", values, outputs), (folder / "parts" / "000010").exists)
     assert not record.load(folder).finished
     kept = (gradient_statistics(validate(values)).folder / "queries.csv").read_bytes()
     shutil.rmtree(folder)

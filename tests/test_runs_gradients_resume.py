@@ -25,12 +25,12 @@ def params(**changes: Any) -> Any:
 
 
 def tables(run: Any) -> dict[str, bytes]:
-    return {name: (run.folder / f"{name}.csv").read_bytes() for name in module.TABLES}
+    return {name: (run.folder / f"{name}.csv").read_bytes() for name in ("queries", "pairs")}
 
 
 def test_the_tables_agree_with_one_another() -> None:
     run = gradient_statistics(params(group_size=6, eval_limit=4))
-    queries, pairs = (pd.read_csv(run.folder / f"{name}.csv") for name in module.TABLES)
+    queries, pairs = (pd.read_csv(run.folder / f"{name}.csv") for name in ("queries", "pairs"))
     assert set(MEASURES) | {f"{name}_half" for name in MEASURES} <= set(queries)
     assert queries[[*MEASURES, "V", "V_t1", "V_half", *(f"{name}_half" for name in MEASURES)]].notna().all(axis=None)
     np.testing.assert_allclose(queries["V_within"] + queries["V_between"], queries["V"], rtol=1e-6)
@@ -49,8 +49,12 @@ def test_a_group_too_small_for_halves_has_none() -> None:
 def test_a_trained_policy_is_made_once_and_a_killed_run_of_it_ends_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     values = params(policy="scratch", method="egpo", at_step=2, learning_rate=1e-2, max_completion_length=6)
 
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
+    said: list[int] = []
+
+    def stop(run: Any, done: int, total: int, what: str) -> None:
+        said.append(done)
+        if done > 10:
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(module.Run, "progress", stop)
@@ -58,7 +62,8 @@ def test_a_trained_policy_is_made_once_and_a_killed_run_of_it_ends_the_same(monk
         with pytest.raises(KeyboardInterrupt):
             gradient_statistics(values)
     plan = Plan("gradients", values)
-    assert len(list((plan.folder / "chunks").glob("queries-*"))) == 1
+    assert [path.name for path in (plan.folder / "parts").iterdir()] == ["000000"]
+    assert said == [*range(1, 11), 10, 11]  # each question of the first part, that part, the first of the next
     run = gradient_statistics(values)
     assert run.finished and run.manifest["attempts"] == 2
     kept, trained = tables(run), plan.training

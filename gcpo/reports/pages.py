@@ -158,8 +158,8 @@ def needs_table(profile: str) -> pd.DataFrame:
     for name, gpu in (("single_gpu", 24.0), ("paper", 80.0)):
         for task in ("narrativeqa", "qasper", "hotpotqa", "math", "olympiadbench"):
             plan = Plan("train", validate({**load_profile(name), "task": task}))
-            one = estimates.estimate(plan, gpu)
-            hardware = f"{estimates.GPUS[gpu][0]}, {gpu:.0f} GB"
+            one = estimates.Estimate(plan, gpu)
+            hardware = f"{estimates.nearest(gpu)}, {gpu:.0f} GB"
             rows.append([name, task, hardware, f"{one.hours:.1f} h", f"{one.peak / estimates.GB:.0f} GB", "estimated"])
     return pd.DataFrame(rows, columns=["profile", "task", "hardware", "time of a run", "memory", "known by"])
 

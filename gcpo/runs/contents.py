@@ -14,11 +14,9 @@ from gcpo.tasks.base import DATA_DIR
 
 Contents = dict[str, dict[str, str]]
 Seen = dict[tuple[Any, ...], Contents]
+_SPLITS = ("train_split", "validation_split", "eval_split")
 # Parameters that name models and data.
-_NAMES = (
-    *("task", "train_split", "validation_split", "eval_split"),
-    *("policy", "policy_revision", "embedder", "entailment"),
-)
+_NAMES = ("task", *_SPLITS, "policy", "policy_revision", "embedder", "entailment")
 
 
 def contents(params: Mapping[str, Any]) -> Contents:
@@ -33,10 +31,9 @@ def contents(params: Mapping[str, Any]) -> Contents:
         "entailment": _model(params["entailment"], "entailment", seed),
     }
     if folder := os.environ.get(DATA_DIR):
-        for split in (params["train_split"], params["validation_split"], params["eval_split"]):
-            source = sources(params["task"]).get(split)
-            path = source.file(folder) if source else None
-            found[f"data ({split})"] = io.hashes(path) if path and path.is_file() else {}
+        for split, source in sources(params["task"]).items():
+            if split in {params[name] for name in _SPLITS} and (path := source.file(folder)).is_file():
+                found[f"data ({split})"] = io.hashes(path)
     return {key: value for key, value in found.items() if value}
 
 

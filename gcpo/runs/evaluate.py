@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -24,6 +24,8 @@ from gcpo.semantics import answer_mask
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import batches, ends, generate, texts, token_statistics
 
+PARTS = "parts"  # folder of what a run has done, until it is finished
+
 
 def evaluation(params: Params) -> Run:
     """Ask for a greedy and ``eval_samples`` sampled answers to each held-out question, unless that run is finished.
@@ -41,16 +43,15 @@ def evaluation(params: Params) -> Run:
     ``scores.csv``, what they come to (:func:`scores`), and ``completions.parquet``, their texts.
 
     With ``at_step`` the policy is that of the training run of the same parameters with so many steps, which is made
-    first unless it is there. Questions that are answered together are seeded by themselves and written at once, so that
-    a run that was killed goes on from there, to the same result.
+    first unless it is there.
     """
     return measured("evaluate", params, _evaluate)
 
 
-def measured(kind: str, params: Params, measure: Callable[[Plan, Run, Sequence[Row], Any, Any, Path], None]) -> Run:
+def measured(kind: str, params: Params, measure: Callable[[Plan, Run, Sequence[Row], Any, Any], None]) -> Run:
     """Make a run of held-out questions to a policy, whose training comes first; a finished run is returned as it is.
 
-    ``measure`` gets plan, run, questions, model, tokenizer, and the folder for what it has done when it is killed.
+    ``measure`` gets plan, run, questions, model and tokenizer.
     """
     plan = Plan(kind, params)
     with claim(plan) as run:
@@ -58,54 +59,92 @@ def measured(kind: str, params: Params, measure: Callable[[Plan, Run, Sequence[R
             return run
         trained = train(plan.training.params) if plan.training else None
         with record(plan) as run:
-            parts = run.folder / "chunks"
-            parts.mkdir(exist_ok=True)
-            measure(plan, run, *load_policy_to_evaluate(plan, run, trained), parts)
-            shutil.rmtree(parts)
+            measure(plan, run, *load_policy_to_evaluate(plan, run, trained))
+            shutil.rmtree(run.folder / PARTS)
     return run
 
 
-def _evaluate(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any, parts: Path) -> None:
+def in_parts(
+    plan: Plan,
+    run: Run,
+    parts: Iterable[slice],
+    total: int,
+    measure: Callable[[slice, int], Mapping[str, pd.DataFrame]],
+) -> dict[str, pd.DataFrame]:
+    """Return the tables that ``measure`` makes of each part of the questions, one below the other.
+
+    A part is seeded by itself, with the seed that ``measure`` gets, and written at once: a run that was killed goes on
+    from there, to the same result.
+    """
+    for part in parts:
+        path = run.folder / PARTS / f"{part.start:06d}"
+        if not path.exists():
+            seed = seeds.of_chunk(plan.params.seed, part.start)
+            transformers.set_seed(seed)
+            with io.replacing(path) as draft:
+                draft.mkdir()
+                for name, table in measure(part, seed).items():
+                    table.to_parquet(draft / f"{name}.parquet", index=False)
+        run.progress(part.stop, total, "question")
+    tables: dict[str, list[pd.DataFrame]] = {}
+    for path in sorted((run.folder / PARTS).glob("*/*.parquet")):
+        tables.setdefault(path.stem, []).append(pd.read_parquet(path))
+    return {name: pd.concat(some, ignore_index=True) for name, some in tables.items()}
+
+
+def _evaluate(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any) -> None:
     params = plan.params
     if len(questions) < 2:
         raise ValueError(f"{params.task}/{params.eval_split} has one question: intervals over questions need 2")
-    prompts, n = [row.prompt for row in questions], max(1, params.eval_samples)
-    for part in batches(tokens, prompts, n=n, max_new_tokens=params.max_completion_length):
-        path = parts / f"answers-{part.start:06d}.parquet"
-        if not path.exists():
-            transformers.set_seed(seeds.of_chunk(params.seed, part.start))
-            lines = _answers(plan, model, tokens, questions[part], "greedy", 1)
-            if params.eval_samples:
-                lines += _answers(plan, model, tokens, questions[part], "sampled", params.eval_samples)
-            with io.replacing(path) as draft:
-                pd.DataFrame(lines).to_parquet(draft, index=False)
-        run.progress(part.stop, len(prompts), "questions")
-    answers = pd.concat([pd.read_parquet(path) for path in sorted(parts.glob("*.parquet"))], ignore_index=True)
+
+    def measure(part: slice, _: int) -> dict[str, pd.DataFrame]:
+        lines = _answers(plan, model, tokens, questions[part], "greedy", 1)
+        if params.eval_samples:
+            lines += _answers(plan, model, tokens, questions[part], "sampled", params.eval_samples)
+        return {"answers": pd.DataFrame(lines)}
+
+    n, prompts = max(1, params.eval_samples), [row.prompt for row in questions]
+    parts = batches(tokens, prompts, n=n, max_new_tokens=params.max_completion_length)
+    answers = in_parts(plan, run, parts, len(questions), measure)["answers"]
     with io.replacing(run.folder / "completions.parquet") as draft:
         answers[["query", "decoding", "sample", "completion"]].to_parquet(draft, index=False)
     run.table("answers.csv", answers.drop(columns="completion"))
     table = scores(answers, [*plan.task.metrics, "answered"])
     run.table("scores.csv", table)
     values = zip(table["statistic"] + "_" + table["metric"], table["value"], strict=True)
-    run.manifest["results"] = {**dict(values), "questions": len(prompts)}
+    run.manifest["results"] = {**dict(values), "questions": len(questions)}
+
+
+class Sampled(NamedTuple):
+    """Answers to some questions, those to one next to one another, each measured at the temperature of sampling."""
+
+    ids: Int[Tensor, "N L"]
+    attention: Int[Tensor, "N L"]
+    completion: Int[Tensor, "N L"]
+    logps: Float[Tensor, "N T"]
+    entropies: Float[Tensor, "N T"]
+    mask: Int[Tensor, "N T"]
+    texts: list[str]
+
+
+def ask(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], n: int, temperature: float) -> Sampled:
+    """Return ``n`` answers to each question; temperature 0 is greedy decoding."""
+    prompts, longest = [row.prompt for row in rows], plan.params.max_completion_length
+    made = generate(model, tokens, prompts, n=n, temperature=temperature, max_new_tokens=longest)
+    measured = token_statistics(model, *made, plan.params.temperature)
+    return Sampled(*made, *measured, texts(tokens, made[0], made[2]))
 
 
 def _answers(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], decoding: str, n: int) -> list[dict[str, Any]]:
     """Return the lines of ``answers.csv`` of some questions, with each answer's text."""
-    params, task = plan.params, plan.task
-    ids, attention, completion = generate(
-        model,
-        tokens,
-        [row.prompt for row in rows],
-        n=n,
-        temperature=params.temperature if decoding == "sampled" else 0.0,
-        max_new_tokens=params.max_completion_length,
+    task = plan.task
+    sampled = ask(plan, model, tokens, rows, n, plan.params.temperature if decoding == "sampled" else 0.0)
+    made = [row[kept].tolist() for row, kept in zip(sampled.ids.cpu(), sampled.completion.bool().cpu(), strict=True)]
+    measured = certainty(
+        sampled.logps, sampled.entropies, sampled.mask, made, partial(tokens.decode, skip_special_tokens=True)
     )
-    logps, entropies, mask = token_statistics(model, ids, attention, completion, params.temperature)
-    made = [row[kept].tolist() for row, kept in zip(ids.cpu(), completion.bool().cpu(), strict=True)]
-    measured = certainty(logps, entropies, mask, made, lambda some: tokens.decode(some, skip_special_tokens=True))
     lines, last = [], set(ends(model, tokens))
-    for number, (text, own) in enumerate(zip(texts(tokens, ids, completion), made, strict=True)):
+    for number, (text, own) in enumerate(zip(sampled.texts, made, strict=True)):
         row, answer = rows[number // n], task.extract(text)
         line: dict[str, Any] = {"query": row.id, "decoding": decoding, "sample": number % n}
         line |= {**task.score(answer, row.references), "answered": float(answer is not None), "tokens": len(own)}

@@ -8,35 +8,31 @@ and pairs are of g_i unless they say otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-import transformers
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gcpo import io, measures, seeds, statistics, world
+from gcpo import measures, statistics, world
 from gcpo.gradients import gradient_gram, gradient_variance, gram_decomposition, gram_distances
 from gcpo.methods import base_advantages
 from gcpo.methods.components import likelihoods
 from gcpo.rollouts import Rollouts
-from gcpo.runs.evaluate import measured
+from gcpo.runs.evaluate import Sampled, ask, in_parts, measured
 from gcpo.runs.params import Params
 from gcpo.runs.plan import CHUNK, Plan
 from gcpo.runs.record import Run
 from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
-from gcpo.tasks.sampling import batches, generate, grade, texts, token_statistics
+from gcpo.tasks.sampling import batches, grade
 
 PAIRS = 20  # pairs of a query kept in pairs.csv
-TABLES = ("queries", "pairs")
 
 
 def gradient_statistics(params: Params) -> Run:
@@ -58,13 +54,12 @@ def gradient_statistics(params: Params) -> Run:
     ``pairs.csv``: :data:`PAIRS` pairs of every query, drawn by the seed; columns as in :func:`pair_table`.
 
     With ``at_step`` the policy is that of the training run of the same parameters with so many steps, which is made
-    first unless it is there. Chunks of queries are seeded by themselves, so that a run that was killed goes on to the
-    same result.
+    first unless it is there.
     """
     return measured("gradients", params, _measure)
 
 
-def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any, parts: Path) -> None:
+def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any) -> None:
     params = plan.params
     rollouts = partial(
         from_texts,
@@ -75,30 +70,23 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
         threshold=params.entailment_threshold,
         reward_range=plan.task.reward_range,
     )
+
+    def measure(part: slice, seed: int) -> dict[str, pd.DataFrame]:
+        rng, lines, pairs = np.random.default_rng(seed), [], []
+        sampled = ask(plan, model, tokens, questions[part], params.group_size, params.temperature)
+        for line, table in _statistics(plan, model, rollouts, questions[part], sampled):
+            lines.append(line)
+            pairs.append(_some(table, rng))
+            run.progress(part.start + len(lines), len(questions), "question")
+        return {"queries": pd.DataFrame(lines), "pairs": pd.concat(pairs)}
+
     asked = {"n": params.group_size, "max_new_tokens": params.max_completion_length}
-    for part in batches(tokens, [row.prompt for row in questions], **asked, batch_size=CHUNK):
-        first = part.start
-        queries, pairs = (parts / f"{name}-{first:06d}.csv" for name in TABLES)
-        if not queries.exists():
-            transformers.set_seed(seeds.of_chunk(params.seed, first))
-            sampled = _sample(plan, model, tokens, questions[part])
-            lines, tables = _statistics(plan, model, rollouts, questions[part], sampled)
-            rng = np.random.default_rng(seeds.of_chunk(params.seed, first))
-            _write(pairs, pd.concat([_some(table, rng) for table in tables]))
-            _write(queries, pd.DataFrame(lines))  # last: it says that the chunk is done
-            run.progress(part.stop, len(questions), "queries")
-    for name in TABLES:
-        chunks = [pd.read_csv(path, float_precision="round_trip") for path in sorted(parts.glob(f"{name}-*.csv"))]
-        table = pd.concat(chunks, ignore_index=True)
+    parts = batches(tokens, [row.prompt for row in questions], **asked, batch_size=CHUNK)
+    for name, table in in_parts(plan, run, parts, len(questions), measure).items():
         run.table(f"{name}.csv", table)
-        if name == "queries":
-            means = table[["success_rate", "zero_variance", "pair_spearman"]].mean().dropna().astype(float)
-            run.manifest["results"] = {"queries": len(table), **means.to_dict()}
-
-
-def _write(path: Path, lines: pd.DataFrame) -> None:
-    with io.replacing(path) as draft:
-        lines.to_csv(draft, index=False, float_format="%.9g")
+    written = pd.read_csv(run.folder / "queries.csv", float_precision="round_trip")
+    means = written[["success_rate", "zero_variance", "pair_spearman"]].mean().dropna().astype(float)
+    run.manifest["results"] = {"queries": len(written), **means.to_dict()}
 
 
 def _some(pairs: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
@@ -126,57 +114,27 @@ def uncertainties(rollouts: Rollouts) -> dict[str, Float[Tensor, " B"]]:
     }
 
 
-@dataclass(frozen=True)
-class _Sampled:
-    """The rollouts of some queries: B x G rows of tokens, and what is known of each."""
-
-    ids: Tensor
-    attention: Tensor
-    completion: Tensor
-    texts: list[list[str]]
-    scores: list[list[dict[str, float]]]
-    logps: Float[Tensor, "B G T"]
-    entropies: Float[Tensor, "B G T"]
-    mask: Int[Tensor, "B G T"]
-
-
-def _sample(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> _Sampled:
-    params, task, shape = plan.params, plan.task, (len(rows), plan.params.group_size)
-    ids, attention, completion = generate(
-        model,
-        tokens,
-        [row.prompt for row in rows],
-        n=params.group_size,
-        temperature=params.temperature,
-        max_new_tokens=params.max_completion_length,
-    )
-    flat = texts(tokens, ids, completion)
-    groups = [flat[shape[1] * i : shape[1] * (i + 1)] for i in range(len(rows))]
-    scores = grade(task, rows, groups)
-    of_tokens = token_statistics(model, ids, attention, completion, params.temperature)
-    return _Sampled(ids, attention, completion, groups, scores, *(values.unflatten(0, shape) for values in of_tokens))
-
-
 def _statistics(
-    plan: Plan, model: Any, rollouts: Callable[..., Rollouts], rows: Sequence[Row], sampled: _Sampled
-) -> tuple[list[dict[str, Any]], list[pd.DataFrame]]:
-    """Return the line of ``queries.csv`` and the table of pairs of each query."""
+    plan: Plan, model: Any, rollouts: Callable[..., Rollouts], rows: Sequence[Row], sampled: Sampled
+) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """Yield the line of ``queries.csv`` and the table of pairs of each query."""
     task, size = plan.task, plan.params.group_size
-    rewards = torch.tensor([[task.reward_of(score) for score in group] for group in sampled.scores])
+    groups = [sampled.texts[start : start + size] for start in range(0, len(sampled.texts), size)]
+    scores = grade(task, rows, groups)
+    rewards = torch.tensor([[task.reward_of(score) for score in group] for group in scores])
+    per_token = {name: getattr(sampled, name).unflatten(0, (-1, size)) for name in ("logps", "entropies", "mask")}
 
     def first(count: int) -> Rollouts:
-        texts = [group[:count] for group in sampled.texts]
-        per_token = {name: getattr(sampled, name)[:, :count] for name in ("logps", "entropies", "mask")}
-        return rollouts(rewards[:, :count], texts, **per_token)
+        texts = [group[:count] for group in groups]
+        return rollouts(rewards[:, :count], texts, **{name: values[:, :count] for name, values in per_token.items()})
 
     whole, half = first(size), size // 2 if size >= 4 else 0
     columns, halves = uncertainties(whole), uncertainties(first(half)) if half else {}
     columns |= {f"{name}_half": halves.get(name, torch.full((len(rows),), torch.nan)) for name in columns}
     advantages, others = base_advantages(rewards), base_advantages(rewards[:, half:]) if half else None
-    lines, tables = [], []
     for i, row in enumerate(rows):
         gram, plain = _gradients(plan, model, sampled, i, advantages[i])
-        pairs = pair_table(whole.embeddings[i], gram, advantages[i], whole.clusters[i], sampled.texts[i])
+        pairs = pair_table(whole.embeddings[i], gram, advantages[i], whole.clusters[i], groups[i])
         line = {
             "query": row.id,
             **variances(gram, advantages[i], whole.clusters[i]),
@@ -184,19 +142,17 @@ def _statistics(
             "V_half": variance(gram[half:, half:], others[i]) if others is not None else np.nan,
             **{name: float(values[i]) for name, values in columns.items()},
             **pair_correlations(pairs),
-            "success_rate": sum(score[task.metrics[0]] for score in sampled.scores[i]) / size,
+            "success_rate": sum(score[task.metrics[0]] for score in scores[i]) / size,
             "zero_variance": bool((rewards[i] == rewards[i][0]).all()),
             "clusters": len(whole.clusters[i].unique()),
             "mean_tokens": float(whole.mask[i].sum(-1).float().mean()),
             "answered": float(whole.answered[i].float().mean()),
         }
-        lines.append(line)
-        tables.append(pairs.assign(query=row.id))
-    return lines, tables
+        yield line, pairs.assign(query=row.id)
 
 
 def _gradients(
-    plan: Plan, model: Any, sampled: _Sampled, query: int, advantages: Float[Tensor, " G"]
+    plan: Plan, model: Any, sampled: Sampled, query: int, advantages: Float[Tensor, " G"]
 ) -> tuple[Float[Tensor, "G G"], float]:
     """Return the inner products of a query's gradients at the temperature of sampling, and V(q) at temperature 1."""
     params = plan.params
