@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gcpo.measures import barycentric_transport, cosine_dispersion, reward_dispersion, semantic_entropy
-    from gcpo.trainer import GCPOTrainer
-    from gcpo.trainer.config import GCPOConfig
+    from gcpo.trainer import GCPOConfig, GCPOTrainer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,7 +20,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import, TRL more: the command line speaks before either.
+
     if name in __all__ and not name.startswith("GCPO"):
         from gcpo import measures
 
@@ -30,6 +29,12 @@ def __getattr__(name: str) -> Any:
         try:
             from gcpo import trainer
         except ModuleNotFoundError as error:
-            raise ImportError(f"gcpo.{name} needs the extra trl: pip install 'gcpo[trl]' ({error}).") from error
+            raise ImportError(
+                f'gcpo.{name} needs the extra trl ({error}): in a checkout of this project, pip install ".[trl]"'
+            ) from error
         return getattr(trainer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

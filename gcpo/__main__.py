@@ -4,8 +4,8 @@ import sys
 
 
 def main() -> int:
-    """Entry point; returns the exit status: that of :func:`gcpo.cli.main`, 2 where a package is not installed, 130 after
-    Ctrl-C."""
+    """Entry point; returns the exit status: that of :func:`gcpo.cli.main`, 2 where a package is not installed, or 130
+    after Ctrl-C."""
     try:
         from gcpo.cli import main as command
 

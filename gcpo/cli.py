@@ -387,8 +387,9 @@ def push(
 
 @app.command()
 def world(
-    profile: Profile = "laptop",
-    reference: Reference = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="the one that the reference's runs start from")
+    ] = False,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="train it, in three to six minutes, in place of what is there")
     ] = False,
@@ -400,7 +401,7 @@ def world(
     if reference and (from_scratch or seed):
         raise ParameterError("--reference takes the reference's world: leave --from-scratch and --seed out.")
     if reference:
-        print(restore_reference(paths.REFERENCE / profile))
+        print(restore_reference(paths.REFERENCE / paths.READY.parent.name))
     else:
         print(bootstrap(settings_of(seed=seed), from_scratch=from_scratch))
     if seed:

@@ -43,6 +43,8 @@ def _check(p_entail: Tensor, threshold: float) -> None:
         raise ValueError(f"entailment probabilities have shape {shape}: (..., U, U) is needed, one per ordered pair")
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold is {threshold}: a probability in [0, 1] is needed")
+    if (places := p_entail.isnan().nonzero()).numel():
+        raise ValueError(f"the entailment probability at {tuple(places[0].tolist())} is NaN: it tells no cluster")
 
 
 def _check_outcomes(nli: Tensor) -> None:
@@ -66,7 +68,8 @@ def greedy_clusters(p_entail: Float[Tensor, "*groups U U"], threshold: float = T
     Permuting the texts can change the result, and so can repeated texts: a cluster that was opened between two
     occurrences may attract the second one only. ``cluster_nli`` clusters distinct texts and keeps occurrences together.
 
-    Returns (..., U) labels. Raises ``ValueError`` if the matrix is not square or the threshold not in [0, 1].
+    Returns (..., U) labels. Raises ``ValueError`` if the matrix is not square or has NaN, or the threshold is not in
+    [0, 1].
     """
     _check(p_entail, threshold)
     own = torch.arange(p_entail.shape[-1], device=p_entail.device).expand(p_entail.shape[:-1])
@@ -83,18 +86,18 @@ def bidirectional_clusters(
     takes all texts without a cluster that are equivalent to it; a text never leaves its cluster again. Where
     ``answered`` is False the text is a cluster of its own.
 
-    Returns (..., U) labels. Raises ``ValueError`` if ``nli`` is not (..., U, U, 3).
+    Returns (..., U) labels. Raises ``ValueError`` if ``nli`` is not (..., U, U, 3), or NaN for two answered texts.
     """
     _check_outcomes(nli)
+    apart = torch.zeros_like(nli[..., 0], dtype=torch.bool) if answered is None else _apart(answered)
+    _check(nli.sum(dim=-1).masked_fill(apart, 0), 1.0)
     outcome = nli.argmax(dim=-1)
     reverse = outcome.transpose(-1, -2)
     if strict:
         equivalent = (outcome == 0) & (reverse == 0)
     else:
         equivalent = (outcome != 2) & (reverse != 2) & ~((outcome == 1) & (reverse == 1))
-    if answered is not None:
-        equivalent = equivalent & ~_apart(answered)
-    return greedy_clusters(equivalent.to(nli.dtype), threshold=1.0)
+    return greedy_clusters((equivalent & ~apart).to(nli.dtype), threshold=1.0)
 
 
 def cluster_nli(
@@ -111,9 +114,9 @@ def cluster_nli(
     """
     _check_outcomes(nli)
     p_entail = nli[..., 0]
-    _check(p_entail, threshold)
     if answered is not None:
         p_entail = p_entail.masked_fill(_apart(answered), -1.0)  # below every threshold
+    _check(p_entail, threshold)
     by_premise = (p_entail.unsqueeze(-2) == p_entail.unsqueeze(-3)).all(dim=-1)
     columns = p_entail.transpose(-1, -2)
     by_hypothesis = (columns.unsqueeze(-2) == columns.unsqueeze(-3)).all(dim=-1)

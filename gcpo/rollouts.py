@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -34,6 +35,7 @@ _TRAILING: dict[str, tuple[int | None, ...]] = {
     "answered": (),
     "correctness": (),
 }
+_TOKENS = ("logps", "entropies", "ref_logps", "ratios", "answer_mask", "mask")  # of which a log may be infinite
 
 
 class MissingFeatureError(AttributeError, ValueError):
@@ -64,9 +66,10 @@ class Rollouts:
         max_completion_length: the longest completion that can be sampled, in tokens; T of ``mask`` if not given.
 
     Raises:
-        ValueError: a shape that does not fit ``rewards``, an infinite reward, or a ``reward_range`` that is empty or
-            infinite.
-        TypeError: a feature of another name.
+        ValueError: a shape that does not fit ``rewards``, an infinite reward, a ``reward_range`` that is empty or
+            infinite, or a feature with NaN where it counts: of a response with a reward and, for tokens, where ``mask``
+            is 1. (``correctness`` may be NaN; embeddings, labels and ``nli`` may not be infinite either.)
+        TypeError: a feature of another name, or one that is neither a tensor nor gives one.
         MissingFeatureError: on reading a feature that was not given.
     """
 
@@ -80,8 +83,8 @@ class Rollouts:
     ) -> None:
         if unknown := sorted(set(features) - set(_TRAILING)):
             raise TypeError(f"Rollouts have no feature {unknown[0]!r}.{nearest(unknown[0], _TRAILING)}")
-        if rewards.ndim != 2:
-            raise ValueError(f"rewards must have shape (B, G), got {tuple(rewards.shape)}.")
+        if not isinstance(rewards, Tensor) or rewards.ndim != 2:
+            raise ValueError(f"rewards must be a tensor of shape (B, G), got {_described(rewards)}.")
         low, high = reward_range
         if not (low < high and math.isfinite(low) and math.isfinite(high)):
             raise ValueError(f"reward_range must be (low, high) with low < high, got {reward_range}.")
@@ -91,15 +94,15 @@ class Rollouts:
                 f"The reward of response {response} of group {group} is {rewards[group, response].item()}: give NaN to "
                 "one that could not be scored."
             )
-        # Weights take the rewards' type, in which whole numbers would cut them off.
-        self.rewards = rewards if rewards.is_floating_point() else rewards.float()
+        # Weights take the rewards' type, in which whole numbers would cut them off, and squares of halves overflow.
+        self.rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
         self.reward_range = (float(low), float(high))
         self.max_completion_length = max_completion_length
         place = (self.rewards - low) / (high - low)
         given = {"correctness": place} | {name: value for name, value in features.items() if value is not None}
         self._features: dict[str, Feature] = {name: given[name] for name in _TRAILING if name in given}
         for name, value in self._features.items():
-            if isinstance(value, Tensor):
+            if not callable(value):
                 self._check(name, value)
 
     @property
@@ -122,7 +125,7 @@ class Rollouts:
         by ``clusters``, and "bidirectional" is made from ``nli``."""
         name = f"{kind}_clusters"
         if kind == "bidirectional" and name not in self._features:
-            answered = self.answered.bool() if "answered" in self._features else None
+            answered = self.scorable & self.answered.bool() if "answered" in self._features else self.scorable
             self._features[name] = bidirectional_clusters(self.nli, answered=answered)
         return getattr(self, name if name in self._features else "clusters")
 
@@ -141,7 +144,10 @@ class Rollouts:
             self._features[name] = value
         return value
 
-    def _check(self, name: str, value: Tensor) -> None:
+    def _check(self, name: str, value: object) -> None:
+        """Refuse what is no tensor, has a shape that does not fit the rewards, or is not a number where it counts."""
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, or a function that returns one, got {_described(value)}.")
         groups, size = self.rewards.shape
         expected = (groups, size, *(size if n == -1 else n for n in _TRAILING[name]))
         wanted = zip(expected, value.shape, strict=False)
@@ -150,3 +156,23 @@ class Rollouts:
             raise ValueError(
                 f"{name} must have shape ({shown}) to fit rewards {(groups, size)}, got {tuple(value.shape)}."
             )
+        broken = value.isinf() if name == "correctness" else value.isnan() if name in _TOKENS else ~value.isfinite()
+        if broken.any() and (places := (broken & self._counted(name, value)).nonzero()).numel():
+            group, response, *_ = place = places[0].tolist()
+            raise ValueError(
+                f"{name} is {value[tuple(place)].item()} for response {response} of group {group}, at {tuple(place)}: "
+                f"give a number for every response that has a reward{' and token of mask' * (name in _TOKENS)}."
+            )
+
+    def _counted(self, name: str, value: Tensor) -> Bool[Tensor, "*counted"]:
+        """Return True, in a shape that fits ``value``, where a feature may be read."""
+        kept = self.scorable
+        if name == "nli":
+            return (kept.unsqueeze(1) & kept.unsqueeze(2)).unsqueeze(3)
+        if name in _TOKENS and name != "mask" and "mask" in self._features:
+            return kept.unsqueeze(2) & self.mask.bool()
+        return kept.view(*kept.shape, *(1,) * (value.ndim - 2))
+
+
+def _described(value: object) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

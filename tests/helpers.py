@@ -226,7 +226,8 @@ def make_trainer(scratch: Path, folder: Path, method: str, **changes: Any) -> gc
     }
     for name in {*arguments, "callback", "peft_config", "rollout_func"} & changes.keys():
         arguments[name] = changes.pop(name)
-    args = gcpo.GCPOConfig(method=method, **settings(folder, **{**NEEDS.get(method, {}), **changes}))
+    changes = {"reward_range": (0.0, 2.0), **NEEDS.get(method, {}), **changes}
+    args = gcpo.GCPOConfig(method=method, **settings(folder, **changes))
     return gcpo.GCPOTrainer(model, args=args, **arguments)
 
 

@@ -149,7 +149,10 @@ CLASSIFIER: dict[str, tuple[Break, str]] = {
     "fewer layers": (config(num_hidden_layers=1), "leaves out 16 tensors (bert.encoder.layer.1."),
     "another size": (config(intermediate_size=32), "another shape than its config.json says in 6 tensors"),
     "NaN": (fill("classifier.weight", torch.nan), "not finite in 1 tensor (classifier.weight)"),
-    "NaN probabilities": (fill("classifier.weight", HUGE), "gives NaN for ('the cat', 'a dog')"),
+    "NaN probabilities": (
+        fill("classifier.weight", HUGE),
+        "gave [nan, nan, nan] for ('the cat', 'a dog'), expected probabilities",
+    ),
     "no tokenizer": (remove(*TOKENIZER), "its tokenizer has no vocabulary"),
     "another vocabulary": (config(vocab_size=9), "in 1 tensor (bert.embeddings.word_embeddings.weight)"),
 }
@@ -164,7 +167,10 @@ EMBEDDER: dict[str, tuple[Break, str]] = {
     ),
     "another size": (config(intermediate_size=32), "another shape than its config.json says in 6 tensors"),
     "NaN": (fill("embeddings.LayerNorm.weight", torch.nan), "not finite in 1 tensor (0."),
-    "NaN embeddings": (fill("embeddings.LayerNorm.weight", HUGE), "gives NaN or infinity for 'the cat'"),
+    "NaN embeddings": (
+        fill("embeddings.LayerNorm.weight", HUGE),
+        "gave [nan, nan, nan] for 'the cat', expected finite numbers",
+    ),
     "no tokenizer": (remove(*TOKENIZER), "its tokenizer has no vocabulary"),
 }
 

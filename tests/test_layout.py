@@ -19,7 +19,7 @@ PACKAGE = Path(gcpo.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 # From the ground up: a file imports its own room and what is below it.
 FLOORS = [
-    {"errors", "grader", "io", "masked", "paths", "processes", "seeds"},
+    {"errors", "grader", "io", "masked", "papers", "paths", "processes", "seeds"},
     {"clustering", "mathematics", "measures", "statistics", "gradients", "rewards"},
     {"rollouts"},
     {"methods"},

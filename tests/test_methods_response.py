@@ -171,11 +171,8 @@ def test_edge_grpo_with_an_epsilon_follows_the_formula_at_h_0() -> None:
 
 
 @each_entropy
-@pytest.mark.parametrize("broken", [NAN, INF])
-def test_a_response_whose_entropy_is_not_a_number_has_weight_1_and_no_part_in_the_mean(
-    method: str, broken: float
-) -> None:
-    with_it = found(method, spoken((1, 2), (broken, 0), (3, 0), (4, 2)))
+def test_a_response_whose_entropy_is_infinite_has_weight_1_and_no_part_in_the_mean(method: str) -> None:
+    with_it = found(method, spoken((1, 2), (INF, 0), (3, 0), (4, 2)))
     without = found(method, spoken((1, 2), (3, 0), (4, 2)))
     assert [with_it[0], *with_it[2:]] == pytest.approx(without)
     assert with_it[1] == 1

@@ -129,7 +129,7 @@ def test_clusters_of_a_kind_that_is_not_given_are_the_clusters() -> None:
 def test_bidirectional_clusters_are_made_from_nli_once_where_they_are_not_given() -> None:
     nli = Counted(torch.tensor([0.9, 0.05, 0.05]).expand(2, 4, 4, 3))
     rollouts = Rollouts(REWARDS, nli=nli, clusters=torch.zeros(2, 4))
-    assert rollouts.cluster_labels("bidirectional").tolist() == [[0] * 4] * 2
+    assert rollouts.cluster_labels("bidirectional").tolist() == [[0, 0, 0, 1], [0] * 4]  # one has no reward
     assert rollouts.cluster_labels("bidirectional") is rollouts.cluster_labels("bidirectional")
     assert nli.calls == 1
     answered = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1]])

@@ -149,9 +149,11 @@ def base_advantages(
 
     ``scale_rewards``: the deviation of each group, of the whole batch, or no division ("none": Dr. GRPO's r - mean).
     NaN rewards take no part and get 0; a group with equal rewards, or with one scorable response, gets exactly 0.
-    Raises ValueError for another ``scale_rewards``.
+    float64 stays float64, any other type is computed in float32. Raises ValueError for another ``scale_rewards``, and
+    for rewards that are infinite or not of two dimensions.
     """
     one_of("scale_rewards", scale_rewards, ("group", "batch", "none"))
+    rewards = Rollouts(rewards).rewards
     valid = ~rewards.isnan()
     deviation = deviations(rewards, valid)
     if scale_rewards == "none":

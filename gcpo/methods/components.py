@@ -69,6 +69,7 @@ class Part(ABC):
     has_alpha: ClassVar[bool] = False  # the part has a strength called alpha
     alpha_key: ClassVar[Literal["", "geo", "rd"]] = ""  # alpha_geo, alpha_rd; a shuffle's name
     needs_off_policy_steps: ClassVar[bool] = False  # the weight is 1 while pi = pi_old
+    reads_range: ClassVar[bool] = False  # the part reads the range that rewards can reach
 
     clusters: str | None = None  # a key of CLUSTERS, for a part that reads clusters
 

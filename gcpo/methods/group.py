@@ -169,6 +169,7 @@ class RewardDispersion(GroupFactor):
     kind = "RewardDispersion"
     OPTIONS = ("form", "alpha_norm", "alpha_rd")
     alpha_key = "rd"
+    reads_range = True
     subject = "rewards"
     measure: str = "rd"
     weight: str = "w_rd"
@@ -187,6 +188,7 @@ class RewardVariance(GroupFactor):
     """Q-Hawkeye's u, the variance of the rewards over the largest possible (GCPO, App. G)."""
 
     kind = "RewardVariance"
+    reads_range = True
     subject = "rewards"
     measure: str = "reward_variance"
     weight: str = "w_variance"

@@ -49,6 +49,7 @@ class ReferenceBonus(RewardStage):
     """
 
     kind = "ReferenceBonus"
+    reads_range = True
     OPTIONS = ("coefficient", "margin", "cap")
     NOT_NEGATIVE = ("coefficient", "margin")
     coefficient: float = 0.5
@@ -83,6 +84,7 @@ class AgreementBonus(RewardStage):
     other responses is at or above the group's mean. An adaptation: the published method compares no responses."""
 
     kind = "AgreementBonus"
+    reads_range = True
     OPTIONS = NOT_NEGATIVE = ("coefficient",)
     coefficient: float = 0.5
 
@@ -108,6 +110,7 @@ class OverlongPenalty(RewardStage):
     """
 
     kind = "OverlongPenalty"
+    reads_range = True
     OPTIONS = ("share",)
     share: float = 0.2  # 4096 of 20480 tokens
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from gcpo.methods.group import (
 from gcpo.methods.response import EntropyFactor, RatioVariance
 from gcpo.methods.reward import AgreementBonus, ClusterShare, OverlongPenalty, ReferenceBonus
 from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty
+from gcpo.papers import Paper, papers
 
 # Settings of TRL's GRPOConfig for each base advantage, unless the user sets others.
 BASES: dict[str, dict[str, Any]] = {
@@ -34,7 +36,8 @@ class Method:
     """A row of the table of methods, or the product of several.
 
     Attributes:
-        paper: where the rule is from.
+        paper: where the rule is from; the papers' names are ``shorthand`` in ``gcpo/papers.bib``, apart by "; ", the
+            one whose rule it is first.
         rule: the rule in one line.
         acts: "base", "reward" (before advantages are normalised), "advantage" or "loss".
         factors: weights whose product multiplies the advantages.
@@ -58,6 +61,12 @@ class Method:
     drops_equal: bool = False
     shuffle: Literal["both", "geo", "rd"] | None = None
     seed: int = 0
+
+    @property
+    def papers(self) -> tuple[Paper, ...]:
+        """Return the papers that the method is from, as far as they are known."""
+        names = [re.split(r" \(|,", place)[0] for place in self.paper.split("; ")]
+        return tuple(papers()[name] for name in dict.fromkeys(names) if name in papers())
 
     @property
     def permuted(self) -> bool:
@@ -89,8 +98,8 @@ class Method:
 
     @property
     def reads_range(self) -> bool:
-        """Return True if a part compares rewards with the ends of their range."""
-        return any(part.needs_correctness or getattr(part, "subject", None) == "rewards" for part in self.parts)
+        """Return True if a part measures rewards by the range that they can reach."""
+        return any(part.reads_range for part in self.parts)
 
     @property
     def needs_correctness(self) -> bool:
@@ -158,27 +167,27 @@ METHODS: dict[str, Method] = {
     "dapo": Method(paper="DAPO", rule="clip 0.2/0.28, token mean, overlong penalty; equal groups masked, not replaced",
                    acts="base", base="dapo", reward=OverlongPenalty(), drops_equal=True),
     # a weight per group
-    "se": Method(paper="GCPO, Table 1", rule="clip(1 - alpha_G SE, 0, 1)", factors=(SE,)),
+    "se": Method(paper="Semantic entropy; GCPO, Table 1", rule="clip(1 - alpha_G SE, 0, 1)", factors=(SE,)),
     "seed_grpo": Method(paper="SEED-GRPO", rule="1 / (1 + alpha_G SE_rao), exact answers, on dr_grpo", factors=(SEED,),
                         base="dr_grpo"),
-    "kle": Method(paper="GCPO, Table 1", rule="clip(1 - alpha_G VNE, 0, 1)", factors=(KLE,)),
+    "kle": Method(paper="KLE; GCPO, Table 1", rule="clip(1 - alpha_G VNE, 0, 1)", factors=(KLE,)),
     "cd_only": Method(paper="GCPO, Eq. 8", rule="clip(1 - alpha_G CD^2, 0, 1)", factors=(CD,)),
     "bot_only": Method(paper="GCPO, section 3.2", rule="clip(1 - alpha_G BoT^2, 0, 1)", factors=(BOT,)),
     "rd_only": Method(paper="GCPO, Eq. 11", rule="1 + alpha_G RD", factors=(RD,)),
     "gcpo_cd": Method(paper="GCPO, section 3.4", rule="omega_CD omega_RD", factors=(CD, RD)),
     "gcpo_bot": Method(paper="GCPO, section 3.4", rule="omega_BoT omega_RD", factors=(BOT, RD)),
-    "gcpo_shuffled": Method(paper="our control", rule="gcpo_bot's weights, permuted across groups", factors=(BOT, RD),
-                            shuffle="both"),
-    "qhawkeye": Method(paper="GCPO, App. G", rule="1 - alpha Var(r) / (range/2)^2", factors=(VARIANCE,)),
+    "gcpo_shuffled": Method(paper="GCPO (our control)", rule="gcpo_bot's weights, permuted across groups",
+                            factors=(BOT, RD), shuffle="both"),
+    "qhawkeye": Method(paper="Q-Hawkeye; GCPO, App. G", rule="1 - alpha Var(r) / (range/2)^2", factors=(VARIANCE,)),
     # a rule for rewards
     "empo": Method(paper="EMPO", rule="r = share of the response's cluster", acts="reward", reward=ClusterShare()),
     "care": Method(paper="GRPO-CARE", rule="bonus for right answers that an EMA reference finds likely", acts="reward",
                    reward=ReferenceBonus(), trl={"sync_ref_model": True, "ref_model_sync_steps": 10,
                                                  "ref_model_mixup_alpha": 0.005}),
-    "care_agreement": Method(paper="GCPO, App. E.2", rule="bonus for right answers that agree with the group",
-                             acts="reward", reward=AgreementBonus()),
+    "care_agreement": Method(paper="GCPO, App. E.2; GRPO-CARE", acts="reward", reward=AgreementBonus(),
+                             rule="bonus for right answers that agree with the group"),
     # a weight per response
-    "egspo": Method(paper="GCPO, App. G", rule="clip(H / mean H, 0.5, 1), Shannon", factors=(
+    "egspo": Method(paper="EG-SPO; GCPO, App. G", rule="clip(H / mean H, 0.5, 1), Shannon", factors=(
         EntropyFactor(signal="shannon", inverse=False, correct=(0.5, 1.0), wrong=(0.5, 1.0)),)),
     "edge_grpo": Method(paper="EDGE-GRPO", rule="mean H / H, Shannon; no error correction", factors=(
         EntropyFactor(signal="shannon"),)),
@@ -190,7 +199,7 @@ METHODS: dict[str, Method] = {
     "egpo_c4": _egpo("egpo, weight 1 if all wrong", all_wrong="locked"),
     "egpo_c5": _egpo("egpo, divided by the group's mean weight", renorm="after"),
     "egpo_c6": _egpo("egpo, divided by the group's mean before the clamp", renorm="before"),
-    "r2vpo": Method(paper="GCPO, App. G", rule="1 / (1 + Var_t rho)", acts="loss", factors=(RatioVariance(),)),
+    "r2vpo": Method(paper="R2VPO; GCPO, App. G", rule="1 / (1 + Var_t rho)", acts="loss", factors=(RatioVariance(),)),
     # a weight per token
     "cw_grpo": Method(paper="CW-GRPO", rule="exp(-c^2 / 2 sigma^2), mean 1 per group", factors=(CovarianceKernel(),)),
     "clip_cov": Method(paper="Cui et al. 2025", rule="2e-4 of the tokens dropped, covariance in (1, 5)", acts="loss",

@@ -301,6 +301,7 @@ def task_reward(task: Task) -> Callable[..., list[float]]:
         return [task.reward(text, wanted) for text, wanted in zip(texts, references, strict=True)]
 
     reward.__name__ = f"{task.name}_{task.reward_metric}"
+    reward.reward_range = task.reward_range  # type: ignore[attr-defined]
     return reward
 
 

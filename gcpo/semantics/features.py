@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gcpo.clustering import THRESHOLD, cluster_nli, exact_clusters, math_clusters
 from gcpo.rollouts import Rollouts
-from gcpo.semantics.models import Embedder, Entailment
+from gcpo.semantics.models import Embedder, Entailment, check_rows
 
 END_OF_THOUGHT = "</think>"  # of reasoning models
 NO_ANSWER = "no answer"  # the text that stands for a missing answer in embeddings
@@ -101,7 +101,7 @@ class TextFeatures:
         """Embeddings of the shown texts."""
         assert self.embedder is not None
         flat = [NO_ANSWER if text is None else text for group in self.shown for text in group]
-        return self.embedder(flat).cpu().unflatten(0, self.answered.shape)
+        return check_rows(self.embedder(flat), flat, "the embedder").unflatten(0, self.answered.shape)
 
     @cached_property
     def nli(self) -> Float[Tensor, "B G G 3"]:

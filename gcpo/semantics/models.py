@@ -43,6 +43,10 @@ def _device(device: str | torch.device | None) -> torch.device:
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
+def _said(name: object) -> str:
+    return f"function {getattr(name, '__name__', type(name).__name__)!r}" if callable(name) else f"model {str(name)!r}"
+
+
 def _uniform_batches(lengths: Sequence[int], rows: int) -> Iterator[list[int]]:
     """Indices of items of one length, ``rows`` at a time; the last one is repeated to fill a batch."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -51,6 +55,28 @@ def _uniform_batches(lengths: Sequence[int], rows: int) -> Iterator[list[int]]:
         for start in range(0, len(indices), rows):
             batch = indices[start : start + rows]
             yield batch + batch[-1:] * (rows - len(batch))
+
+
+def check_rows(found: Any, items: Sequence[Hashable], of: str, columns: int | None = None) -> Tensor:
+    """Return what the model ``of`` has made of each item, as float32 on the CPU.
+
+    Raises ``TypeError`` for what is no tensor, and ``ValueError`` for another shape than (N, ``columns``), for NaN or
+    infinity, and for rows of three that are no probabilities.
+    """
+    wanted = f"a tensor of shape ({len(items)}, {columns or 'd'}), one row for each of what was asked"
+    if not isinstance(found, Tensor):
+        raise TypeError(f"{of} gave a {type(found).__name__}, expected {wanted}.")
+    if found.ndim != 2 or len(found) != len(items) or columns not in (None, found.shape[1]):
+        raise ValueError(f"{of} gave shape {tuple(found.shape)}, expected {wanted}.")
+    found = found.float().cpu()
+    wrong = ~found.isfinite().all(dim=1)
+    if columns == 3:  # of which one summand may be rounded to eight bits
+        wrong |= (found < 0).any(dim=1) | ((found.sum(dim=1) - 1).abs() > 0.02)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        what = "probabilities (entail, neutral, contradict)" if columns == 3 else "finite numbers"
+        raise ValueError(f"{of} gave {found[row, :3].tolist()} for {items[row]!r:.160}, expected {what}.")
+    return found
 
 
 class _Remembering(Generic[K, V]):
@@ -89,7 +115,8 @@ class Embedder(_Remembering[str, Tensor]):
     ``hits`` and ``misses`` count the texts found (repeats within a call included) and those encoded.
 
     Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it is no
-    sentence-transformers model, lacks tensors or its tokenizer, or has or gives numbers that are not finite.
+    sentence-transformers model, lacks tensors or its tokenizer, or has or gives numbers that are not finite
+    (:func:`check_rows`).
     """
 
     def __init__(
@@ -102,8 +129,9 @@ class Embedder(_Remembering[str, Tensor]):
         revision: str | None = None,
     ) -> None:
         encode = name if callable(name) else _sentence_encoder(name, _device(device), batch_size, revision)
+        of = f"embedding {_said(name)}"
         # A copy per text: a view would keep the tensor of its whole batch alive.
-        super().__init__(lambda texts: [row.clone() for row in encode(texts)], cache_size)
+        super().__init__(lambda texts: [row.clone() for row in check_rows(encode(texts), texts, of)], cache_size)
 
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, "N d"]:
         """Return the texts' embeddings in their order: (N, d), float32, on the CPU, as the model gives them (MiniLM's
@@ -153,8 +181,6 @@ def _sentence_encoder(
                 [texts[i] for i in indices], batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
             )
             for i, row in zip(indices, encoded.float().cpu(), strict=True):
-                if not row.isfinite().all():
-                    raise ValueError(f"embedding model {str(name)!r} gives NaN or infinity for {texts[i]!r:.80}.")
                 rows[i] = row
         return torch.stack(rows)
 
@@ -198,8 +224,8 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
     ``hits`` and ``misses`` count the pairs of different texts that were found and those that the model was asked.
 
     Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it lacks tensors (its
-    classifier, say) or its tokenizer, has or gives numbers that are not finite, or (listing the labels) if no label, or
-    more than one, is called entailment.
+    classifier, say) or its tokenizer, has numbers that are not finite or gives what are no probabilities
+    (:func:`check_rows`), or (listing the labels) if no label, or more than one, is called entailment.
     """
 
     def __init__(
@@ -212,7 +238,8 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         revision: str | None = None,
     ) -> None:
         classify = name if callable(name) else _pair_classifier(name, _device(device), batch_size, revision)
-        super().__init__(lambda pairs: [tuple(row) for row in classify(pairs).tolist()], cache_size)
+        of = f"entailment {_said(name)}"
+        super().__init__(lambda pairs: list(map(tuple, check_rows(classify(pairs), pairs, of, 3).tolist())), cache_size)
 
     def pairs(self, premises: Sequence[str], hypotheses: Sequence[str]) -> Float[Tensor, "N 3"]:
         """Probabilities (entail, neutral, contradict) of each pair: (N, 3), float32, on the CPU, rows summing to 1.
@@ -265,9 +292,6 @@ def _pair_classifier(
         for indices in _uniform_batches([len(ids) for ids in inputs["input_ids"]], batch_size):
             batch = {key: torch.tensor([values[i] for i in indices], device=device) for key, values in inputs.items()}
             probabilities[indices] = model(**batch).logits.float().softmax(dim=-1).cpu()
-        wrong = (~probabilities.isfinite().all(dim=-1)).nonzero().flatten().tolist()
-        if wrong:
-            raise ValueError(f"entailment model {str(name)!r} gives NaN for {pairs[wrong[0]]!r:.160}.")
         return torch.zeros(len(pairs), 3).index_add_(1, outcomes, probabilities)
 
     return classify

@@ -14,10 +14,11 @@ from accelerate.utils import parse_flag_from_env
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOConfig
 
-from gcpo.measures import REWARD_RANGE
 from gcpo.methods import BASES, Method, get_method, one_spelling
 from gcpo.methods.reward import OverlongPenalty
 from gcpo.methods.token import CovarianceClip, CovariancePenalty
+
+Range = tuple[float, float]
 
 # TRL's own, for settings that are None here until the method has spoken.
 _TRL_DEFAULTS = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}
@@ -41,10 +42,12 @@ class GCPOConfig(GRPOConfig):
         equalize_mean: divide the weights by their mean over the batch, for comparisons at nearly the same mean |A| (a
             weight that depends on A itself leaves a rest, notebook 05).
         reward_range: lowest and highest possible (weighted, summed) reward, two numbers; normalises RD (GCPO, Eq. 11).
+            None: what the reward functions declare as their attribute ``reward_range`` (TRL's own are known); a method
+            that measures rewards refuses to start where one declares none.
         correctness_reward: name of the reward function that says right or wrong, for methods that ask (egpo, care);
             needed where there are several.
-        correctness_range: lowest and highest value of that function; ``reward_range`` if None. Above the middle is
-            right.
+        correctness_range: lowest and highest value of that function; None: what it declares, else ``reward_range``.
+            Above the middle is right.
         embedding_model: a sentence-transformers path or Hub name; loaded only for methods that read embeddings.
         entailment_model: a sequence classification path or Hub name; loaded only for methods that read clusters or NLI.
         entailment_threshold: a response joins a greedy cluster at this entailment probability or above (GCPO, App.
@@ -63,9 +66,7 @@ class GCPOConfig(GRPOConfig):
     alpha: float | None = field(default=None, metadata={"help": "alpha_base; strength is alpha / log G."})
     equalize_mean: bool = field(default=False, metadata={"help": "Divide weights by their batch mean."})
     # Types that HfArgumentParser can read from a command line.
-    reward_range: list[float] = field(
-        default_factory=lambda: list(REWARD_RANGE), metadata={"help": "Lowest and highest reward."}
-    )
+    reward_range: list[float] | None = field(default=None, metadata={"help": "Lowest and highest reward."})
     correctness_reward: str | None = field(default=None, metadata={"help": "The reward function that says right."})
     correctness_range: list[float] | None = field(default=None, metadata={"help": "Its lowest and highest."})
     embedding_model: str = field(default="all-MiniLM-L6-v2", metadata={"help": "Path or Hub name."})
@@ -93,13 +94,8 @@ class GCPOConfig(GRPOConfig):
         if self.alpha is not None and not any(part.has_alpha for part in row.parts):
             warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
         for name in ("reward_range", "correctness_range"):
-            match getattr(self, name):
-                case [int() | float() as low, int() | float() as high] if -math.inf < low < high < math.inf:
-                    setattr(self, name, (float(low), float(high)))
-                case None if name == "correctness_range":
-                    pass
-                case limits:
-                    raise ValueError(f"{name} must be (low, high), two numbers with low < high, got {limits!r}.")
+            if (limits := getattr(self, name)) is not None:
+                setattr(self, name, as_range(name, limits))
         if not 0 <= self.entailment_threshold <= 1:
             raise ValueError(f"entailment_threshold is a probability, got {self.entailment_threshold}.")
         for name, value in {**_TRL_DEFAULTS, **BASES[row.base], **row.trl}.items():
@@ -186,6 +182,14 @@ class GCPOConfig(GRPOConfig):
                 "tokens of the longest ones out, which would cost them nothing: leave it False.",
             ),
         ]
+
+
+def as_range(name: str, limits: Any) -> Range:
+    """Return two numbers, of which the first is the lower one."""
+    match limits:
+        case [int() | float() as low, int() | float() as high] if -math.inf < low < high < math.inf:
+            return float(low), float(high)
+    raise ValueError(f"{name} must be (low, high), two numbers with low < high, got {limits!r}.")
 
 
 def _one_name(method: Any) -> str:

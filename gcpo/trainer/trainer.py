@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
+import json
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,21 +14,30 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import TrainerCallback
 from transformers.integrations import deepspeed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import is_rich_available
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import print_prompt_completions_sample
 
 from gcpo import seeds
 from gcpo.masked import deviations, mean
 from gcpo.methods import Modulation, expand, modulate
+from gcpo.papers import credit
 from gcpo.rewards import any_answer
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment
 from gcpo.trainer.collect import Collector, loss_mask
 from gcpo.trainer.config import GCPOConfig
+from gcpo.trainer.scores import Scores
 
-_PASS_ARGUMENTS = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters.keys()
+# What TRL keeps of images in a batch and gives to a forward pass.
+IMAGES = {
+    *("pixel_values", "pixel_attention_mask", "spatial_shapes", "image_sizes", "image_grid_thw", "image_position_ids"),
+    *("token_type_ids", "mm_token_type_ids", "num_images", "num_tiles"),
+}
 REPLACED = "gcpo/replaced_weights"  # in logs: weights replaced since the last log
 REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method that moves it
 
@@ -35,7 +45,7 @@ REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method t
 class GCPOTrainer(GRPOTrainer):
     """TRL's GRPOTrainer whose advantages are those of a method: A~ = A * omega (GCPO, section 3.4).
 
-    It overrides five methods, and nothing else of TRL's loss or generation is repeated here:
+    It overrides five methods, and nothing of TRL's loss or generation is repeated here:
 
     - `_calculate_rewards`, the only place that sees rewards and texts together, to keep them;
     - `_generate_and_score_completions`, to compute advantages while groups are whole (TRL shuffles rows right after);
@@ -43,9 +53,10 @@ class GCPOTrainer(GRPOTrainer):
     - `_compute_loss`, for methods that act in the loss, to hand TRL a copy of the batch;
     - `_get_per_token_logps_and_entropies`, the first thing TRL's loss calls, to change that copy's advantages by the
       ratios of this very step before TRL reads them; and
-    - `log`, to log a count as a count.
+    - `log`, to log a count as a count, and to show of our columns the weight alone in the terminal's table.
 
-    A checkpoint also keeps a reference model that moves (`_save_checkpoint`, `_load_optimizer_and_scheduler`).
+    A checkpoint also keeps a reference model that moves (`_save_checkpoint`, `_load_optimizer_and_scheduler`), and the
+    model card says which method trained the model, and credits its papers (`create_model_card`).
     Evaluation batches are not modulated: nothing is learnt from them. The rewards that TRL logs are the task's own,
     also for methods that train on others.
 
@@ -53,8 +64,9 @@ class GCPOTrainer(GRPOTrainer):
     completions table, whose advantages are the modulated ones.
 
     Args:
-        model: as in TRL, with everything that `GRPOTrainer` accepts.
-        reward_funcs: as in TRL.
+        model, reward_funcs, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks,
+            optimizers, quantization_config, peft_config, tools, rollout_func, environment_factory: as in TRL, and in
+            its order. A reward function may say what it can reach: ``reward.reward_range = (0.0, 1.0)``.
         args: a :class:`GCPOConfig`.
         answer_extractor: completion text -> answer, or None when there is none; answers are embedded and clustered.
             :func:`gcpo.rewards.any_answer` reads the usual formats.
@@ -62,11 +74,13 @@ class GCPOTrainer(GRPOTrainer):
         entailment: used instead of loading ``args.entailment_model``.
         callback: called with the `Rollouts` of each batch that is scored for training, before the policy moves; never
             by a base method, which scores no groups.
-        trl_args, trl_kwargs: every other argument of `GRPOTrainer`, in its order or by name.
+        newer: arguments that a newer TRL has.
 
     Raises:
-        TypeError: ``args`` is not a GCPOConfig.
-        ValueError: a method that reads correctness, and several reward functions of which none is named.
+        TypeError: ``args`` is not a GCPOConfig; or ``answer_extractor``, ``embedder``, ``entailment`` or ``callback``
+            is of another type.
+        ValueError: a method that reads correctness, and several reward functions of which none is named; or one that
+            measures rewards, of which nothing says what they can reach.
         OSError: an embedding or entailment model that the method needs cannot be loaded.
     """
 
@@ -82,18 +96,30 @@ class GCPOTrainer(GRPOTrainer):
         model: Any,
         reward_funcs: Any = None,
         args: GCPOConfig | None = None,
-        *trl_args: Any,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: Any = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: list[Callable[..., Any]] | None = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
+        *,
         answer_extractor: Callable[[str], str | None] = any_answer,
         embedder: Embedder | None = None,
         entailment: Entailment | None = None,
         callback: Callable[[Rollouts], object] | None = None,
-        **trl_kwargs: Any,
+        **newer: Any,
     ) -> None:
         args = args if args is not None else GCPOConfig("gcpo-output")
         if not isinstance(args, GCPOConfig):
             raise TypeError(f"args must be a gcpo.GCPOConfig, got {type(args).__name__}; it takes the same settings.")
+        _check_functions(answer_extractor=answer_extractor, embedder=embedder, entailment=entailment, callback=callback)
         self.method = args.resolved_method()
-        if self.method.trl.get("sync_ref_model") and (trl_kwargs.get("peft_config") or hasattr(model, "peft_config")):
+        if self.method.trl.get("sync_ref_model") and (peft_config or hasattr(model, "peft_config")):
             raise ValueError(
                 f"{args.method} keeps a reference model that moves, and TRL has none for adapters: train all weights, "
                 "or take a method without one, such as care_agreement."
@@ -102,15 +128,17 @@ class GCPOTrainer(GRPOTrainer):
         embedder, entailment = self._feature_models(args, embedder, entailment)
         self._callback = callback
         self._columns: list[str] = []
-        super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
-        if self.method.parts:  # for the model card
-            self._name, self._tag_names = f"GRPO ({args.method})", [*self._tag_names, "gcpo"]
+        data = train_dataset, eval_dataset, processing_class, reward_processing_classes
+        training = callbacks, optimizers, quantization_config, peft_config
+        environment = tools, rollout_func, environment_factory
+        super().__init__(model, reward_funcs, args, *data, *training, *environment, **newer)
+        # For the model card.
+        self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
         self.collector = Collector(
             args=args,
             accelerator=self.accelerator,
             group_size=self.num_generations,
-            reward_names=self.reward_func_names,
-            reward_weights=self.reward_weights,
+            scores=Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights),
             extract=answer_extractor,
             embedder=embedder,
             entailment=entailment,
@@ -137,7 +165,8 @@ class GCPOTrainer(GRPOTrainer):
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
+        with self._explained():
+            output = super()._generate_and_score_completions(inputs)
         if self._scored is None:
             for column in self._columns:  # rows of an evaluation have none; without a place, others' would be theirs
                 self._logs["extra"][column].extend([torch.nan] * len(inputs) * self.accelerator.num_processes)
@@ -148,6 +177,7 @@ class GCPOTrainer(GRPOTrainer):
             self._callback(rollouts)
         base = self.collector.gathered(output["advantages"]).view_as(rollouts.rewards)
         modulation = self._modulate(rollouts, None if self.method.reward else base, stage="advantage")
+        self.collector.scores.watch(rollouts, modulation.advantages)
         columns = {**modulation.columns, "weight": modulation.weight}
         if self.method.reward:
             columns["method_reward"] = self.method.reward(rollouts)
@@ -171,6 +201,19 @@ class GCPOTrainer(GRPOTrainer):
             output["base_advantages"] = modulation.base.flatten()[local]
             output["task_rewards"] = rollouts.rewards.flatten()[local]
         return output
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say what it means that torch cannot sample."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "probability tensor contains" not in str(error):
+                raise
+            raise RuntimeError(
+                f"The policy's probabilities are not finite at step {self.state.global_step}: training has diverged, "
+                f"or a setting is extreme (learning_rate={self.args.learning_rate}, temperature={self.temperature})."
+            ) from error
 
     def _modulate(self, rollouts: Rollouts, base: Tensor | None, stage: str) -> Modulation:
         """Return the method's weights of this step. A weight that is not finite becomes 1 and is counted: one group
@@ -220,7 +263,35 @@ class GCPOTrainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if counts := self._metrics["train"].get(REPLACED):
             counts[:] = [sum(counts)]  # TRL would log a mean over micro-batches and steps
+        shown, self.num_completions_to_print = self.num_completions_to_print, 0  # TRL's table has all columns
         super().log(logs, start_time)
+        self.num_completions_to_print = shown
+        if self.accelerator.is_main_process and self.log_completions and is_rich_available():
+            columns = {name: values for name, values in self._logs["extra"].items() if name not in self._columns}
+            if "weight" in self._columns:
+                columns["weight"] = [round(weight, 3) for weight in self._logs["extra"]["weight"]]
+            print_prompt_completions_sample(
+                self._logs["prompt"],
+                self._logs["completion"],
+                self._logs["rewards"],
+                self._logs["advantages"],
+                self.state.global_step,
+                shown,  # type: ignore[arg-type] # None: all
+                columns,
+            )
+
+    def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
+        """Write TRL's model card, and in it the method's rule, papers and constants, and what rewards can reach."""
+        super().create_model_card(*arguments, **keywords)
+        if self.is_world_process_zero():
+            card, place = Path(str(self.args.output_dir), "README.md"), "### Framework versions"
+            said = [
+                f"{self.method.rule}, from {' and '.join(paper.title for paper in self.method.papers) or 'no paper'}.",
+                f"Constants: `{json.dumps(self.method.constants())}`.",
+                f"Rewards: {self.collector.scores.range or 'their range is not read'}.",
+            ]
+            own = "\n".join([f"### {self.args.method}", "", *said, "", place])
+            card.write_text(card.read_text(encoding="utf-8").replace(place, own, 1), encoding="utf-8")
 
     def _policy_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities (and entropies, if the method reads them) under the policy that sampled, which has
@@ -230,7 +301,7 @@ class GCPOTrainer(GRPOTrainer):
             return output["old_per_token_logps"], None
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        images = {key: output[key] for key in output.keys() & _PASS_ARGUMENTS}
+        images = {key: output[key] for key in output.keys() & IMAGES}
         checkpointing: Any = self.args.gradient_checkpointing_kwargs
         with torch.no_grad(), disable_gradient_checkpointing(self.model, checkpointing):
             logps, entropies, _ = self._get_per_token_logps_and_entropies(
@@ -310,12 +381,30 @@ class GCPOTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and (reference := self._moving_reference()) is not None:
-            if not (Path(checkpoint) / REFERENCE).exists():
+            path = Path(checkpoint) / REFERENCE
+            if not path.exists():
                 warnings.warn(
                     f"{checkpoint} has no {REFERENCE} (TRL keeps none): the reference model starts anew.", stacklevel=2
                 )
                 return
-            reference.load_state_dict(torch.load(Path(checkpoint) / REFERENCE, map_location="cpu", weights_only=True))
+            try:
+                reference.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+            except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+                raise OSError(
+                    f"{path} cannot be read: is it whole? Resume from an earlier checkpoint, or remove the file, and "
+                    "the reference model starts anew."
+                ) from error
+
+
+def _check_functions(**given: Any) -> None:
+    """Refuse what would fail after the first generation only, which takes minutes of a large policy."""
+    models = {"embedder": ("Embedder", "embedding_model"), "entailment": ("Entailment", "entailment_model")}
+    for name, value in given.items():
+        fits = isinstance(value, Entailment) if name == "entailment" else callable(value)
+        if not fits and (value is not None or name == "answer_extractor"):
+            model, setting = models.get(name, ("", ""))
+            way = f"gcpo.semantics.{model}({value!r}), or GCPOConfig({setting}={value!r})" if model else "a function"
+            raise TypeError(f"{name} is {value!r}, a {type(value).__name__}: give {way}.")
 
 
 def _text(completion: Any) -> str:

@@ -1,0 +1,31 @@
+"""Papers that methods are from, as BibTeX in ``gcpo/papers.bib``."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Paper(NamedTuple):
+    """Title, arXiv id (None where there is none) and BibTeX entry of a paper."""
+
+    title: str
+    arxiv: str | None
+    bibtex: str
+
+
+@functools.cache
+def papers() -> dict[str, Paper]:
+    """Return all papers by their shorthands."""
+    entries = Path(__file__).with_name("papers.bib").read_text(encoding="utf-8").strip().split("\n\n")
+    fields = {entry: dict(re.findall(r"(\w+) *= \{(.*)\}", entry)) for entry in entries}
+    return {has["shorthand"]: Paper(has["title"], has.get("eprint"), entry) for entry, has in fields.items()}
+
+
+def credit(found: Sequence[Paper]) -> dict[str, str]:
+    """Return what a model card of TRL says of papers: the citations of all, title and id of the first if on arXiv."""
+    first = {"title": found[0].title, "id": found[0].arxiv} if found and found[0].arxiv else {}
+    return {"citation": "\n\n".join(paper.bibtex for paper in found), **first}

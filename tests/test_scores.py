@@ -1,0 +1,314 @@
+"""What rewards can reach and which responses are right: said, declared or refused, before training and during it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import OFF_POLICY, G, case_id, settings
+from trl import rewards as trls
+
+from gcpo import GCPOConfig
+from gcpo.methods import METHODS, advantages, get_method
+from gcpo.rollouts import Rollouts
+from gcpo.runs.train import task_reward
+from gcpo.tasks import get_task
+from gcpo.trainer.scores import PATIENCE, Scores, declared_range
+
+Make = Callable[..., Scores]
+NAN = math.nan
+
+
+def plain(completions: list[Any], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def right(completions: list[Any], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def reaching(low: float, high: float) -> Callable[..., list[float]]:
+    """A reward function that declares its range."""
+
+    def declared(completions: list[Any], **_: Any) -> list[float]:
+        return [low] * len(completions)
+
+    declared.reward_range = (low, high)  # type: ignore[attr-defined]
+    return declared
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def scores(
+        method: str, *functions: Any, names: str = "", weights: list[float] | None = None, **changes: Any
+    ) -> Scores:
+        more: dict[str, Any] = {"beta": 0.1} if "care" in method else OFF_POLICY
+        args = GCPOConfig(method=method, **settings(tmp_path, **more, per_device_train_batch_size=2 * G, **changes))
+        given = names.split() or [getattr(f, "__name__", type(f).__name__) for f in functions]
+        return Scores(args, functions, given, torch.tensor(weights or [1.0] * len(functions)))
+
+    return scores
+
+
+# --- what is known --------------------------------------------------------------------------------------------------
+
+LONG, SHORT = [list(range(100))], [[1]]
+BOXED, WRONG = [[{"content": r"\boxed{2}"}]], [[{"content": r"\boxed{3}"}]]
+THOUGHT = [[{"content": "<think>\nso\n</think>\n" + r"\boxed{2}"}]]
+COSINE = trls.get_cosine_scaled_reward(100, -2.0, -0.5, 0.25, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "lowest", "highest"),
+    [
+        (
+            trls.accuracy_reward,
+            {"completions": WRONG, "solution": ["$2$"]},
+            {"completions": BOXED, "solution": ["$2$"]},
+        ),
+        (
+            trls.reasoning_accuracy_reward,
+            {"completions": BOXED, "solution": ["$2$"]},
+            {"completions": THOUGHT, "solution": ["$2$"]},
+        ),
+        (trls.think_format_reward, {"completions": BOXED}, {"completions": THOUGHT}),
+        (trls.get_soft_overlong_punishment(50, 10), {"completion_ids": LONG}, {"completion_ids": SHORT}),
+        (
+            COSINE,
+            {"completions": WRONG, "solution": ["$2$"], "completion_ids": [[]]},
+            {"completions": BOXED, "solution": ["$2$"], "completion_ids": [[]]},
+        ),
+    ],
+    ids=case_id,
+)
+def test_the_ranges_of_trls_own_rewards_are_what_they_give(
+    function: Any, lowest: dict[str, Any], highest: dict[str, Any]
+) -> None:
+    assert declared_range(function) == (function(**lowest)[0], function(**highest)[0])
+    assert declared_range(functools.partial(function)) == declared_range(function)
+
+
+def test_a_penalty_of_repetition_reaches_its_worst_in_the_limit() -> None:
+    function = trls.get_repetition_penalty_reward(2, -0.5)
+    low, high = declared_range(function) or (NAN, NAN)
+    assert (low, high) == (-0.5, function(completion_ids=[[1, 2, 3]])[0])
+    assert function(completion_ids=[[7] * 10_000])[0] == pytest.approx(low, abs=1e-3)
+
+
+def test_a_function_declares_its_range_and_another_of_a_known_name_does_not() -> None:
+    assert declared_range(reaching(-1, 4)) == (-1, 4)
+    assert declared_range(functools.partial(reaching(-1, 4))) == (-1, 4)
+    plain.__name__ = "accuracy_reward"  # and not TRL's
+    try:
+        assert declared_range(plain) is None
+    finally:
+        plain.__name__ = "plain"
+    with pytest.raises(ValueError, match=r"declared\.reward_range must be \(low, high\), two numbers"):
+        declared_range(reaching(1, 1))
+
+
+def test_a_tasks_reward_declares_what_the_task_says() -> None:
+    task = get_task("tinyqa")
+    assert declared_range(task_reward(task)) == task.reward_range == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("functions", "weights", "expected"),
+    [
+        ([trls.accuracy_reward], None, (0, 1)),
+        ([trls.accuracy_reward, trls.think_format_reward], [1.0, 0.5], (0, 1.5)),
+        ([reaching(-1, 2), reaching(0, 1)], [2.0, -3.0], (-5, 4)),  # 2 [-1, 2] and -3 [0, 1] = [-3, 0]
+        ([trls.get_soft_overlong_punishment(8, 2), reaching(0, 1)], [1.0, 2.0], (-1, 2)),
+    ],
+    ids=case_id,
+)
+def test_the_range_of_a_sum_is_made_of_its_parts(
+    make: Make, functions: list[Any], weights: list[float] | None, expected: tuple[float, float]
+) -> None:
+    assert make("gcpo_bot", *functions, weights=weights).range == expected
+    assert make("gcpo_bot", *functions, weights=weights, reward_range=(-9, 9)).range == (-9, 9)  # the user's own
+
+
+def test_rewards_of_0_and_1_give_rd_as_its_formula_says(make: Make) -> None:
+    """4 p (1 - p), with half of four responses right: 1."""
+    rewards, _ = make("gcpo_bot", trls.accuracy_reward)(torch.tensor([[0.0], [1.0], [1.0], [0.0]]))
+    scores = make("gcpo_bot", trls.accuracy_reward)
+    rollouts = Rollouts(rewards.view(1, 4), reward_range=scores.range)
+    assert advantages("rd_only", rollouts)[0, 1] == pytest.approx(
+        (1 + 0.6 / math.log(4) * 4 * 0.5 * 0.5) * 0.5 / (math.sqrt(1 / 3) + 1e-4)
+    )
+
+
+# --- what is asked for ----------------------------------------------------------------------------------------------
+
+ASKING_RIGHT = ["care", "care_agreement", "egpo", *(f"egpo_c{i}" for i in range(1, 7))]
+MEASURING = ["care", "care_agreement", "dapo", "gcpo_bot", "gcpo_cd", "gcpo_shuffled", "qhawkeye", "rd_only"]
+
+
+def test_methods_that_measure_rewards_are_those_whose_result_depends_on_the_range() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=generator)
+
+    features = {
+        **{name: draw(4, 4, 5) for name in ("entropies", "ratios")},
+        **{name: -draw(4, 4, 5) for name in ("logps", "ref_logps")},
+        "mask": torch.arange(5) < torch.tensor([[1], [3], [4], [5]]),
+        "embeddings": draw(4, 4, 3),
+        "clusters": torch.tensor([0, 0, 1, 2]).expand(4, 4),
+        "nli": torch.full((4, 4, 4, 3), 1 / 3),
+        "answered": torch.ones(4, 4),
+        "correctness": torch.tensor([1.0, 0, 1, 0]).expand(4, 4),
+    }
+    features |= {"mask": features["mask"].expand(4, 4, 5), "answer_mask": torch.ones(4, 4, 5)}
+    rewards = torch.tensor([1.0, 0, 1, 0.5]).expand(4, 4)
+    changed = []
+    for method in METHODS:
+        one, other = (advantages(method, Rollouts(rewards, reward_range=(0, high), **features)) for high in (1, 2))
+        changed += [method] if not torch.equal(one, other) else []
+    assert sorted(changed) == MEASURING == sorted(name for name, row in METHODS.items() if row.reads_range)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_a_method_that_measures_rewards_asks_what_they_can_reach(make: Make, method: str) -> None:
+    setting = "reward_range" if method in MEASURING else "correctness_range"
+    if method not in {*MEASURING, *ASKING_RIGHT}:
+        assert make(method, plain).range is None
+        return
+    with pytest.raises(
+        ValueError, match=rf"^{method} measures rewards by .*GCPOConfig\({setting}=\[0, 1\]\), or plain\.rew"
+    ):
+        make(method, plain)
+    made = make(method, plain, reward_range=(0, 3))
+    assert made.range == made.correctness_range == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "functions", "changes", "about"),
+    [
+        (
+            "gcpo_bot",
+            [reaching(0, 2), plain, right],
+            {},
+            "nothing says of plain, right.*reward_range=.0, 4.*plain.reward",
+        ),
+        ("gcpo_bot", [reaching(0, 2), plain], {"weights": [1.0, -2.0]}, "nothing says of plain.*reward_range=.-2, 2."),
+        ("gcpo_bot", [reaching(0, 2)], {"weights": [0.0]}, r"reward_weights \[0.0\] leave none"),
+        (
+            "egpo",
+            [reaching(0, 1), right],
+            {"correctness_reward": "right"},
+            "nothing says of right.*correctness_range=.0, 1",
+        ),
+        ("egpo", [plain, right], {}, "a sum of 2 rewards does not say: set correctness_reward to one of plain, right"),
+        (
+            "egpo",
+            [plain, right],
+            {"names": "<lambda> <lambda>"},
+            "2 reward functions are called '<lambda>': give each a __n",
+        ),
+        (
+            "rd_only",
+            [plain, right],
+            {"correctness_reward": "rigth"},
+            "no reward function 'rigth'. Did you mean 'right'",
+        ),
+    ],
+    ids=case_id,
+)
+def test_what_nothing_tells_is_refused_with_what_to_write(
+    make: Make, method: str, functions: list[Any], changes: dict[str, Any], about: str
+) -> None:
+    with pytest.raises(ValueError, match=about) as refused:
+        make(method, *functions, **changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_range_of_correctness_is_that_of_the_function_that_is_named(make: Make) -> None:
+    two = [reaching(0, 1), plain]
+    named = {"names": "right style", "correctness_reward": "right"}
+    assert make("egpo", *two, **named).correctness_range == (0, 1)  # and what style can reach is not asked
+    assert make("egpo", *two, **named, reward_range=(0, 9)).correctness_range == (0, 1)
+    assert make("egpo", *two, **named, correctness_range=(0, 2)).correctness_range == (0, 2)
+    assert make("egpo", plain, right, correctness_reward="right", reward_range=(0, 9)).correctness_range == (0, 9)
+
+
+# --- while it goes on -----------------------------------------------------------------------------------------------
+
+
+def rows(*values: float) -> torch.Tensor:
+    return torch.tensor(values).unsqueeze(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "changes", "stops"),
+    [
+        (plain, {"reward_range": (0, 2)}, True),
+        (plain, {"reward_range": (0, 1)}, False),
+        (plain, {"correctness_range": (0, 2)}, False),  # 1 is half of a full reward, as the user says
+        (reaching(0, 2), {}, False),  # or as the function does
+        (reaching(0, 2), {"reward_range": (0, 2)}, False),
+    ],
+    ids=case_id,
+)
+def test_a_first_batch_of_full_rewards_that_are_the_middle_of_the_range_stops(
+    make: Make, function: Any, changes: dict[str, Any], stops: bool
+) -> None:
+    full, mixed, no = rows(0, 1, NAN, 1), rows(0, 1, 0.5, 1), rows(0, 0, 0, 0)
+    about = r"exactly at 1: set reward_range=\[0, 1\] if that is a full reward, or correctness_range=\[0, 2\] if"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        make("egpo", function, **changes)(mixed)  # F1, of which none is above 1/2
+        if not stops:
+            make("egpo", function, **changes)(full)
+            return
+        with pytest.raises(ValueError, match=about):
+            make("egpo", function, **changes)(full)
+        make("grpo", function, **changes)(full)
+        late = make("egpo", function, **changes)
+        late(no)
+    with pytest.warns(UserWarning, match=about):
+        late(full)  # a run of days goes on
+
+
+@pytest.mark.parametrize(
+    ("method", "batch", "about"),
+    [
+        ("gcpo_bot", rows(NAN, NAN, NAN, NAN), "a reward"),
+        ("gcpo_bot", rows(1, 1, 1, 1), "an advantage other than 0"),
+        ("gcpo_bot", rows(0, 0.9, 0, 0.4), "a reward above the middle of reward_range (0.0, 2.0)"),
+        ("egpo", torch.tensor([[NAN, 1.0], [NAN, 0.0], [NAN, 2.0], [NAN, 0.0]]), "a known correctness"),
+        ("cd_only", rows(0, 0.9, 0, 0.4), None),  # which measures no rewards
+        ("gcpo_bot", rows(0, 2, 0, 2), None),
+    ],
+    ids=case_id,
+)
+def test_what_is_missing_in_every_batch_is_said_in_one_line_after_a_few(
+    make: Make, caplog: pytest.LogCaptureFixture, method: str, batch: torch.Tensor, about: str | None
+) -> None:
+    several = {"names": "right style", "correctness_reward": "right"} if batch.shape[1] > 1 else {}
+    scores = make(method, *[plain] * batch.shape[1], reward_range=(0, 2), **several)
+    lines: list[list[str]] = []
+    with caplog.at_level(logging.WARNING, logger="trl.gcpo"):
+        for _ in range(2 * PATIENCE):
+            rewards, correctness = scores(batch)
+            of = None if correctness is None else correctness.view(1, -1)
+            rollouts = Rollouts(rewards.view(1, -1), correctness=of)
+            scores.watch(rollouts, advantages("grpo", rollouts))
+            lines.append([record.getMessage() for record in caplog.records])
+    assert lines[PATIENCE - 2] == [] and lines[-1] == lines[PATIENCE - 1]
+    assert len(lines[-1]) == (about is not None)
+    if about:
+        assert f"{method}: {PATIENCE} batches without {about}: look at the reward functions, " in lines[-1][0]
+
+
+def test_reads_range_of_a_product_is_that_of_its_parts() -> None:
+    assert get_method("bot_only*rd_only").reads_range and not get_method("bot_only*cw_grpo").reads_range

@@ -1,0 +1,267 @@
+"""Scripts as TRL's documentation has them, turned into ours by two names, on a tiny policy with rewards of 0 and 1."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset
+from helpers import G, Vowels, assert_close, first_letter, letter, settings, text_of
+from peft import LoraConfig
+from transformers import TrainerCallback
+from trl import GRPOTrainer, TrlParser
+from trl.rewards import think_format_reward
+
+import gcpo
+from gcpo import GCPOConfig, GCPOTrainer
+from gcpo.methods import METHODS
+from gcpo.papers import papers
+from gcpo.semantics import Entailment
+
+Make = Callable[..., GCPOTrainer]
+
+pytestmark = pytest.mark.usefixtures("frozen")
+MEANING: dict[str, Any] = {"embedder": Vowels(), "entailment": Entailment(first_letter)}
+
+
+def vowels(completions: list[Any], **_: Any) -> list[float]:
+    """1 for a text that hashes to a vowel."""
+    return [float(letter(text_of(completion)) in ("a", "e")) for completion in completions]
+
+
+vowels.reward_range = (0.0, 1.0)  # type: ignore[attr-defined]
+
+
+def correctness(completions: list[Any], answer: Sequence[str], **_: Any) -> list[float | None]:
+    """1 where the answer stands in the text; of every third question nothing is known."""
+    found = zip(completions, answer, strict=True)
+    return [None if wanted == "3" else float(len(text_of(text)) % 2 == int(wanted) % 2) for text, wanted in found]
+
+
+def questions(answers: bool = False) -> Dataset:
+    rows = [{"prompt": [{"role": "user", "content": f"What is {n}?"}], "answer": str(n)} for n in range(1, 7)]
+    return Dataset.from_list(rows if answers else [{"prompt": row["prompt"]} for row in rows])
+
+
+# --- the scripts ----------------------------------------------------------------------------------------------------
+
+
+def quick_start(model: str, folder: Path) -> GCPOTrainer:
+    """The first example of TRL's page on GRPO."""
+    args = GCPOConfig(**settings(folder))
+    return GCPOTrainer(model, vowels, args, train_dataset=questions(), **MEANING)
+
+
+def sequence_ratios(model: str, folder: Path) -> GCPOTrainer:
+    """An example script: settings from a command line, ratios of sequences, an evaluation set and two rewards."""
+    lines = [f"--{name}={value}" for name, value in settings(folder).items()]
+    lines += ["--importance_sampling_level=sequence", "--steps_per_generation=2", "--per_device_eval_batch_size=4"]
+    lines += ["--reward_weights", "1.0", "0.5", "--method=rd_only", "--alpha=0.6"]
+    (args,) = TrlParser((GCPOConfig,)).parse_args_and_config(lines)
+    return GCPOTrainer(
+        model=model,
+        args=args,
+        reward_funcs=[vowels, think_format_reward],
+        train_dataset=questions(),
+        eval_dataset=questions(),
+        **MEANING,
+    )
+
+
+def several_rewards_and_adapters(model: str, folder: Path) -> GCPOTrainer:
+    """A demonstration on word problems: LoRA, rewards for style and answer, of which one gives None at times."""
+
+    def style(completions: list[Any], **_: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    args = GCPOConfig(**settings(folder, lr_scheduler_type="cosine"), method="rd_only", reward_range=[0.0, 1.0])
+    rewards = [style, correctness]
+    adapter = LoraConfig(r=2, target_modules="all-linear")
+    return GCPOTrainer(model, rewards, args, questions(answers=True), peft_config=adapter, **MEANING)
+
+
+@dataclass
+class ScriptConfig(GCPOConfig):
+    """A configuration of the user's own."""
+
+    benchmarks: list[str] = field(default_factory=list)
+
+
+class Counts(TrainerCallback):
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.steps += 1
+
+
+def own_config_and_callbacks(model: str, folder: Path) -> GCPOTrainer:
+    """A recipe: a subclass of the config, read from a file, and callbacks."""
+    path = folder / "recipe.yaml"
+    path.write_text(json.dumps({**settings(folder), "benchmarks": ["one"], "method": "gcpo_cd"}))
+    (args,) = TrlParser((ScriptConfig,)).parse_args_and_config(["--config", str(path)])
+    assert args.benchmarks == ["one"]
+    return GCPOTrainer(model, vowels, args, questions(), callbacks=[Counts()], **MEANING)
+
+
+@pytest.mark.parametrize(
+    "script", [quick_start, sequence_ratios, several_rewards_and_adapters, own_config_and_callbacks]
+)
+def test_a_script_of_trls_trains_by_two_names_and_its_rd_is_the_formulas(
+    script: Callable[..., GCPOTrainer], scratch: Path, tmp_path: Path
+) -> None:
+    """RD = 4 p (1 - p) for rewards of 0 and 1, of p right ones among an even number."""
+    trainer = script(str(scratch), tmp_path)
+    assert trainer.collector.scores.range == ((0, 1.5) if script is sequence_ratios else (0, 1))
+    trainer.train()
+    assert trainer.state.global_step == trainer.args.max_steps
+    rewards = torch.tensor([list(column) for column in trainer._logs["rewards"].values()])
+    summed = (rewards * trainer.reward_weights.unsqueeze(1)).nansum(0).view(-1, G)
+    assert set(summed.flatten().tolist()) == {0, 1}
+    share = summed.mean(1)
+    found = torch.tensor(list(trainer._logs["extra"]["rd"])).view(-1, G)
+    assert_close(found[:, 0], 4 * share * (1 - share) / trainer.collector.scores.range[1])
+    assert found.max() > 0.5
+
+
+# --- the model card -------------------------------------------------------------------------------------------------
+
+
+def card_of(trainer: GCPOTrainer) -> str:
+    trainer.create_model_card(model_name="mine")
+    return Path(trainer.args.output_dir, "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "title", "arxiv", "key"),
+    [
+        ("grpo", "DeepSeekMath: Pushing the Limits", "2402.03300", "shao2024deepseekmath"),
+        ("dr_grpo", "Understanding R1-Zero-Like Training", "2503.20783", "liu2025drgrpo"),
+        ("gcpo_bot", "Why Semantic Entropy Fails", "2605.21801", "zhang2026gcpo"),
+        ("kle", "Kernel Language Entropy", "2405.20003", "nikitin2024kle"),
+        ("egpo", "Know What You Know", None, "egpo"),  # which is not on arXiv
+        ("cw_grpo*rd_only", "Taming Extreme Tokens", "2605.11538", "wang2026cwgrpo"),
+    ],
+)
+def test_the_card_credits_the_methods_own_paper(
+    make: Make, method: str, title: str, arxiv: str | None, key: str
+) -> None:
+    card = card_of(make(method, alpha=0.37 if "gcpo" in method else None))
+    introduced = re.search(
+        r"trained with (\S+?)(, a method introduced in \[(.*)\]\(https://huggingface.co/papers/(.*)\))?\.\n", card
+    )
+    assert introduced and introduced[1] == method and introduced[4] == arxiv
+    assert introduced[3] is None or introduced[3].startswith(title)
+    assert f"{{{key}," in card and title in card
+    assert ("DeepSeekMath" in card) == (method == "grpo")
+    assert METHODS[method.split("*")[0]].rule in card
+    assert ("0.37" in card) == ("gcpo" in method)
+    assert f"Rewards: {(0.0, 2.0) if method not in ('cw_grpo',) else ''}" in card and "- gcpo\n" in card
+    if method == "cw_grpo*rd_only":
+        assert "{zhang2026gcpo," in card
+
+
+def test_the_card_is_written_with_a_checkpoint(make: Make, tmp_path: Path) -> None:
+    make("gcpo_cd", max_steps=1, save_strategy="steps", save_steps=1).train()
+    card = (tmp_path / "README.md").read_text()
+    assert "trained with gcpo_cd, a method introduced in [Why Semantic Entropy Fails" in card
+
+
+def test_every_method_has_papers_that_the_readme_and_the_citation_file_name_alike() -> None:
+    root = Path(gcpo.__file__).parents[1]
+    readme, citation = (root / "README.md").read_text(), (root / "CITATION.cff").read_text()
+    assert all(row.papers for row in METHODS.values())
+    assert {paper for row in METHODS.values() for paper in row.papers} == set(papers().values())
+    for name in ("GCPO", "SEED-GRPO", "EGPO", "CW-GRPO"):
+        title, arxiv, bibtex = papers()[name]
+        assert f"| {name} | {title} | " in readme and (arxiv is None or f"[{arxiv}](https://arxiv.org/abs/" in readme)
+        if arxiv:
+            reference = citation[citation.index(f'title: "{title}"') : citation.index(f"arXiv {arxiv}")]
+            people = re.findall(r"family-names: (.*?), given-names: (.*?)}", reference)
+            assert f"author = {{{' and '.join(f'{given} {family}' for family, given in people)}}}" in bibtex
+
+
+def test_a_policy_is_pushed_with_its_card(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: dict[str, Any] = {}
+
+    def upload(api: Any, *, folder_path: str, **given: Any) -> None:
+        pushed.update(given, files={path.name for path in Path(folder_path).iterdir()})
+
+    def create(api: Any, repo_id: str, **_: Any) -> huggingface_hub.RepoUrl:
+        return huggingface_hub.RepoUrl(f"https://huggingface.co/me/{repo_id}")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create)
+    trainer = make("gcpo_bot", hub_model_id="policy")
+    trainer.push_to_hub(dataset_name="questions")
+    assert pushed["repo_id"] == "me/policy" and {"README.md", "model.safetensors", "config.json"} <= pushed["files"]
+    card = (tmp_path / "README.md").read_text()
+    assert "Why Semantic Entropy Fails" in card and "datasets/questions" in card and "# Model Card for policy" in card
+
+
+# --- arguments, names and the terminal ------------------------------------------------------------------------------
+
+
+def test_the_signature_has_every_argument_of_trls_in_its_order() -> None:
+    ours, theirs = (list(inspect.signature(trainer).parameters) for trainer in (GCPOTrainer, GRPOTrainer))
+    assert ours[: len(theirs)] == theirs
+    assert ours[len(theirs) :] == ["answer_extractor", "embedder", "entailment", "callback", "newer"]
+
+
+def test_the_package_lists_what_is_imported_late() -> None:
+    assert {"GCPOConfig", "GCPOTrainer", "__version__"} <= set(dir(gcpo))
+    with pytest.raises(AttributeError, match="no attribute 'GCPOTrainr'"):
+        gcpo.GCPOTrainr  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "way"),
+    [
+        ("embedder", "all-MiniLM-L6-v2", "Embedder('all-MiniLM-L6-v2'), or GCPOConfig(embedding_model="),
+        ("entailment", "roberta-large-mnli", "Entailment('roberta-large-mnli'), or GCPOConfig(entailment_model="),
+        ("answer_extractor", "x", "a function"),
+        ("answer_extractor", None, "a function"),
+        ("callback", 3, "a function"),
+    ],
+)
+def test_what_could_not_be_called_is_refused_before_the_policy_is_loaded(
+    tmp_path: Path, name: str, given: Any, way: str
+) -> None:
+    args = GCPOConfig(**settings(tmp_path), method="gcpo_bot")
+    with pytest.raises(TypeError, match=rf"^{name} is {given!r}, a .*: give .*{re.escape(way)}"):
+        GCPOTrainer("no/policy", vowels, args, questions(), **{name: given})
+
+
+def test_the_terminals_table_has_the_weight_and_the_file_has_all(make: Make, tmp_path: Path) -> None:
+    def logs(completions: list[Any], log_extra: Callable[[str, list[Any]], None], **_: Any) -> list[float]:
+        log_extra("mine", ["seen"] * len(completions))
+        return [float(i % 3) for i in range(len(completions))]
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        make("gcpo_bot", reward_funcs=logs, log_completions=True, num_completions_to_print=2, max_steps=1).train()
+    heads = [line for line in out.getvalue().splitlines() if "Prompt" in line]
+    assert heads and "weight" in heads[0] and "mine" in heads[0]
+    assert not any(hidden in heads[0] for hidden in ("u_geo", "rd", "w_", "no_", "abs"))
+    table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert {"u_geo", "rd", "w_geo", "w_rd", "weight", "no_answer", "abs_advantage", "mine"} <= set(table.columns)
+
+
+@pytest.mark.parametrize("changes", [{"learning_rate": 1e30}, {"temperature": 1e-320}], ids=str)
+def test_training_that_diverges_says_so_and_at_which_step(make: Make, changes: dict[str, float]) -> None:
+    ((name, value),) = changes.items()
+    with pytest.raises(
+        RuntimeError, match=rf"not finite at step \d: training has diverged, .*{name}={re.escape(str(value))}"
+    ):
+        make("rd_only", **changes).train()
