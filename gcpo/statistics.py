@@ -104,8 +104,7 @@ def spearman_interval(u: Values, v: Values, n: int = 10000, seed: int = 0) -> In
     Raises ValueError as `spearman`.
     """
     u, v = _columns(u=u, v=v)
-    replicates = np.concatenate([rhos(u, v, counts) for counts in resamples(len(u), n, seed)])
-    return _interval(spearman(u, v), replicates)
+    return _bootstrap(lambda counts: rhos(u, v, counts), len(u), n, seed)
 
 
 def paired_bootstrap(
@@ -162,7 +161,7 @@ def stratified_bootstrap(scores: Scores, n: int = 10000, seed: int = 0) -> Strat
     rngs = [rng, *rng.spawn(len(strata) - 1)]  # one a task: what a task draws depends on no other, nor on chunks
     means, iqms = [], []
     for size in _chunks(n, sum(map(len, strata))):
-        draws = [runs[_drawn(own, size, len(runs))] for own, runs in zip(rngs, strata, strict=True)]
+        draws = [runs[own.integers(len(runs), size=(size, len(runs)))] for own, runs in zip(rngs, strata, strict=True)]
         means.append(np.mean([draw.mean(axis=1) for draw in draws], axis=0))
         iqms.append(trim_mean(np.concatenate(draws, axis=1), 0.25, axis=1))
     return StratifiedBootstrap(
@@ -224,8 +223,7 @@ def paired_query_bootstrap(a: Values, b: Values, n: int = 10000, seed: int = 0) 
     first, second = (x.mean(axis=0) if x.ndim == 2 else x for x in (_array("a", a), _array("b", b)))
     mean_a, mean_b = _columns(a=first, b=second)
     gain = mean_a - mean_b
-    replicates = np.concatenate([counts @ gain / len(gain) for counts in resamples(len(gain), n, seed)])
-    return _interval(float(gain.mean()), replicates)
+    return _bootstrap(lambda counts: counts @ gain / len(gain), len(gain), n, seed)
 
 
 def interval_of_means(of: Callable[..., Array], *columns: Values, n: int = 10000, seed: int = 0) -> Interval:
@@ -236,8 +234,8 @@ def interval_of_means(of: Callable[..., Array], *columns: Values, n: int = 10000
     is nan are left out. Raises ValueError as `spearman`.
     """
     table = np.stack(_columns(**{f"column {i}": column for i, column in enumerate(columns)}))
-    replicates = [of(*(table @ counts.T / table.shape[1])) for counts in resamples(table.shape[1], n, seed)]
-    return _interval(float(of(*table.mean(axis=1))), np.concatenate(replicates))
+    size = table.shape[1]
+    return _bootstrap(lambda counts: of(*(table @ counts.T / size)), size, n, seed)
 
 
 def training_difference(a: Values, b: Values, n: int = 10000, seed: int = 0) -> Interval:
@@ -417,9 +415,8 @@ def rhos(u: Array, v: Array, counts: Array) -> Array:
     """Spearman's rho of each resample; nan where a column is constant in it."""
     middle = (counts.sum(axis=1, keepdims=True) + 1) / 2
     rank_u, rank_v = _ranks(u, counts) - middle, _ranks(v, counts) - middle
-    covariance, variance_u, variance_v = (
-        np.einsum("ri,ri,ri->r", counts, x, y) for x, y in ((rank_u, rank_v), (rank_u, rank_u), (rank_v, rank_v))
-    )
+    pairs = (rank_u, rank_v), (rank_u, rank_u), (rank_v, rank_v)
+    covariance, variance_u, variance_v = (np.einsum("ri,ri,ri->r", counts, x, y) for x, y in pairs)
     return np.clip(covariance / np.sqrt(variance_u * variance_v), -1, 1)
 
 
@@ -519,14 +516,9 @@ def _generator(n: int, seed: int) -> Generator:
     return np.random.default_rng(seed)
 
 
-def _drawn(rng: Generator, n: int, size: int) -> NDArray[np.int64]:
-    """Return the index of the entry (of `size`) at each place of n resamples: (n, size)."""
-    return rng.integers(size, size=(n, size))
-
-
 def _multiplicities(rng: Generator, n: int, size: int) -> Array:
     """Return the count of each of `size` entries in n resamples with replacement: (n, size)."""
-    drawn = _drawn(rng, n, size) + size * np.arange(n)[:, None]
+    drawn = rng.integers(size, size=(n, size)) + size * np.arange(n)[:, None]
     return np.bincount(drawn.ravel(), minlength=n * size).reshape(n, size).astype(np.float64)
 
 
@@ -550,6 +542,12 @@ def resamples(size: int, n: int, seed: int, multinomial: bool = False) -> Iterat
 def seen_and_resampled(size: int, n: int, seed: int) -> Array:
     """Return counts that several statistics share: a row of ones, which is what was seen, and `n` resamples of it."""
     return np.vstack([np.ones(size), *resamples(size, n, seed, multinomial=True)])
+
+
+def _bootstrap(of: Callable[[Array], Array], size: int, n: int, seed: int) -> Interval:
+    """Return a statistic of counts of queries (resamples x size), as observed and with its interval."""
+    replicates = [of(counts) for counts in resamples(size, n, seed)]
+    return _interval(float(of(np.ones((1, size)))[0]), np.concatenate(replicates))
 
 
 def _interval(estimate: float, replicates: Array) -> Interval:

@@ -99,31 +99,19 @@ def test_other_questions_are_an_error() -> None:
         evidence.paired_comparisons(scores, "f1", [("se", "grpo")])
 
 
-def test_a_family_is_corrected_by_holm_in_p_and_interval() -> None:
-    rng = np.random.default_rng(3)
-    means = {"grpo": BASE} | {f"m{k}": plus(list(0.004 * k + rng.normal(0, 0.006, 5))) for k in range(4)}
-    scores, pairs = sampled(means), [(f"m{k}", "grpo") for k in range(4)]
-    found = evidence.paired_comparisons(scores, "f1", pairs)
-    alone = [evidence.paired_comparisons(scores, "f1", [pair])[pair] for pair in pairs]
-    assert [c.p for c in found.values()] == s.holm([c.p for c in alone])
-    assert [c.interval for c in found.values()] == [c.interval for c in alone]
-    assert all(c.family == 4 for c in found.values())
-    for joint, single in zip(found.values(), alone, strict=True):
-        if joint.p > single.p:
-            assert joint.corrected.low < single.corrected.low and joint.corrected.high > single.corrected.high
-        assert (joint.corrected.low > 0 or joint.corrected.high < 0) == (joint.p < 0.05)
-
-
-def test_what_is_detectable_is_so_at_the_level_of_the_corrected_interval() -> None:
+def test_a_family_is_corrected_by_holm_in_p_interval_and_what_is_detectable() -> None:
     rng = np.random.default_rng(4)
     means = {"grpo": BASE} | {f"m{k}": plus(list(rng.normal(0, 0.006, 5))) for k in range(9)} | {"se": plus(GAINS)}
-    scores, names = sampled(means), [name for name in means if name != "grpo"]
-    found = evidence.paired_comparisons(scores, "f1", [(name, "grpo") for name in names])
-    for (name, _), made in found.items():  # nine of ten are open: each is judged at 5 % over nine
-        at = 1 - 0.05 / (10 if name == "se" else 9)
-        a, b = matrix(scores, name), matrix(scores, "grpo")
-        assert made.mde == pytest.approx(s.minimal_detectable(a, b, level=at)) and made.mde > s.minimal_detectable(a, b)
-        assert made.mde > (made.corrected.high - made.corrected.low) / 2  # half the interval is found half the time
+    scores, pairs = sampled(means), [(name, "grpo") for name in means if name != "grpo"]
+    found = evidence.paired_comparisons(scores, "f1", pairs)
+    alone = {pair: evidence.paired_comparisons(scores, "f1", [pair])[pair] for pair in pairs}
+    assert [c.p for c in found.values()] == s.holm([c.p for c in alone.values()])
+    for pair, made in found.items():  # nine of ten are open: each is judged at 5 % over nine
+        assert made.family == 10 and made.interval == alone[pair].interval
+        assert made.level == pytest.approx(1 - 0.05 / (10 if pair[0] == "se" else 9))
+        a, b = matrix(scores, pair[0]), matrix(scores, "grpo")
+        assert made.corrected == s.training_draws(a, b).interval(made.level)
+        assert made.mde == pytest.approx(s.minimal_detectable(a, b, level=made.level)) and made.mde > alone[pair].mde
 
 
 # --- the table of differences ---------------------------------------------------------------------------------------
@@ -142,19 +130,11 @@ def test_the_table_has_every_label_with_its_difference_from_the_base() -> None:
     assert row[["difference", "low", "high", "p", "mde"]].tolist() == [*single.interval, single.p, single.mde]
     assert row["against"] == "grpo" and row["equivalent"] is True
     assert evidence.differences(scores, "f1", margin=4.0).set_index("label").loc["se", "equivalent"] is False
-
-
-def test_each_label_may_have_a_base_of_its_own() -> None:
-    scores = sampled({"grpo": BASE, "se": plus(GAINS), "grpo two": plus([0.1] * 5), "se two": plus([0.1] * 5)})
-    found = evidence.differences(scores, "f1", {"se": "grpo", "se two": "grpo two"}).set_index("label")
-    assert found.loc["se two", ["against", "difference"]].tolist() == ["grpo two", pytest.approx(0)]
-    assert found["against"].tolist() == ["", "grpo", "", "grpo two"]
-
-
-def test_without_the_base_there_are_means_and_no_differences() -> None:
-    found = evidence.differences(sampled({"se": BASE}), "f1").set_index("label")
-    assert found.loc["se", "mean"] == pytest.approx(50.1) and math.isnan(found.loc["se", "difference"])
-    assert found.loc["se", "compared"] == "5 and 0 seeds: cannot be compared"
+    own = evidence.differences(scores, "f1", {"se": "once", "once": "grpo", "grpo": "none"}).set_index("label")
+    assert own["against"].to_dict() == {"grpo": "none", "se": "once", "once": "grpo"}  # each has a base of its own
+    assert own["compared"]["grpo"] == "5 and 0 seeds: cannot be compared" and math.isnan(own["difference"]["grpo"])
+    assert own["gaps"]["se"] == [-15.9] and own["gaps"]["grpo"] == [] and own["mean"]["grpo"] == found["mean"]["grpo"]
+    assert row["gaps"] == pytest.approx([100 * gain for gain in GAINS], abs=0.01) and row["each"][0] == 54.1
 
 
 # --- spread ---------------------------------------------------------------------------------------------------------
@@ -173,20 +153,14 @@ def test_less_spread_is_above_zero_and_its_interval_is_that_of_the_ratio() -> No
     assert "ln of grpo's standard deviation over se's" in decide([there]).because
 
 
-def test_runs_that_do_not_vary_have_no_ratio_of_spreads() -> None:
-    scores = sampled({"grpo": [0.4, 0.5, 0.6], "se": [0.5, 0.5, 0.5]})
-    (found,) = evidence.spreads(
-        scores.assign(f1=scores["f1"].where(scores["label"] == "grpo", 1.0)), "f1", [("se", "grpo")]
-    ).values()
-    assert not found.tested and found.compared == "3 seeds each (one does not vary)"
-
-
-def test_runs_that_are_the_same_have_the_same_spread() -> None:
-    both = {"grpo": [0.4, 0.5, 0.63], "care": [0.4, 0.5, 0.63], "se": [0.41, 0.5, 0.6]}
-    found = evidence.spreads(sampled(both), "f1", [("care", "grpo"), ("se", "grpo")])
-    same = found["care", "grpo"]
+def test_runs_that_do_not_vary_have_no_ratio_of_spreads_and_runs_that_are_the_same_have_one() -> None:
+    both = {"grpo": [0.4, 0.5, 0.63], "care": [0.4, 0.5, 0.63], "se": [0.41, 0.5, 0.6], "kle": [0.5, 0.5, 0.5]}
+    scores = sampled(both)
+    scores.loc[scores["label"] == "kle", "f1"] = 1.0
+    same, _, flat = evidence.spreads(scores, "f1", [(name, "grpo") for name in ("care", "se", "kle")]).values()
     assert same.tested and same.corrected == pytest.approx((0, 0, 0), abs=1e-6)
     assert decide([same], [0.5]).label == "effect excluded" and decide([same]).label == "cannot tell"
+    assert not flat.tested and flat.compared == "3 seeds each (one does not vary)" and same.family == 2
 
 
 # --- a figure of each run ---------------------------------------------------------------------------------------------
@@ -316,7 +290,7 @@ def test_a_verdict_has_the_fields_of_what_decided_it() -> None:
     ]  # fmt: skip
     assert found.note == "The paper's own table contradicts it (a minus c: -1.00)."
     assert decide([made, UNMADE]).parts[1] == "not tested: c and b: 1 and 10 seeds: cannot be compared"
-    assert decide([made]).effect is None
+    assert math.isnan(decide([made]).effect)
 
 
 UNMADE = Comparison("c", "b", 1, "1 and 10 seeds: cannot be compared")
@@ -345,7 +319,7 @@ def test_the_effects_belong_to_their_comparisons() -> None:
     one, other = between(-1, 2), between(-1, 5)
     assert decide([one, other], [3.0, 6.0]).label == "effect excluded"
     assert decide([one, other], [1.0, 4.0]).label == "cannot tell"
-    assert decide([one, other], [1.0, 6.0]).paper_effect == 6.0
+    assert decide([one, other], [1.0, 6.0]).effect == 6.0
     assert evidence.effects_of({"se": 72.24, "grpo": 67.02}, [("se", "grpo"), ("grpo", "se"), ("se", "x")]) == (
         pytest.approx([5.22, -5.22, nan], nan_ok=True)
     )
@@ -356,13 +330,11 @@ def test_the_effects_belong_to_their_comparisons() -> None:
 
 
 def test_missing_runs_and_a_closed_gate_say_what_to_do() -> None:
-    missing = decide([between(1, 2), UNMADE], command="python -m gcpo grid table1")
-    assert missing.because == (
-        "Runs are missing (c and b: 1 and 10 seeds: cannot be compared). First: python -m gcpo grid table1."
-    )
+    missing = decide([between(1, 2), UNMADE], command="python -m gcpo grid g")
+    assert missing.because == f"Runs are missing (c and b: {UNMADE.compared}). First: python -m gcpo grid g."
     closed = decide([between(1, 2)], [3.0], closed="The gate failed on tinymath: ...")
     assert (closed.label, closed.because) == ("not tested", "The gate failed on tinymath: ...")
-    assert math.isnan(closed.low) and closed.paper_effect == 3.0
+    assert math.isnan(closed.low) and closed.effect == 3.0
 
 
 def test_a_verdict_carries_its_interval_the_papers_effect_and_what_is_detectable(
@@ -402,10 +374,8 @@ def test_whether_a_word_depends_on_a_setting_is_not_known_where_a_setting_is_ope
 ) -> None:
     lines = [("tinyqa", rate, verdict) for rate, verdict in zip((0.5, 1, 2), verdicts, strict=True)]
     table = claims.by_setting(lines, ["task", "rate"])
-    assert table["depends"].tolist() == [depends]
-    assert table[0.5].item() == (
-        f"cannot tell {4:+.1f} [{-1:+.1f}, {9:+.1f}]" if verdicts[0] is OPEN else table[0.5][0]
-    )
+    shown = {"cannot tell": "cannot tell +4.0 [-1.0, +9.0]", "effect excluded": "effect excluded +0.0 [-1.0, +1.0]"}
+    assert table["depends"].tolist() == [depends] and table[0.5].tolist() == [shown[verdicts[0].label]]
 
 
 # --- from records ---------------------------------------------------------------------------------------------------
@@ -428,13 +398,10 @@ def test_a_verdict_changes_when_a_record_is_changed() -> None:
     assert verdict_of("p").label == "cannot tell"
     path = planned(method="se", seed=1).folder / "eval.csv"
     path.write_text(path.read_text().replace("0.5", "0.4"))  # edited: no longer a record
-    assert verdict_of("p").label == "cannot tell" and verdict_of("p").seeds == 2
+    assert verdict_of("p").label == "cannot tell" and verdict_of("p").n == 2
     for seed in range(3):
         finished(method="se", seed=seed, tables=evaluated(0.46 - 0.002 * seed))
     assert verdict_of("p").label == "does not hold"
-    for seed in range(3):
-        finished(method="se", seed=seed, tables=evaluated(0.50 + 0.001 * ((seed + 1) % 3)))
-    assert verdict_of("p").label == "effect excluded"
 
 
 # --- margins --------------------------------------------------------------------------------------------------------

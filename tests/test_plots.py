@@ -68,21 +68,14 @@ def test_a_method_s_modulation_is_drawn_beside_its_gain_and_the_paper_s() -> Non
     assert [text.get_text() for text in qa.texts] == ["-30.0"] and not maths.texts  # beyond the edge: an arrow
 
 
-def test_save_writes_the_figure_and_its_data_alike_each_time(tmp_path: Path) -> None:
-    figure, axes = plt.subplots()
-    axes.plot([0, 1])
-    for folder in ("a", "b"):
-        figures.save(figure, DATA, tmp_path / folder / "deep", "fig1")
-    png, csv = (tmp_path / "a" / "deep" / f"fig1.{kind}" for kind in ("png", "csv"))
-    assert png.read_bytes() == (tmp_path / "b" / "deep" / "fig1.png").read_bytes()
-    pd.testing.assert_frame_equal(pd.read_csv(csv), DATA)
-
-
-def test_a_figure_of_runs_says_its_source_below_all_that_it_draws_and_in_its_data(tmp_path: Path) -> None:
+def test_a_figure_of_runs_is_saved_alike_with_its_data_and_its_source_below_all_that_it_draws(tmp_path: Path) -> None:
     figure, axes = plt.subplots(layout="constrained")
     axes.plot([0, 1])
     figure.supxlabel("the lowest line")
-    figures.save(figure, DATA, tmp_path, "plain")
+    for folder in (tmp_path, tmp_path / "again" / "deep"):
+        figures.save(figure, DATA, folder, "plain")
+    assert (tmp_path / "plain.png").read_bytes() == (tmp_path / "again" / "deep" / "plain.png").read_bytes()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "plain.csv"), DATA)
     figures.save(figure, DATA, tmp_path, "signed", "reference of profile p")
     said = figure.texts[-1]  # also where nothing is written
     figures.save(shown := plt.figure(), DATA, None, "shown", "reference of profile p")
@@ -129,7 +122,8 @@ def test_verdicts_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> None
 def test_verdicts_are_written_as_records_where_they_are_asked_for(tmp_path: Path) -> None:
     for name, records in (("01_a", None), ("21_b", "runs of p")):
         verdict = claims.Verdicts(name, records)
-        verdict("one", "Eq. 1", "a", claims.Verdict("holds", "By 1.", 1.23456789, n=3, parts=("x", "y")), "More.")
+        found = claims.Verdict("holds", "By 1.", 1.23456789, n=3, level=0.95, parts=("x", "y"))
+        verdict("one", "Eq. 1", "a", found, "More.")
         for folder in (None, tmp_path / ("reports" if records else "read")):
             pd.testing.assert_frame_equal(verdict.write(folder), verdict.table())
     paths_of = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*.csv"))]

@@ -148,6 +148,44 @@ def test_find_gives_finished_runs_only() -> None:
     assert records.find("p")["seed"].tolist() == [0, 2]
 
 
+@pytest.mark.parametrize("reference", [False, True])
+def test_a_record_without_what_reports_read_is_named_and_left_out(reference: bool) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1]}])
+    whole, folder = finished(seed=0).manifest, planned(seed=0).folder
+    finished(seed=1)
+    publish()
+
+    def faults_with(key: str, value: Any) -> list[str]:
+        """The faults, where a value of the first record is another under a right hash, or "gone"; nothing is raised."""
+        forged = {**whole, key: value} if value != "gone" else {k: v for k, v in whole.items() if k != key}
+        if reference:
+            lines = (paths.REFERENCE / "p" / "runs.jsonl").read_text().splitlines()
+            (paths.REFERENCE / "p" / "runs.jsonl").write_text(f"{json.dumps(forged)}\n{lines[1]}\n")
+            io.seal(paths.REFERENCE / "p")
+        else:
+            record.Run(folder, forged).write()
+        found = records.find("p", reference=reference), records.find("p", "g", reference, any_code=True)
+        assert all(1 in set(table["seed"]) for table in found)
+        assert records.coverage("g", "p", reference)["wanted"].sum() == 2
+        return [fault.partition(": ")[2] for fault in records.faults("p", reference)]
+
+    for key in whole:
+        for value in ("gone", None, 3, {}, []):
+            faults_with(key, value)
+    assert faults_with("results", {"greedy_f1": 0.5}) == []
+    assert "no record of a run (KeyError: 'kind')" in faults_with("kind", "gone")[0]
+    assert "no record of a run (TypeError: 'NoneType' object" in faults_with("results", None)[0]
+
+
+def test_an_id_that_reads_as_missing_is_an_id() -> None:
+    ids = ["nan", "NA", "None", "null", "007"]
+    finished(tables={"eval": pd.DataFrame({"query": ids, "f1": [0.5, math.nan, 1, 0, 0]})})
+    publish()
+    for reference in (False, True):
+        found = records.gather(records.find("p", reference=reference), "eval", ["seed"])
+        assert found["query"].tolist() == ids and found["f1"].isna().tolist() == [False, True, False, False, False]
+
+
 def test_find_a_grid_gives_its_runs_only() -> None:
     write_grid("g", [{"kind": "train", "seed": [0, 1]}, {"kind": "gradients", "seed": [0]}])
     assert records.find("p").empty and records.find("p", "g").empty

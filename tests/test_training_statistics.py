@@ -89,16 +89,6 @@ def test_standard_errors_are_those_of_the_analysis_of_variance_by_loops() -> Non
     assert share == pytest.approx(max(0, of_columns - of_cells) / of_columns)
 
 
-@pytest.mark.parametrize("gain", [0.0, 1.0, 2.0, 4.0, -3.0])
-def test_p_is_below_a_twentieth_where_the_interval_misses_zero(gain: float) -> None:
-    for seed in range(20):
-        a, b = pair(seed, gain=gain)
-        _, low, high = s.training_difference(a, b)
-        p = s.training_draws(a, b).p
-        assert (p < 0.05) == (low > 0 or high < 0) or p == pytest.approx(0.05, abs=1e-3)
-        assert 1e-4 <= p <= 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("seeds", [3, 5, 10, 20])
@@ -135,12 +125,6 @@ def test_a_difference_of_the_detectable_size_is_told_from_zero_four_times_in_fiv
         for case in range(cases)
     )
     assert 0.75 <= told / cases <= 0.85
-
-
-def test_more_power_and_fewer_seeds_need_a_larger_difference() -> None:
-    a, b = pair(0, seeds=12)
-    assert s.minimal_detectable(a, b, power=0.9) > s.minimal_detectable(a, b) > 0
-    assert s.minimal_detectable(a[:3], b[:3]) > s.minimal_detectable(a, b)
 
 
 @pytest.mark.parametrize(("seeds", "comparisons"), [(2, 62), (3, 4), (5, 20), (10, 17)])
@@ -188,12 +172,12 @@ def test_holm_levels_by_hand(p_values: list[float], shares: list[int]) -> None:
 
 @pytest.mark.parametrize("case", range(8))
 def test_an_interval_at_its_holm_level_misses_zero_where_holm_rejects(case: int) -> None:
-    draws = [s.training_draws(*pair(10 * case + k, gain=0.8 * k)) for k in range(5)]
-    p_values = [d.p for d in draws]
-    levels, adjusted = s.holm_levels(p_values), s.holm(p_values)
-    for d, level, p in zip(draws, levels, adjusted, strict=True):
-        _, low, high = d.interval(level)
-        assert (low > 0 or high < 0) == (p < 0.05)
+    draws = [s.training_draws(*pair(10 * case + k, gain=gain)) for k, gain in enumerate((0, 0.8, 1.6, 2.4, -3.2))]
+    for family in (draws, *([one] for one in draws)):  # alone each has 95 % and its own p
+        p_values = [d.p for d in family]
+        for d, level, p in zip(family, s.holm_levels(p_values), s.holm(p_values), strict=True):
+            _, low, high = d.interval(level)
+            assert (low > 0 or high < 0) == (p < 0.05) and 1e-4 <= d.p <= 1
 
 
 def test_draws_give_the_interval_and_the_p_value_of_one_drawing() -> None:
@@ -235,22 +219,25 @@ def test_equivalence_is_an_interval_within_the_margin(low: float, high: float, e
     assert s.equivalent(low, high, 1.0) is expected
 
 
-Z = np.zeros
+def zeros(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(shape), np.zeros(shape)
+
+
 REFUSED = {
     "another number of seeds": (
-        lambda: s.training_difference(Z((3, 5)), Z((10, 5))),
+        lambda: s.training_difference(*zeros(3, 5)[:1], *zeros(10, 5)[:1]),
         r"a is \(3, 5\) and b",
     ),
-    "no seeds": (lambda: s.training_difference(np.zeros(5), np.zeros(5)), r"expected \(seeds, questions\)"),
-    "one seed": (lambda: s.training_draws(np.zeros((1, 5)), np.zeros((1, 5))).p, "1 seeds and 5 questions are too few"),
-    "two questions": (lambda: s.minimal_detectable(np.zeros((3, 2)), np.zeros((3, 2))), "3 seeds and 2 questions"),
+    "no seeds": (lambda: s.training_difference(*zeros(5)), r"expected \(seeds, questions\)"),
+    "one seed": (lambda: s.training_draws(*zeros(1, 5)), "1 seeds and 5 questions are too few"),
+    "two questions": (lambda: s.minimal_detectable(*zeros(3, 2)), "3 seeds and 2 questions"),
     "not finite": (
         lambda: s.training_difference([[1, 2, math.nan]] * 2, np.zeros((2, 3))),
         "a has 2 values that are not",
     ),
-    "no draw": (lambda: s.training_difference(np.zeros((3, 5)), np.zeros((3, 5)), n=0), "n is 0"),
-    "level": (lambda: s.minimal_detectable(np.zeros((3, 5)), np.zeros((3, 5)), level=1.0), "level is 1.0"),
-    "power": (lambda: s.minimal_detectable(np.zeros((3, 5)), np.zeros((3, 5)), power=1.0), "power is 1.0"),
+    "no draw": (lambda: s.training_difference(*zeros(3, 5), n=0), "n is 0"),
+    "level": (lambda: s.minimal_detectable(*zeros(3, 5), level=1.0), "level is 1.0"),
+    "power": (lambda: s.minimal_detectable(*zeros(3, 5), power=1.0), "power is 1.0"),
     "a ratio to no spread": (lambda: s.spread_ratio([1, 2, 3], [1, 1, 1]), "b does not vary"),
     "a spread of two": (lambda: s.spread_ratio([1, 2], [1, 3]), "2 queries are too few"),
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import nan
+from math import isnan, nan
 
 import numpy as np
 import pandas as pd
@@ -177,28 +177,31 @@ def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[st
     it is the latter; where they differ otherwise, "cannot tell". The numbers are those of the first policy that says
     this, or else of the first.
     """
-    effects, each = effects or {}, {}
-    for policy, parts in found.items():
-        asked_of = comparisons(parts)
-        closed = None if asked_of else "There are no runs of it."
-        each[policy] = decide(asked_of, [effects.get(one.label, nan) for one in asked_of], closed)
+    effects, nothing = effects or {}, Verdict(UNTESTED, "There are no runs of it.")
+    families = {policy: comparisons(parts) for policy, parts in found.items()}
+    each = {
+        policy: decide(family, [effects.get(one.label, nan) for one in family]) if family else nothing
+        for policy, family in families.items()
+    }
     asked = [verdict for verdict in each.values() if verdict.label != UNTESTED]
     if not asked:
-        return next(iter(each.values()), Verdict(UNTESTED, "There are no runs of it."))
+        return next(iter(each.values()), nothing)
     labels = {verdict.label for verdict in asked}
     final = asked[0].label if len(labels) == 1 else EXCLUDED if labels == {EXCLUDED, FAILS} else OPEN
-    lines = []
-    for policy, verdict in each.items():
-        detectable = "" if np.isnan(verdict.mde) else f", detectable {verdict.mde:.2f}"
-        lines.append(f"{policy}: {verdict.label}, {verdict.because.partition(' (95 %')[0]}{detectable}")
+    lines = tuple(f"{policy}: {verdict.label}, {_in_short(verdict)}" for policy, verdict in each.items())
     said, family = "; ".join(lines), max(map(len, found.values()))
     depends = "It depends on the checkpoint, which the paper does not name." if len(labels) > 1 else ""
-    text = f"{depends} {said[0].upper()}{said[1:]}".strip()
-    text += f" (95 % over queries{f', corrected for {family}' if family > 1 else ''})"
-    known = [f"{name}: {effect:+.2f}" for name, effect in effects.items() if f" {name}: " in said]
-    text += f"; the paper's {', '.join(known)}." if known else "; the paper prints no number."
+    corrected = f", corrected for {family}" if family > 1 else ""
+    known = ", ".join(f"{name}: {effect:+.2f}" for name, effect in effects.items() if f" {name}: " in said)
+    text = f"{depends} {said[0].upper()}{said[1:]} (95 % over queries{corrected}); ".lstrip()
+    text += f"the paper's {known}." if known else "the paper prints no number."
     shown = next((verdict for verdict in asked if verdict.label == final), asked[0])
-    return replace(shown, label=final, because=text, parts=tuple(lines), note=depends)
+    return replace(shown, label=final, because=text, parts=lines, note=depends)
+
+
+def _in_short(verdict: Verdict) -> str:
+    detectable = "" if isnan(verdict.mde) else f", detectable {verdict.mde:.2f}"
+    return verdict.because.partition(" (95 %")[0] + detectable
 
 
 def of_either_sign(draws: Draws) -> Draws:

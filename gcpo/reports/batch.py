@@ -19,16 +19,11 @@ from gcpo.trainer import GCPOConfig, GCPOTrainer
 
 
 class _Trainer(GCPOTrainer):
-    """Keeps the batch that it has generated, and the ratios that its policy has then."""
+    """Keeps the batch that it has generated, to look at it again when the policy has moved."""
 
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        self.output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        self.fresh = self.now()
-        return self.output
-
-    def now(self) -> Tensor:
-        """Return the log probability of every sampled token under the policy as it is now."""
-        return self._policy_pass(self.output)[0]
+    def _policy_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        self.generated = output
+        return super()._policy_pass(output)
 
 
 class OneBatch(NamedTuple):
@@ -37,7 +32,7 @@ class OneBatch(NamedTuple):
     Attributes:
         rollouts: rewards, every feature before the policy moves, and the ratios that a second step would see.
         binary: the same answers with reward 2 for a perfect one and 0 for all others.
-        fresh: pi / pi_old of every token before the policy moves.
+        fresh: pi / pi_old of every token before the policy moves, which is 1.
         questions: the last sentence of each prompt.
         answers: of each question, as sampled.
     """
@@ -69,10 +64,8 @@ def one_batch(
 
     quiet()
     task = get_task("tinyqa")
-    rows = [
-        {"prompt": [{"role": "user", "content": row.prompt}], "references": list(row.references)}
-        for row in task.load("train", limit=n_prompts, seed=seed).rows
-    ]
+    rows = task.load("train", limit=n_prompts, seed=seed).rows
+    prompts = [[{"role": "user", "content": row.prompt}] for row in rows]
     settings: dict[str, Any] = {
         **{"method": "egspo", "method_options": {"correct": (1.0, 1.0), "wrong": (1.0, 1.0)}, "max_steps": 1},
         **{"learning_rate": learning_rate, "beta": 0.002, "seed": seed, "temperature": temperature},
@@ -88,28 +81,28 @@ def one_batch(
         processing_class=tokens,
         embedder=Embedder("all-MiniLM-L6-v2"),
         entailment=Entailment(world.resolve("tiny", "entailment")),
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=Dataset.from_dict({"prompt": prompts, "references": [list(row.references) for row in rows]}),
         answer_extractor=task.extract,
         callback=scored.append,
     )
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
-    return _in_order(trainer, scored[0], tokens, longest)
+    return _in_order(trainer, scored[0])
 
 
-def _in_order(trainer: _Trainer, scored: Rollouts, tokens: Any, longest: int) -> OneBatch:
+def _in_order(trainer: _Trainer, scored: Rollouts) -> OneBatch:
     correct, dispute = scored.correctness.gt(0.5).sum(1), measures.semantic_entropy(scored.clusters)
-    order = torch.tensor(sorted(range(len(correct)), key=lambda i: (correct[i], -dispute[i])))
-    known = {name: getattr(scored, name)[order] for name in scored.features if name != "correctness"}
-    before = scored.logps
-    known["ratios"] = (trainer.now().view_as(before) - before).exp()[order]
-    rewards, size = scored.rewards[order], scored.rewards.shape[1]
-    prompts = tokens.batch_decode(trainer.output["prompt_ids"][::size], skip_special_tokens=True)
-    texts = tokens.batch_decode(trainer.output["completion_ids"], skip_special_tokens=True)
+    order = sorted(range(len(correct)), key=lambda i: (correct[i], -dispute[i]))
+    moved, _ = trainer._policy_pass(trainer.generated)
+    features = {name: getattr(scored, name) for name in scored.features if name != "correctness"}
+    features["ratios"] = (moved.view_as(scored.logps) - scored.logps).exp()
+    known = {name: values[order] for name, values in features.items()}
+    rewards, size, longest = scored.rewards[order], scored.rewards.shape[1], trainer.max_completion_length
+    prompts, texts = ([messages[-1]["content"] for messages in trainer._logs[of]] for of in ("prompt", "completion"))
     return OneBatch(
         Rollouts(rewards, **known, max_completion_length=longest),
         Rollouts(2 * rewards.gt(1.99).float(), **known, max_completion_length=longest),
-        (trainer.fresh.view_as(before) - before).exp()[order],
-        [prompts[i].split(" . ")[-1] for i in order],
+        torch.ones_like(known["logps"]),
+        [prompts[size * i].split(" . ")[-1] for i in order],
         [texts[size * i : size * (i + 1)] for i in order],
     )

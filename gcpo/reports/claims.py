@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ HOLDS, FAILS, EXCLUDED, OPEN, UNTESTED = "holds", "does not hold", "effect exclu
 PRECEDENCE = (FAILS, UNTESTED, EXCLUDED, OPEN, HOLDS)  # a claim gets the first of these that any of its parts has
 SHOWN = (HOLDS, OPEN, EXCLUDED, FAILS, UNTESTED)  # their order in a table
 WORDS = {True: HOLDS, False: FAILS, None: OPEN}  # by what a check returns
-NUMBERS = ("difference", "low", "high", "paper_effect", "mde", "seeds")
+NUMBERS = ["difference", "low", "high", "paper_effect", "mde", "seeds"]
+RECORD = ["id", "label", "because", *NUMBERS, *"subject against estimate level unit n effect parts note".split()]
+RECORD += ["place", "heading", "notebook", "records"]  # the columns of a file of verdicts
 
 
 @dataclass(frozen=True)
@@ -27,39 +29,32 @@ class Verdict:
     Attributes:
         label: "holds", "does not hold", "effect excluded", "cannot tell" or "not tested".
         because: the comparison that decided it, in words; or why there was none.
-        difference: of that comparison, as the claim has it: above 0 is the claimed side. Points, or the comparison's
-            unit.
+        estimate: of that comparison, as the claim has it: above 0 is the claimed side.
         low: its interval, 95 % over the family it was corrected in.
         high: likewise.
-        paper_effect: the paper's own difference, where it prints one.
+        effect: the paper's own, in the same unit, where it prints one.
         mde: the smallest difference that these seeds would detect with a probability of 80 %, at that interval's level.
-        seeds: that the comparison was made on.
+        n: how many seeds the comparison was made on.
         subject: what is claimed to be above.
         against: what it is compared with.
-        estimate: of the quantity that decided it.
-        level: of the interval from low to high.
+        level: of the interval from low to high; nan where no comparison decided.
         unit: of the estimate.
-        n: how many seeds, questions or cases it rests on.
-        effect: the paper's own effect, in the same unit.
         parts: the comparisons of a joint claim, each with its label and numbers.
         note: a caveat.
     """
 
     label: str
     because: str
-    difference: float = nan
+    estimate: float = nan
     low: float = nan
     high: float = nan
-    paper_effect: float = nan
+    effect: float = nan
     mde: float = nan
-    seeds: int = 0
+    n: int = 0
     subject: str = ""
     against: str = ""
-    estimate: float | None = None
-    level: float | None = None
+    level: float = nan
     unit: str = ""
-    n: int | None = None
-    effect: float | None = None
     parts: tuple[str, ...] = ()
     note: str = ""
 
@@ -102,27 +97,30 @@ class Verdicts:
     def table(self) -> pd.DataFrame:
         """One row per verdict, in order: source, claim, verdict; of runs also difference, low, high, paper_effect, mde
         and seeds, and whose records they are."""
-        rows = [(place, heading, verdict.label) for _, place, heading, verdict in self.rows]
-        table = pd.DataFrame(rows, columns=["source", "claim", "verdict"]).set_index("source")
+        found = self._found().rename(columns={"place": "source", "heading": "claim", "label": "verdict"})
         if self.records is None:
-            return table
-        for name in NUMBERS:
-            table[name] = [getattr(verdict, name) for *_, verdict in self.rows]
-        table[[*NUMBERS]] = table[[*NUMBERS]].astype(float).round(3)
-        table["seeds"] = table["seeds"].where(table["seeds"] > 0).astype("Int64")  # 0 where none was compared
-        return table.assign(records=self.records)
+            return found.set_index("source")[["claim", "verdict"]]
+        found[NUMBERS] = found[NUMBERS].astype(float).round(3)
+        found["seeds"] = found["seeds"].where(found["seeds"] > 0).astype("Int64")  # 0 where none was compared
+        return found.set_index("source")[["claim", "verdict", *NUMBERS, "records"]]
+
+    def _found(self) -> pd.DataFrame:
+        """The verdicts as records, a column for each of :data:`RECORD`."""
+        rows = [{**asdict(verdict), "id": id_, "place": at, "heading": what} for id_, at, what, verdict in self.rows]
+        found = pd.DataFrame(rows, columns=[*(field.name for field in fields(Verdict)), "id", "place", "heading"])
+        found = found.assign(difference=found["estimate"], paper_effect=found["effect"], seeds=found["n"])
+        compared = found["level"].notna()
+        found[["estimate", "effect"]] = found[["estimate", "effect"]].where(compared)
+        found["n"] = found["n"].where(compared & (found["n"] > 0)).astype("Int64")
+        found["parts"] = found["parts"].map("; ".join)
+        return found.assign(notebook=self.notebook, records=self.records)[RECORD]
 
     def write(self, folder: Path | str | None) -> pd.DataFrame:
         """Write the verdicts as records into a folder, a CSV that the ledger reads, and return :meth:`table`; None
         writes nothing."""
         if folder is not None:
-            names = [field.name for field in fields(Verdict)]
-            rows = [(check, *astuple(verdict), place, heading) for check, place, heading, verdict in self.rows]
-            found = pd.DataFrame(rows, columns=["id", *names, "place", "heading"])
-            found = found.assign(parts=found["parts"].map("; ".join), notebook=self.notebook, records=self.records)
-            text = found.to_csv(index=False, float_format="%.6g")
             name = self.notebook[:2] if self.records is None else f"verdicts_{self.notebook[:2]}"
-            io.write(Path(folder) / f"{name}.csv", text)
+            io.write(Path(folder) / f"{name}.csv", self._found().to_csv(index=False, float_format="%.6g"))
         return self.table()
 
 
@@ -140,7 +138,7 @@ def by_setting(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.Dat
     table = pd.DataFrame(lines, columns=[*names, "verdict"])
     table["word"] = [verdict.label for verdict in table["verdict"]]
     table["shown"] = [
-        v.label if v.label == UNTESTED else f"{v.label} {v.difference:+.1f} [{v.low:+.1f}, {v.high:+.1f}]"
+        v.label if v.label == UNTESTED else f"{v.label} {v.estimate:+.1f} [{v.low:+.1f}, {v.high:+.1f}]"
         for v in table["verdict"]
     ]
     wide = table.groupby([*names], sort=False)[["word", "shown"]].first().unstack(names[-1], sort=False)

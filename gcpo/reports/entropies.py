@@ -9,7 +9,7 @@ same ones for all seeds. The noise of single answers is in both parts, which mak
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,39 +22,20 @@ from gcpo.statistics import Array, Draws, seen_and_resampled
 PARTS = {"nll": "whole answer", "nll_thinking": "thinking", "nll_answer": "answer"}
 RATES = tuple(round(0.1 * i, 1) for i in range(1, 10))  # false positive rates that ROC curves are compared at
 QUANTILES = np.arange(0.01, 1, 0.01)
+# A statistic of a policy: a column per seed; the first row is what was seen, the others resamples of the questions.
+Quantity = pd.DataFrame
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """A statistic of a policy: of each seed, and of each seed in each resample of the questions.
+def draws(quantity: Quantity, seed: int = 0) -> Draws:
+    """Return draws of a statistic's mean over seeds; of a single seed the questions alone are drawn anew.
 
-    Attributes:
-        each: one value per seed, which is its index.
-        resampled: a column per seed, a row per resample.
+    A difference of two quantities is paired by seed and by resample; seeds that one of them lacks do not count.
     """
-
-    each: pd.Series
-    resampled: pd.DataFrame
-
-    def __sub__(self, other: Quantity) -> Quantity:
-        """The difference, paired by seed and by resample, over the seeds that both have."""
-        common = self.each.index.intersection(other.each.index)
-        return Quantity((self.each - other.each)[common], (self.resampled - other.resampled)[common])
-
-    def above(self, level: float) -> Quantity:
-        """The quantity less a constant."""
-        return Quantity(self.each - level, self.resampled - level)
-
-    def times(self, factor: float) -> Quantity:
-        """The quantity times a constant."""
-        return Quantity(self.each * factor, self.resampled * factor)
-
-    def draws(self, seed: int = 0) -> Draws:
-        """Draws of the mean over seeds; of a single seed the questions alone are drawn anew."""
-        estimate, count = float(self.each.mean()), len(self.each)
-        spread = self.each.std(ddof=1) / np.sqrt(count) if count > 1 else 0.0
-        of_seeds = spread * np.random.default_rng(seed).standard_t(max(1, count - 1), size=len(self.resampled))
-        return Draws(estimate, self.resampled.mean(axis=1).to_numpy() + of_seeds)
+    own = quantity.dropna(axis=1, how="all")
+    count, means = own.shape[1], own.mean(axis=1).to_numpy()
+    spread = own.iloc[0].std(ddof=1) / np.sqrt(count) if count > 1 else 0.0
+    of_seeds = spread * np.random.default_rng(seed).standard_t(max(1, count - 1), size=len(means) - 1)
+    return Draws(float(means[0]), means[1:] + of_seeds)
 
 
 def statistics_of(answers: pd.DataFrame, weights: Array) -> pd.DataFrame:
@@ -96,27 +77,22 @@ def quantities(answers: pd.DataFrame, questions: Iterable[str], n: int = 1000, s
         seed: of the resampling; the same for policies that are compared.
     """
     asked = pd.Index(sorted(set(questions)))
-    counts = seen_and_resampled(len(asked), n, seed)[1:]
-    each, drawn = {}, {}
-    for name, run in answers.groupby("seed"):
-        places = asked.get_indexer(pd.Index(run["query"]))
-        each[name] = statistics_of(run, np.ones((1, len(run)))).loc[0]
-        drawn[name] = statistics_of(run, counts[:, places])
-    table = pd.DataFrame(each)
-    return {
-        str(statistic): Quantity(table.loc[statistic], pd.DataFrame({name: drawn[name][statistic] for name in drawn}))
-        for statistic in table.index
+    counts = seen_and_resampled(len(asked), n, seed)
+    each = {
+        run: statistics_of(own, counts[:, asked.get_indexer(pd.Index(own["query"]))])
+        for run, own in answers.groupby("seed")
     }
+    whole = pd.concat(each, axis=1).swaplevel(axis=1)
+    return {str(name): pd.DataFrame(whole[name]) for name in whole.columns.unique(0)}
 
 
 def comparisons(found: Mapping[str, Quantity], digits: int = 3) -> list[Comparison]:
     """Return what is claimed to be above 0, by what it is in words, corrected together; ``digits`` are those shown."""
-    wording = Wording(digits=digits)
     made = {}
     for name, quantity in found.items():
-        seeds = len(quantity.each)
-        comparison = Comparison(name, "", seeds, f"{seeds} seeds", what=name, unit="", wording=wording)
-        made[name] = comparison, Evidence((draws := quantity.draws()).interval, draws.p)
+        seeds, drawn = int(quantity.notna().any().sum()), draws(quantity)
+        about: dict[str, Any] = {"what": name, "unit": "", "wording": Wording(digits=digits)}
+        made[name] = Comparison(name, "", seeds, f"{seeds} seeds", **about), Evidence(drawn.interval, drawn.p)
     return [*together(made).values()]
 
 
@@ -158,7 +134,7 @@ def curves(found: Mapping[str, Mapping[str, Quantity]]) -> pd.DataFrame:
     for label, own in found.items():
         for part in ("nll_thinking", "nll_answer"):
             for rate in RATES:
-                interval = np.clip(own[f"tpr {part} {rate}"].draws().interval(), 0, 1)  # a share lies in [0, 1]
+                interval = np.clip(draws(own[f"tpr {part} {rate}"]).interval(), 0, 1)  # a share lies in [0, 1]
                 rows.append((label, PARTS[part], rate, *interval))
     return pd.DataFrame(rows, columns=["label", "part", "rate", "tpr", "low", "high"])
 

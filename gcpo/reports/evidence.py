@@ -162,7 +162,7 @@ def decide(
     effects = [*paper_effects] or [nan] * len(comparisons)
     only = effects[0] if len(effects) == 1 else nan
     if closed:
-        return Verdict(UNTESTED, closed, paper_effect=only)
+        return Verdict(UNTESTED, closed, effect=only)
     if not comparisons:
         raise ValueError("a verdict needs a comparison: name the pairs of labels that the claim is about")
     if len(effects) != len(comparisons):
@@ -177,17 +177,14 @@ def decide(
         missing = [one for one in comparisons if not one.tested]
         because = missing[0].wording.missing.format("; ".join(map(_absent, missing)))
         because += f" First: {command}." if command else ""
-        return Verdict(UNTESTED, because, paper_effect=only, parts=said)
+        return Verdict(UNTESTED, because, effect=only, parts=said)
     _, found, effect = min((part for part in parts if part[0] == final), key=lambda part: part[1].corrected.low)
     against = [f"{c.label} minus {c.against}: {x:+.2f}" for _, c, x in parts if x <= 0 and c.against]
     denied = f"The paper's own table contradicts it ({'; '.join(against)})." if against else ""
     because = f"{_sentence(found, effect)} {denied}".strip()
-    words: dict[str, Any] = {"subject": found.label, "against": found.against, "unit": found.unit, "note": denied}
-    numbers: dict[str, Any] = {"seeds": found.seeds, "n": found.seeds or None, "mde": found.mde, "level": found.level}
-    numbers |= {"paper_effect": effect, "effect": None if isnan(effect) else effect}
-    estimate, low, high = found.corrected
-    numbers |= {"difference": estimate, "low": low, "high": high, "estimate": estimate}
-    return Verdict(final, because, parts=said, **words, **numbers)
+    about: dict[str, Any] = {"subject": found.label, "against": found.against, "level": found.level}
+    about |= {"unit": found.unit, "parts": said, "note": denied}
+    return Verdict(final, because, *found.corrected, effect, found.mde, found.seeds, **about)
 
 
 def _absent(found: Comparison) -> str:
@@ -355,18 +352,20 @@ def differences(
     found = paired_comparisons(scores, metric, [pair for pair in bases.items() if pair[0] != pair[1]], seed)
     rows = []
     for label, base in bases.items():
-        row: dict[str, Any] = {"label": label, "seeds": len(runs[label]), "mean": runs[label].mean()}
-        row |= {"std": runs[label].std(ddof=1), "each": runs[label].round(2).tolist()}
-        row |= {"gaps": [], "against": "", "compared": ""}
-        row |= dict.fromkeys(("difference", "low", "high", "p", "mde"), nan) | {"equivalent": None}
-        if comparison := found.get((label, base)):
-            row |= {"against": base, "compared": comparison.compared, "p": comparison.p, "mde": comparison.mde}
-            row["gaps"] = (runs[label] - runs[base]).dropna().round(2).tolist() if comparison.seeds else []
-            row |= dict(zip(("difference", "low", "high"), comparison.interval, strict=True))
-            if comparison.tested and margin is not None:
-                row["equivalent"] = statistics.equivalent(*comparison.interval[1:], margin)
-        rows.append(row)
+        own, one = runs[label], found.get((label, base), Comparison(label, "", 0, ""))
+        gaps = (own - runs[base]).dropna() if one.seeds else own[:0]
+        same = statistics.equivalent(*one.interval[1:], margin) if one.tested and margin is not None else None
+        row = {"label": label, "seeds": len(own), "mean": own.mean(), "std": own.std(ddof=1)}
+        row |= {"each": own.round(2).tolist(), "gaps": gaps.round(2).tolist()}
+        row |= {"against": one.against, "compared": one.compared, **_named("difference", one.interval, "")}
+        rows.append({**row, "p": one.p, "mde": one.mde, "equivalent": same})
     return pd.DataFrame(rows)
+
+
+def _named(name: str, interval: Interval, prefix: str | None = None) -> dict[str, float]:
+    """Return an interval as columns: its estimate by ``name``, and its ends, "low" and "high" after ``prefix``."""
+    prefix = f"{name}_" if prefix is None else prefix
+    return dict(zip((name, f"{prefix}low", f"{prefix}high"), interval, strict=True))
 
 
 def overall(runs: pd.DataFrame, start: str = "no training", base: str = "grpo", seed: int = 0) -> pd.DataFrame:
@@ -403,11 +402,8 @@ def overall(runs: pd.DataFrame, start: str = "no training", base: str = "grpo", 
         scaled = shared.sub(means[start] + easier, axis=0, level="task").div(gain, axis=0, level="task")
         own, other = ([part.to_numpy() for _, part in scaled[name].groupby("task")] for name in (label, base))
         if len(own) == len(gain) and min(map(len, own)) > 1:
-            iqm = statistics.stratified_bootstrap(own, seed=seed).iqm
-            row = {"label": label, **dict(zip(("IQM", "IQM_low", "IQM_high"), iqm, strict=True))}
+            row = {"label": label, **_named("IQM", statistics.stratified_bootstrap(own, seed=seed).iqm)}
             if label != base:
-                chance = statistics.probability_of_improvement(own, other, seed=seed)
-                names = ("improvement", "improvement_low", "improvement_high")
-                row |= dict(zip(names, chance, strict=True))
+                row |= _named("improvement", statistics.probability_of_improvement(own, other, seed=seed))
             rows.append(row)
     return pd.DataFrame(rows)

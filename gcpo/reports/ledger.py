@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, get_args
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from gcpo import paths
 from gcpo.errors import nearest
@@ -22,6 +23,12 @@ Scope = Literal["theorem", "toy", "paper", "embedded world", "real model"]
 LONGEST = 25  # words of a quote
 NO_CHECK = "No check decides it."
 COLUMNS = ["id", "label", "because", "place", "heading", "notebook"]  # fields of a verdict's record that are read here
+
+
+def _short(quote: str) -> str:
+    if (length := len(quote.split())) > LONGEST:
+        raise ValueError(f"the quote has {length} words, {LONGEST} at most")
+    return quote
 
 
 class Claim(BaseModel):
@@ -43,18 +50,11 @@ class Claim(BaseModel):
     id: str
     paper: Literal["gcpo", "seed_grpo", "egpo", "cw_grpo"]
     place: str
-    quote: str
+    quote: Annotated[str, AfterValidator(_short)]
     scope: Scope
     checks: tuple[str, ...] = Field(default_factory=lambda known: (known["id"],))
     note: str = ""
     question: str = ""
-
-    @field_validator("quote")
-    @classmethod
-    def _short(cls, quote: str) -> str:
-        if (length := len(quote.split())) > LONGEST:
-            raise ValueError(f"the quote has {length} words, {LONGEST} at most")
-        return quote
 
 
 def claims(path: Path = CLAIMS) -> list[Claim]:
@@ -106,43 +106,30 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     Claims and verdicts are joined by id. A check that no notebook has reached is "not tested", and so is a claim
     without any.
     """
-    known: dict[Any, list[dict[Any, Any]]]
-    known = {check: found.to_dict("records") for check, found in verdicts[COLUMNS].groupby("id", sort=False)}
+    known = {check: [*found.itertuples()] for check, found in verdicts[COLUMNS].groupby("id", sort=False)}
     rows = []
     for claim in declared:
         lines = [line for check in claim.checks for line in known.get(check, [_unreached(check)])]
-        word = overall([line["label"] for line in lines])
-        decided, others = ([line for line in lines if (line["label"] == word) == same] for same in (True, False))
-        rows.append(
-            {
-                "id": claim.id,
-                "paper": PAPERS[claim.paper],
-                "scope": claim.scope,
-                "place": claim.place,
-                "quote": claim.quote,
-                "verdict": word,
-                "because": " / ".join(map(_in_words, lines)) or NO_CHECK,
-                "note": claim.note,
-                "question": claim.question,
-                "found": " ".join(
-                    [f"{line['place']}: {line['because']}" for line in decided]
-                    + [f"But {line['place']}, {line['heading']}: {line['label']}." for line in others]
-                ),
-                "notebook": decided[0]["notebook"] if decided else "",
-            }
-        )
+        word = overall([line.label for line in lines])
+        decided = [line for line in lines if line.label == word]
+        found = [f"{line.place}: {line.because}" for line in decided]
+        found += [f"But {line.place}, {line.heading}: {line.label}." for line in lines if line.label != word]
+        row = {"id": claim.id, "paper": PAPERS[claim.paper], "scope": claim.scope, "place": claim.place}
+        row |= {"quote": claim.quote, "verdict": word, "because": " / ".join(map(_in_words, lines)) or NO_CHECK}
+        row |= {"note": claim.note, "question": claim.question, "found": " ".join(found)}
+        rows.append({**row, "notebook": decided[0].notebook if decided else ""})
     return pd.DataFrame(rows)
 
 
-def _unreached(check: str) -> dict[str, str]:
-    missing = {"label": UNTESTED, "because": "not executed on these runs", "place": "its notebook", "notebook": ""}
-    return {**missing, "heading": check}
+def _unreached(check: str) -> Any:
+    missing = {"because": "not executed on these runs", "place": "its notebook", "notebook": ""}
+    return SimpleNamespace(label=UNTESTED, heading=check, **missing)
 
 
-def _in_words(line: dict[str, str]) -> str:
-    if not line["notebook"]:
-        return f"{line['heading']}: {line['because']}"
-    return f"{line['notebook'][:2]}: {line['heading']} ({line['place']}): {line['label']}. {line['because']}"
+def _in_words(line: Any) -> str:
+    if not line.notebook:
+        return f"{line.heading}: {line.because}"
+    return f"{line.notebook[:2]}: {line.heading} ({line.place}): {line.label}. {line.because}"
 
 
 def unmatched_checks(declared: Iterable[Claim], verdicts: pd.DataFrame) -> list[str]:

@@ -36,11 +36,22 @@ def runs(profile: str, reference: bool = False) -> list[Run]:
 
     Each is checked: one that is not to be trusted has a ``fault``, and is not ``finished``.
     """
-    name = profile_name(profile)
-    if reference:
-        return _committed(paths.REFERENCE / name)
-    seen: Seen = {}
-    return [load(path.parent, seen) for path in sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))]
+    name, seen = profile_name(profile), Seen()
+    places = sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))
+    found = _committed(paths.REFERENCE / name) if reference else [load(path.parent, seen) for path in places]
+    for run in found:
+        try:
+            if run.finished:
+                _read(run.manifest)
+        except (KeyError, TypeError, AttributeError) as error:  # the hash is right, but the record is not one of ours
+            run.fault = f"no record of a run ({type(error).__name__}: {error})"
+    return found
+
+
+def _read(m: dict[str, Any]) -> None:
+    """Read of a manifest all that a report does: its columns, and what runs are told apart and counted by."""
+    _columns(m), label(m["kind"], m["params"]), _models(m), _data(m), _made_with(m)
+    hash((m["id"], m["kind"], m.get("code"), (m.get("commit") or "")[:7]))
 
 
 def _committed(folder: Path) -> list[Run]:
@@ -94,22 +105,19 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
     """
     finished = [run for run in runs(profile, reference) if run.finished]
     if grid is None:
-        each = [run.manifest for run in finished]
-        axes = varied((m["kind"], m["params"]) for m in each)
-        keys = {m["id"]: comparison_key(m["kind"], m["params"]["max_steps"]) for m in each}
-        labels = {m["id"]: label(m["kind"], m["params"], axes[keys[m["id"]]]) for m in each}
+        each = {run.manifest["id"]: (run.manifest["kind"], run.manifest["params"]) for run in finished}
+        axes = varied(each.values())
+        labels = {id_: label(k, p, axes[comparison_key(k, p["max_steps"])]) for id_, (k, p) in each.items()}
     else:
         labels = {plan.id: plan.label for plan in expand(grid, profile)}
         finished = [run for run in finished if run.manifest["id"] in labels]
         if not any_code and (why := next(_mixtures(profile, [run.manifest for run in finished]), None)):
             otherwise = "or ask for any_code=True to compare them all the same."
             raise RecordError(f"These runs of profile {profile!r} {why}, {otherwise}")
-    lines = [
-        {**_columns(run.manifest), "label": labels[run.manifest["id"]], "folder": run.folder, "reference": reference}
-        for run in finished
-    ]
-    nothing = [*Params.model_fields, "id", "kind", "label", "folder", "reference"]
-    return pd.DataFrame(lines, columns=None if lines else nothing)
+    nothing = [*Params.model_fields, "id", "kind"]
+    table = pd.DataFrame([_columns(run.manifest) for run in finished], columns=None if finished else nothing)
+    folders = pd.Series([run.folder for run in finished], dtype=object)
+    return table.assign(label=table["id"].map(labels), folder=folders, reference=reference)
 
 
 def _columns(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -119,17 +127,15 @@ def _columns(manifest: dict[str, Any]) -> dict[str, Any]:
     could not write its own, and what an attempt made again counts twice.
     """
     resolved, timed = manifest["resolved"], manifest if manifest.get("attempts", 1) == 1 else {}
+    said = {name: manifest.get(name) for name in ("hardware", "started", "code", "commit", "dirty", "schema")}
+    measured = {name: manifest.get(name, nan) for name in ("peak_memory_gb", "peak_gpu_memory_gb")}
     return {
         **{key: recorded(manifest["params"], key) for key in Params.model_fields},
         **(resolved["trainer"] or {}),
-        "alpha": (resolved["method"] or {}).get("alpha"),
-        "reward_range": resolved["task"]["reward_range"],
+        **{"alpha": (resolved["method"] or {}).get("alpha"), "reward_range": resolved["task"]["reward_range"]},
         **manifest.get("results", {}),
-        **{
-            key: manifest.get(key) for key in ("id", "kind", "hardware", "started", "code", "commit", "dirty", "schema")
-        },
-        **{key: manifest.get(key, nan) for key in ("peak_memory_gb", "peak_gpu_memory_gb")},
-        **{key: timed.get(key, nan) for key in ("seconds", "cpu_seconds")},
+        **{"id": manifest["id"], "kind": manifest["kind"], **said, **measured},
+        **{name: timed.get(name, nan) for name in ("seconds", "cpu_seconds")},
     }
 
 
@@ -204,20 +210,12 @@ def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
     rows = []
     for task, label_, wanted, name, run in each:
         status = None if run.fault else run.manifest.get("status")
-        rows.append(
-            {
-                "task": task,
-                "run": label_,
-                "wanted": wanted,
-                "finished": status == "finished",
-                "failed": status == "failed",
-                "left_out": bool(run.fault),
-                "dirty": bool(status and run.manifest.get("dirty")),
-                "commit": (run.manifest.get("commit") or "none")[:7] if status else "",
-                "why": f"{name}: {run.fault}" if run.fault else "",
-                "made_with": _made_with(run.manifest) if status == "finished" else "",
-            }
-        )
+        row = {"task": task, "run": label_, "wanted": wanted, "left_out": bool(run.fault)}
+        row |= {"finished": status == "finished", "failed": status == "failed"}
+        row |= {"dirty": bool(status and run.manifest.get("dirty"))}
+        row |= {"commit": (run.manifest.get("commit") or "none")[:7] if status else ""}
+        row |= {"why": f"{name}: {run.fault}" if run.fault else ""}
+        rows.append({**row, "made_with": _made_with(run.manifest) if status == "finished" else ""})
     table = pd.DataFrame(rows).groupby(["task", "run"], sort=False)
     counts = table[["wanted", "finished", "failed", "left_out", "dirty"]].sum()
     counts["commits"] = table["commit"].agg(lambda c: ", ".join(sorted(set(c) - {""})))
@@ -283,7 +281,9 @@ def table_of(run: Run, name: str) -> pd.DataFrame | None:
         part = _tables(run.folder, name).get(run.manifest["id"])
         return None if part is None else part.dropna(axis="columns", how="all")  # columns that other runs have
     path = run.folder / f"{name}.csv"
-    return pd.read_csv(path, dtype={"query": str}) if path.exists() else None  # some benchmarks number theirs
+    # Ids of questions are text, though some benchmarks number theirs and one may be called "nan"; only "" is missing.
+    reading: dict[str, Any] = {"dtype": {"query": str}, "keep_default_na": False, "na_values": [""]}
+    return pd.read_csv(path, **reading) if path.exists() else None
 
 
 def _tables(folder: Path, name: str) -> dict[str, pd.DataFrame]:

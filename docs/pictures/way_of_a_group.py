@@ -1,4 +1,4 @@
-"""The way of one rollout group, drawn: from answers to weights to advantages."""
+"""Draw way_of_a_group.png beside this file: the way of one rollout group, from answers to weights to advantages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from matplotlib.patches import FancyBboxPatch
 from gcpo.reports.figures import PALETTE, set_style
 
 GREY, GEOMETRY, REWARD = "0.35", PALETTE[0], PALETTE[3]
-
-
 ANSWERS = (("“in the garden”", 2), ("“the garden”", 2), ("“in the cellar”", 0), ("“a letter”", 0))  # and their rewards
 GEO = r"$\omega_\mathrm{geo} = 1 - \alpha_G\,\mathrm{BoT}^2 \leq 1$"
 RD = r"$\omega_\mathrm{RD} = 1 + \alpha_G\,\mathrm{RD} \geq 1$"
@@ -63,8 +61,12 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
 
 
 def write_picture(path: Path) -> None:
-    """Write the diagram to a PNG file, ``docs/pictures/way_of_a_group.png`` for the README."""
+    """Write the diagram to a PNG file."""
     set_style()
     figure = way_of_a_group()
     figure.savefig(path, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)
+
+
+if __name__ == "__main__":
+    write_picture(Path(__file__).with_suffix(".png"))
