@@ -20,7 +20,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-
+    # torch takes seconds to import, TRL more: the command line speaks before either.
     if name in __all__ and not name.startswith("GCPO"):
         from gcpo import measures
 

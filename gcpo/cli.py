@@ -296,7 +296,7 @@ def check(
         needed, misfits = estimates.of_grid(plans, gpu_memory)
         print(*needed, sep="\n", end="\n" if needed else "")
         too_large += misfits
-    refused = preflight.refused(asked)
+    refused = [*preflight.refused(asked), *preflight.unreadable(asked)]
     print(*refused, *too_large, sep="\n")
     for fault in records.faults(profile):
         print(f"left out: {fault}")
@@ -307,6 +307,9 @@ def _replay(profile: str, n: int) -> int:
     from gcpo.reports import replay
 
     runs = replay.chosen(profile, n)
+    if not runs:
+        kept = sorted(path.parent.name for path in paths.REFERENCE.glob("*/runs.jsonl"))
+        raise UserError(f"profile {profile} has no reference to make again: --profile takes {', '.join(kept)}.")
     found = replay.replay(profile, runs)
     print(*(f"{name}: {why or 'the same tables'}" for name, why in found.items()), sep="\n")
     if not found or any(found.values()):
@@ -377,9 +380,9 @@ def methods() -> None:
 @app.command()
 def push(
     to: Annotated[str, typer.Argument(help="a folder, or hub:OWNER/NAME for a data set of the Hub", metavar="TO")],
-    profile: Profile = "laptop",
+    profile: Profile = "smoke",
 ) -> None:
-    """Write the committed reference as a data set with a card, to a folder or to the Hub."""
+    """Write the committed records as a data set with a card."""
     from gcpo.reports.hub import push_records
 
     print(f"the records of {profile} are in {push_records(profile, to)}")
@@ -395,7 +398,7 @@ def world(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="that draws all of it; runs ask for it by world_seed")] = 0,
 ) -> None:
-    """Put the embedded policy and entailment model where runs find them: ready-made ones, or trained from nothing."""
+    """Put the embedded models where runs find them."""
     from gcpo.world import bootstrap, restore_reference, settings_of
 
     if reference and (from_scratch or seed):

@@ -133,7 +133,7 @@ def test_a_grid_named_twice_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     seen: list[Plan] = []
     monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
     monkeypatch.setattr("gcpo.runs.runner.run_grid", lambda plans, jobs: seen.extend(plans) or [])
-    monkeypatch.setattr("gcpo.world.resolve", lambda name, kind: name)
+    monkeypatch.setattr("gcpo.world.resolve", lambda name, *_: name)
     assert main(["grid", "smoke", "smoke", "--profile", "smoke"]) == 0
     assert len(seen) == len(expand("smoke", "smoke"))
 

@@ -14,9 +14,11 @@ import pytest
 import torch
 from record_builders import failed, finished, planned
 
+from gcpo import io
 from gcpo.runs import progress, record
 from gcpo.runs.progress import Board, Display, State
 from gcpo.runs.runner import outcome
+from gcpo.runs.train import _last_checkpoint
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import evaluate, load_policy
@@ -180,3 +182,11 @@ def test_the_state_of_a_run_is_gone_when_it_has_ended() -> None:
         (run.folder / progress.FILE).write_text("{cut")
         assert progress.read(run.folder) is None
     assert run.finished and not (run.folder / progress.FILE).exists()
+
+
+def test_what_is_named_like_a_checkpoint_and_is_none_is_left_alone(tmp_path: Path) -> None:
+    for name in ("checkpoint-2", "checkpoint-x"):
+        (tmp_path / name).mkdir()
+        io.seal(tmp_path / name)
+    (tmp_path / "checkpoint-4").write_text("a file")
+    assert _last_checkpoint(tmp_path, 8) == str(tmp_path / "checkpoint-2")

@@ -45,7 +45,7 @@ def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(runner, "execute", execute)
     monkeypatch.setattr(runner, "_workers", workers)
-    monkeypatch.setattr("gcpo.world.resolve", lambda name, kind: name)
+    monkeypatch.setattr("gcpo.world.resolve", lambda name, *_: name)
     return log
 
 
@@ -129,13 +129,20 @@ def test_what_dead_kernels_left_is_removed_and_what_live_ones_use_is_not(
     monkeypatch.setattr(tempfile, "tempdir", str(short))
     live = runner.IPCKernelManager()
     assert Path(live._folder.name).parent == short
-    dead, others = short / "gcpo-dead", short / "gcpo-of-somebody-else"
-    for folder in (dead, others):
+    dead, others, results = short / "gcpo-dead", short / "gcpo-of-somebody-else", short / "gcpo-results"
+    for folder in (dead, others, results):
         folder.mkdir()
+    for name in ("alive", "table.csv"):  # a user's own
+        (results / name).write_text("")
     (dead / "alive").write_text("")
     (dead / "kernel-1").write_text("")
     runner.sweep()
-    assert not dead.exists() and others.exists() and Path(live._folder.name, "alive").exists()
+    assert (
+        not dead.exists()
+        and others.exists()
+        and (results / "table.csv").exists()
+        and Path(live._folder.name, "alive").exists()
+    )
     with FileLock(others / "alive"):
         runner.sweep()
         assert others.exists()

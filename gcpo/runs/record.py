@@ -29,7 +29,7 @@ from gcpo import io, paths
 from gcpo.errors import UserError
 from gcpo.runs import distributed, progress
 from gcpo.runs.contents import Seen, changed, contents
-from gcpo.runs.plan import KINDS, SCHEMA, Plan, digest
+from gcpo.runs.plan import SCHEMA, Plan, digest
 from gcpo.runs.profiles import read_yaml, yaml_text
 from gcpo.runs.progress import Display, State
 
@@ -144,8 +144,6 @@ def another_version(manifest: dict[str, Any], oldest: int = SCHEMA) -> str | Non
 def _fault(path: Path, manifest: dict[str, Any], seen: Seen | None) -> str | None:
     if manifest.get("sha256") != _own_hash(manifest):
         return "manifest.json was edited"
-    if manifest["kind"] not in KINDS or not isinstance(manifest.get("results", {}), dict):
-        return "manifest.json is no record of a run (of its kind, or of its results)"
     if manifest["id"] != path.name:
         return f"the record of {manifest['id']}, in a folder of another name"
     if not path.name.endswith(f"-{digest(manifest['resolved'])}"):

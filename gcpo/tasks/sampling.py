@@ -255,11 +255,12 @@ def evaluate(
             if count:
                 prompts = [row.prompt for row in rows]
                 before = 0 if decoding == "greedy" else len(rows)
-                groups = sample(
-                    *(model, tokens, prompts),
-                    **{"n": count, "temperature": heat, "max_new_tokens": max_new_tokens},
-                    progress=lambda done, before=before: progress(before + done, (1 + n) * len(rows)),
-                )
+
+                def said(done: int, before: int = before) -> None:
+                    progress(before + done, (1 + n) * len(rows))
+
+                how = {"n": count, "max_new_tokens": max_new_tokens}
+                groups = sample(model, tokens, prompts, temperature=heat, progress=said, **how)
                 for row, group in zip(rows, groups, strict=True):
                     answers = [task.extract(text) for text in group]
                     scores = pd.DataFrame([task.score(answer, row.references) for answer in answers]).mean()
