@@ -3,78 +3,25 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import shlex
-import shutil
 import sys
-import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 # What takes seconds to import (torch, pandas, papermill) is imported where it is used: the first line is there at once.
 from gcpo import io, paths
+from gcpo.cli_options import GRID, Given, Profile, Reference, Toy, WithParameters, joined
 from gcpo.errors import UserError
 from gcpo.processes import ends_by_sigterm
-from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, names_in, over, parse_yaml, profiles
+from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, over, parse_yaml, profiles
 
 if TYPE_CHECKING:
     from gcpo.runs.plan import Plan
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-
-
-def _starting(names: list[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def _parameters() -> dict[str, Any]:
-    """The parameters of a run, as the JSON schema has them."""
-    path = paths.PARAMS / "schema.json"
-    if path.exists():
-        return dict(json.loads(path.read_text(encoding="utf-8"))["properties"])
-    from gcpo.runs.params import schema
-
-    return dict(schema()["properties"])
-
-
-class _WithParameters(TyperCommand):
-    """A command whose help ends with the parameters of a run and their defaults."""
-
-    def get_help(self, ctx: Any) -> str:
-        width = min(shutil.get_terminal_size().columns, 120)
-        rows = ["\b", "Parameters for -p, with the values of the smoke profile:"]
-        for name, about in _parameters().items():
-            default = "null" if about["default"] is None else about["default"]
-            text = f"  {name:<22}{about['description']} [{default}]"
-            rows += textwrap.wrap(text, width, subsequent_indent=" " * 24, break_on_hyphens=False)
-        self.epilog = "\n".join(rows)
-        return super().get_help(ctx)
-
-
-Profile = Annotated[
-    str,
-    typer.Option(
-        help="a file of params/, or a path to one",
-        metavar="NAME",
-        autocompletion=lambda incomplete: _starting(profiles(), incomplete),
-    ),
-]
-Toy = Annotated[bool, typer.Option("--toy", help="the profile with params/toy.yaml laid over it")]
-Given = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-p",
-        help="set a parameter; may be given many times",
-        metavar="KEY VALUE",
-        autocompletion=lambda incomplete: _starting([*_parameters()], incomplete),
-    ),
-]
-GRIDS = paths.PARAMS / "grids"
-GRID = {"metavar": "GRID", "autocompletion": lambda incomplete: _starting(names_in(GRIDS), incomplete)}
-Reference = Annotated[bool, typer.Option("--reference", help="the committed reference, not this machine's runs")]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -84,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with ends_by_sigterm():
             _say_at_once(given)
-            status = typer.main.get_command(app)(_joined(given), "gcpo", standalone_mode=False)
+            status = typer.main.get_command(app)(joined(given), "gcpo", standalone_mode=False)
             sys.stdout.flush()
     except typer.TyperException as error:  # of the command line itself
         print(f"gcpo: {error.format_message()} (gcpo --help, gcpo COMMAND --help)", file=sys.stderr)
@@ -112,19 +59,6 @@ def _say_at_once(given: list[str]) -> None:
     names = {command.callback.__name__ for command in app.registered_commands if command.callback}
     if given[0] in names and not {"-h", "--help"}.intersection(given) and "torch" not in sys.modules:
         print(f"gcpo {given[0]}: loading (seconds)", file=sys.stderr, flush=True)
-
-
-def _joined(arguments: list[str]) -> list[str]:
-    """``-p KEY VALUE``, as papermill has it, as ``-p KEY=VALUE``: typer has no option of two values, many times."""
-    joined, left = [], iter(arguments)
-    for word in left:
-        joined.append(word)
-        if word == "-p":
-            key, value = next(left, None), next(left, None)
-            if key is None or value is None:
-                raise typer.BadParameter("Option '-p' requires KEY and VALUE.")
-            joined.append(f"{key}={value}")
-    return joined
 
 
 def _show_version(wanted: bool) -> None:
@@ -180,7 +114,7 @@ def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     return 1 if failed else 0
 
 
-@app.command(cls=_WithParameters)
+@app.command(cls=WithParameters)
 def run(
     profile: Profile = "smoke",
     kind: Annotated[Literal["train", "gradients", "evaluate"], typer.Option(help="what is run")] = "train",
@@ -196,7 +130,7 @@ def run(
     return 0
 
 
-@app.command(cls=_WithParameters)
+@app.command(cls=WithParameters)
 def evaluate(profile: Profile = "smoke", given: Given = None) -> int:
     """Score a policy on the held-out questions of a task."""
     plan = _plan("evaluate", profile, given)
@@ -210,7 +144,7 @@ def evaluate(profile: Profile = "smoke", given: Given = None) -> int:
     return 0
 
 
-@app.command(cls=_WithParameters)
+@app.command(cls=WithParameters)
 def grid(
     name: Annotated[list[str], typer.Argument(help="one or more of params/grids, or paths to such files", **GRID)],
     profile: Profile = "smoke",
@@ -277,9 +211,7 @@ def check(
     from gcpo.runs.record import states
 
     profile += TOY * toy
-    if reference and not gate:
-        raise ParameterError("--reference: is for --gate, and says whose runs it reads.")
-    if gate:
+    if gate or reference:
         return _gate(gate, name, reference)
     if replay:
         return _replay(profile, replay)
@@ -290,17 +222,15 @@ def check(
     for one in name or fitting(profile):
         plans = expand(one, profile)
         asked += [*plans, *(plan.training for plan in plans if plan.training)]
-        status = [said.split(" (")[0] for said in states(plans)]
-        counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
-        print(f"grid {one} with {profile}: {len(plans)} runs ({counts})")
+        counts = Counter(state.split(" (")[0] for state in states(plans))
+        said = ", ".join(f"{count} {state}" for state, count in counts.items())
+        print(f"grid {one} with {profile}: {len(plans)} runs ({said})")
         needed, misfits = estimates.of_grid(plans, gpu_memory)
         print(*needed, sep="\n", end="\n" if needed else "")
         too_large += misfits
-    refused = [*preflight.refused(asked), *preflight.unreadable(asked)]
-    print(*refused, *too_large, sep="\n")
-    for fault in records.faults(profile):
-        print(f"left out: {fault}")
-    return 1 if refused or too_large else 0
+    bad = [*preflight.refused(asked), *preflight.unreadable(asked), *too_large]
+    print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
+    return 1 if bad else 0
 
 
 def _replay(profile: str, n: int) -> int:
@@ -318,7 +248,9 @@ def _replay(profile: str, n: int) -> int:
     return 0
 
 
-def _gate(profile: str, grids: list[str] | None, reference: bool) -> int:
+def _gate(profile: str | None, grids: list[str] | None, reference: bool) -> int:
+    if profile is None:
+        raise ParameterError("--reference: is for --gate, and says whose runs it reads.")
     from gcpo.reports.gate import GRID, gate
 
     found = gate(profile, grids[0] if grids else GRID, reference)

@@ -17,7 +17,7 @@ import pytest
 
 from gcpo import paths
 from gcpo.methods import METHODS
-from gcpo.runs import params
+from gcpo.runs import fields
 from gcpo.runs.grids import expand, grids
 from gcpo.runs.params import Params, from_notebook, schema, validate
 from gcpo.runs.plan import KINDS
@@ -259,7 +259,7 @@ def test_a_grpo_field_of_another_type_or_that_is_not_a_run_s_is_one_line(field: 
 def test_every_field_that_a_run_leaves_alone_is_one_of_this_trl() -> None:
     from trl import GRPOConfig
 
-    names = {name for listed in params._REFUSED.values() for name in listed.split()}
+    names = {name for listed in fields.REFUSED.values() for name in listed.split()}
     assert names - {"logging_dir"} <= set(inspect.signature(GRPOConfig).parameters)  # an older transformers has that
     secret = {name for name in inspect.signature(GRPOConfig).parameters if "hub" in name or "token" in name}
     assert secret - {"include_num_input_tokens_seen", "average_tokens_across_devices"} <= names

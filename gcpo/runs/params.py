@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +16,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -24,6 +23,7 @@ from pydantic import (
 from gcpo import world
 from gcpo.errors import nearest
 from gcpo.methods import Method, get_method, one_spelling
+from gcpo.runs.fields import no_truth, typed
 from gcpo.runs.profiles import NAME, ParameterError, is_file_name, load_profile, plain_name, sharing
 from gcpo.tasks import check_task, get_task
 
@@ -31,15 +31,8 @@ WHOLE = ("grpo", "method_options", "task", "trained_on")  # keys that no mapping
 LENGTHS = ("short", "solution")  # lengths of a task's answers: keys beside names of tasks
 
 
-def _no_truth(value: Any) -> Any:
-    """Refuse a truth value as a number, which pydantic would read as 0 or 1."""
-    if isinstance(value, bool):
-        raise ValueError("Input should be a number")
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_no_truth)]
-Real = Annotated[float, BeforeValidator(_no_truth)]
+Whole = Annotated[int, BeforeValidator(no_truth)]
+Real = Annotated[float, BeforeValidator(no_truth)]
 Positive = Annotated[Whole, Field(gt=0)]
 Count = Annotated[Whole, Field(ge=0)]
 Steps = Annotated[Whole, Field(ge=0, le=10**7)]
@@ -47,33 +40,6 @@ Number = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**32)]  # numpy's range
 Share = Annotated[Real, Field(ge=0, le=1)]
 
-# Fields of GRPOConfig that parameters of another name decide; a parameter of the same name decides its own.
-_DECIDED = {
-    "num_generations": "group_size",
-    "per_device_train_batch_size": "prompts_per_step",
-    "output_dir": "profile",
-    **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed", "parallelism_config"), "accelerate"),
-}
-# Fields of GRPOConfig that a run leaves alone, by the reason why.
-_REFUSED = {
-    "is a secret or a place, which every record would keep: set HF_TOKEN in the environment, and push the finished "
-    "policy": (
-        "push_to_hub hub_token hub_model_id hub_private_repo hub_strategy hub_always_push hub_revision run_name "
-        "log_completions_hub_repo logging_dir trackio_space_id trackio_bucket_id trackio_static_space_id"
-    ),
-    "is the runner's, whose records and resumption rest on it: leave it out": (
-        "log_completions logging_strategy save_strategy save_total_limit save_only_model save_on_each_node "
-        "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint auto_find_batch_size "
-        "remove_unused_columns disable_tqdm reward_weights local_rank"
-    ),
-    "does nothing in a run, which loads its own policy, counts steps (max_steps) and asks held-out questions itself: "
-    "leave it out": (
-        "num_train_epochs do_train do_eval do_predict eval_strategy eval_steps eval_delay eval_on_start "
-        "per_device_eval_batch_size num_generations_eval prediction_loss_only load_best_model_at_end "
-        "metric_for_best_model greater_is_better model_init_kwargs trust_remote_code"
-    ),
-}
-_AT_LEAST_ONE = ("num_iterations", "gradient_accumulation_steps", "steps_per_generation")  # fields of GRPOConfig
 _REMOVED = {"reward_range": "the task owns it (Task.reward_range): remove it here"}
 
 
@@ -114,35 +80,7 @@ def _known_tracker(name: str) -> str:
 
 
 def _known_grpo(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields of GRPOConfig as values of the types that TRL declares."""
-    from trl import GRPOConfig  # seconds to import, so only when used
-
-    valid = get_type_hints(GRPOConfig)
-    for name in fields:
-        for reason, names in _REFUSED.items():
-            if name in names.split():
-                raise ValueError(f"{name!r} {reason}")
-        if name in _DECIDED or name in Params.model_fields:
-            raise ValueError(f"{name!r} is set by the parameter {_DECIDED.get(name, name)!r}; set that instead")
-        if name not in valid:
-            raise ValueError(f"GRPOConfig has no field {name!r}.{nearest(name, sorted(valid))[:200]}")
-    typed = {name: _typed(name, value, valid[name]) for name, value in fields.items()}
-    for name in _AT_LEAST_ONE:
-        if typed.get(name) is not None and typed[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {typed[name]}")
-    return typed
-
-
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    kinds = get_args(kind) or (kind,)
-    try:
-        if bool not in kinds and {int, float}.intersection(kinds):
-            _no_truth(value)
-        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
-    except ValidationError as error:
-        raise ValueError(f"{name}: {error.errors()[0]['msg']} (got {value!r})") from None
-    except ValueError as error:
-        raise ValueError(f"{name}: {error} (got {value!r})") from None
+    return typed(fields, Params.model_fields)
 
 
 def _value_for(task: str, key: str, values: Mapping[str, Any]) -> Any:

@@ -91,21 +91,18 @@ def duration(seconds: float) -> str:
 
 class Display:
     """Progress of the run that this process makes: in a notebook one output, which becomes the curve of reward and
-    weight; a bar in a terminal; and a line a minute where there is neither, or papermill's terminal alone."""
+    weight; elsewhere, and in the terminal of papermill, a line a minute."""
 
     def __init__(self, name: str) -> None:
         self.name, self.state, self.start, self.first = name, State(), time.monotonic(), 0.0
         self.points: list[tuple[int, dict[str, float]]] = []
-        self.drawn, self.handle, self.bar = -REDRAWN, None, None
+        self.drawn, self.handle = -REDRAWN, None
         self.ended = threading.Event()
-        self.notebook = _in_kernel()
-        if self.notebook:
+        if _in_kernel():
             from IPython.display import display
 
             self.handle = display({"text/plain": self.line()}, raw=True, display_id=True)
-        elif sys.stderr.isatty():
-            self.bar = tqdm(total=1.0, bar_format=BAR, dynamic_ncols=True, desc=self.line())
-        if self.bar is None and SHOWN not in os.environ and "JPY_SESSION_NAME" not in os.environ:
+        if SHOWN not in os.environ and "JPY_SESSION_NAME" not in os.environ:
             threading.Thread(target=self._lines, daemon=True).start()
 
     def line(self) -> str:
@@ -123,9 +120,6 @@ class Display:
         self.state = state
         if state.values:
             self.points.append((state.step, state.values))
-        if self.bar is not None:
-            self.bar.n = state.share
-            self.bar.set_description_str(self.line())
         if self.handle and time.monotonic() - self.drawn > REDRAWN:
             self._draw()
 
@@ -136,9 +130,6 @@ class Display:
         self.state = State(done, f"{said} after {duration(time.monotonic() - self.start)}")
         if self.handle:
             self._draw()
-        if self.bar is not None:
-            self.bar.set_description_str(self.line())
-            self.bar.close()
 
     def _draw(self) -> None:
         text = tqdm.format_meter(self.state.share, 1.0, 0.0, bar_format=BAR, prefix=self.line())

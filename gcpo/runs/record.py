@@ -82,8 +82,14 @@ class Run:
     def show(self, state: State) -> None:
         """Show a state here, and in the run's folder for whoever waits."""
         io.write(self.folder / progress.FILE, json.dumps(state._asdict()))
+        self.display = self.display or Display(self.folder.name)
+        self.display.show(state)
+
+    def end_show(self) -> None:
+        """Remove the state from the run's folder, and leave here how the run ended."""
+        (self.folder / progress.FILE).unlink(missing_ok=True)
         if self.display:
-            self.display.show(state)
+            self.display.close(self.manifest["status"])
 
     def table(self, name: str, data: pd.DataFrame) -> None:
         """Write one of the run's CSV files in one step, and its SHA-256 into the manifest.
@@ -263,7 +269,6 @@ def record(plan: Plan) -> Iterator[Run]:
         **here,
     }
     run.write()
-    run.display = Display(plan.id)
     run.show(State(said="loading"))
     try:
         yield run
@@ -274,8 +279,7 @@ def record(plan: Plan) -> Iterator[Run]:
         run.manifest["exit"] = f"{type(error).__name__}: {error}"
         raise
     finally:
-        (run.folder / progress.FILE).unlink(missing_ok=True)
-        run.display.close(run.manifest["status"])
+        run.end_show()
         run.manifest["ended"] = _now()
         run.manifest["seconds"] = round(spent + time.monotonic() - start, 1)
         run.manifest["cpu_seconds"] = round(spent_cpu + _cpu_seconds() - start_cpu, 1)
@@ -364,7 +368,7 @@ def code_hash(package: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package).as_posix()
-        if not name.startswith(("reports/", "cli.py", "__main__.py")):
+        if not name.startswith(("reports/", "cli", "__main__")):
             tree = ast.parse(path.read_bytes())
             for node in ast.walk(tree):
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
