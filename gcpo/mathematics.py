@@ -33,30 +33,49 @@ _PROSE = re.compile(r"[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,15}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|\d{4,})", re.ASCII)
-_SCIENTIFIC = re.compile(r"(?<![\w.\\])([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])", re.ASCII)
-_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}", re.ASCII)
-_GROUP_OF_DIGITS = r"(?:[ \u00a0\u202f~]|\\[,;:! ]|\{\s?,\s?\}|\\thinspace\s?)"
-_THOUSANDS = re.compile(rf"(?<![\d.])(\d{{1,3}})((?:{_GROUP_OF_DIGITS}+\d{{3}})+)(?![\d])", re.ASCII)
-_MIXED = re.compile(r"([+-]?)(\d+)\s+(\d+)/(\d+)", re.ASCII)
-_DISPLAYED = re.compile(r"(?<!\\)\$\$(.+?)\$\$|(?<!\\)\\\((.+?)\\\)", re.DOTALL)
-_TWO_DOLLARS = re.compile(r"(?<!\\)\$\s*\$")  # where mathematics ends and goes on at once
 _PERCENT = re.compile(r"\\?%")
-_CURRENCY = re.compile(r"\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£]")
+_RATIO = re.compile(r"\d\s*:\s*\d")  # or a time of day
+_INTERVAL = re.compile(r"\\infty|^\(.*\]$|^\[.*\)$")  # what is no point
+_INEQUALITY = re.compile(r"[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
 # Variables right after a number multiply it. Letters that are rare as variables, such as e, o, s and t, make a word.
 _PRODUCT = r"(?!(?:am|pm|nd|rd|cm|dm|km|mm|kn|kw)\b)[abcdkmnpqruvwxyz]{2,}\b"
-_SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_SCALED = re.compile(rf"(\d[\d,]*(?:\.\d+)?)\s*({'|'.join(_SCALES)})\b", re.ASCII | re.IGNORECASE)
 _WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
 seventeen eighteen nineteen twenty""".split()
-# Minus signs that are none in ASCII (a dash between two digits says from, to), and characters that nobody sees.
-_SIGNS = {ord("−"): "-", **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff"))}
-_DASH = re.compile(r"–(?!\d)|(?<!\d)–")
-_DRESS = re.compile(r"\\(?:underline|textbf|mathbf)(?=\s*\{)")
-_DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?)\s*([\d.]+)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
-_RATIO = re.compile(r"\d\s*:\s*\d")
-_INTERVAL = re.compile(r"\\infty|^\(.*\]$|^\[.*\)$")
-_INEQUALITY = re.compile(r"[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
-_UNIT = re.compile(rf"([+-]?[\d.,]*\d)(?!{_PRODUCT})\s*(?!pi\b|sqrt\b|mod\b|and\b|or\b)[A-Za-z]{{2,}}\.?", re.ASCII)
+_SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_GROUP_OF_DIGITS = r"(?:[ \u00a0\u202f~]|\\[,;:! ]|\{\s?,\s?\}|\\thinspace\s?)"
+_TRIGONOMETRY = r"\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?"
+
+
+def _fraction(repeating: re.Match[str]) -> str:
+    """The digits of a repeating decimal as a fraction: 0.1 with 6 repeated is (16 - 1) / 90."""
+    whole, once, again = repeating.groups()
+    above = int(whole + once + again) - int(whole + once or 0)
+    return rf"\frac{{{above}}}{{{'9' * len(again) + '0' * len(once)}}}"
+
+
+def _scaled(found: re.Match[str]) -> str:
+    return f"{Decimal(found[1].replace(',', '')) * _SCALES[found[2].lower()]:f}"
+
+
+# How an answer is read: what is found in it, in this order, and what stands for it.
+_READINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    ("[\u200b\u200c\u200d\u2060\ufeff]", ""),  # nobody sees them
+    (r"−|–(?!\d)|(?<!\d)–", "-"),  # a dash between two digits says from, to
+    (r"\\(?:underline|textbf|mathbf)(?=\s*\{)", ""),
+    (r"(?s)(?<!\\)\$\$(.+?)\$\$|(?<!\\)\\\((.+?)\\\)", lambda found: f"${(found[1] or found[2]).strip()}$"),
+    (r"(?<!\\)\$\s*\$", " "),  # where mathematics ends and goes on at once
+    (r"\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£]", ""),
+    (r"(?a)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}", _fraction),
+    (r"^\s+|\.?\s*\Z", ""),
+    (rf"(?a)(?<![\d.])\d{{1,3}}(?:{_GROUP_OF_DIGITS}+\d{{3}})+(?!\d)", lambda found: re.sub(r"\D", "", found[0])),
+    (rf"(?ai)(\d[\d,]*(?:\.\d+)?)\s*({'|'.join(_SCALES)})\b", _scaled),
+    (r"\s*percent\b", r"\\%"),
+    (r"(?a)(?<![\w.\\])([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])", r"\1 \\times 10^{\2}"),
+    (rf"({_TRIGONOMETRY})\s*([\d.]+)\s*\^\s*(?:\{{\s*\\circ\s*\}}|\\circ)", r"\1 \\frac{\2 \\pi}{180}"),
+    (rf"(?i)^({'|'.join(_WORDS)})\Z", lambda found: str(_WORDS.index(found[0].lower()))),
+    (r"(?a)^([+-]?)(\d+)\s+(\d+)/(\d+)\Z", r"\1(\2+\\frac{\3}{\4})"),
+    (rf"(?a)^([+-]?[\d.,]*\d)(?!{_PRODUCT})\s*(?!pi\b|sqrt\b|mod\b|and\b|or\b)[A-Za-z]{{2,}}\.?\Z", r"\1"),  # a unit
+)
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _SEPARATOR = re.compile(r"\\(?:text|mathrm)\{\s*(?:,?\s*and|,?\s*or)\s*\}|,?\s*\b(?:and|or)\b|;")
 _LAYOUT = re.compile(r"\\(left|right|displaystyle|,|;|!| )|(?<!\\)\$|\\[()\[\]](?![A-Za-z])")
@@ -98,29 +117,11 @@ def boxed_answer(text: str) -> str | None:
 
 def read(answer: str) -> str:
     r"""Return an answer in the form that is compared: no currency signs, ``10 000`` and ``10\,000`` as 10000, ``3e-4``
-    as a power of ten, ``3 1/2`` as a sum, ``0.\overline{3}`` as a fraction, and a number that is followed by one word
-    without it; ``2xy`` is a product."""
-    answer = _DRESS.sub("", _DASH.sub("-", answer.translate(_SIGNS)))
-    answer = _TWO_DOLLARS.sub(" ", _DISPLAYED.sub(lambda found: f"${(found[1] or found[2]).strip()}$", answer))
-    answer = _REPEATING.sub(_fraction, _CURRENCY.sub("", answer)).strip().removesuffix(".")
-    answer = _THOUSANDS.sub(lambda found: found[1] + re.sub(r"\D", "", found[2]), answer)
-    answer = _SCALED.sub(lambda found: f"{Decimal(found[1].replace(',', '')) * _SCALES[found[2].lower()]:f}", answer)
-    answer = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", re.sub(r"\s*percent\b", r"\%", answer))
-    answer = _DEGREES.sub(r"\1 \\frac{\2 \\pi}{180}", answer)
-    if answer.lower() in _WORDS:
-        return str(_WORDS.index(answer.lower()))
-    if mixed := _MIXED.fullmatch(answer):
-        sign, whole, above, below = mixed.groups()
-        answer = f"{sign}({whole}+\\frac{{{above}}}{{{below}}})"
-    unit = _UNIT.fullmatch(answer)
-    return unit[1] if unit else answer
-
-
-def _fraction(repeating: re.Match[str]) -> str:
-    """The digits of a repeating decimal as a fraction: 0.1 with 6 repeated is (16 - 1) / 90."""
-    whole, once, again = repeating.groups()
-    above = int(whole + once + again) - int(whole + once or 0)
-    return rf"\frac{{{above}}}{{{'9' * len(again) + '0' * len(once)}}}"
+    as a power of ten, ``3 1/2`` as a sum, ``0.\overline{3}`` as a fraction, ``5 dozen`` as 60, ``twelve`` as 12, and a
+    number that is followed by another word without it; ``2xy`` is a product."""
+    for found, stands_for in _READINGS:
+        answer = re.sub(found, stands_for, answer)
+    return answer
 
 
 def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, relative: float = 0.0) -> float:
@@ -176,11 +177,10 @@ def _right(gold: str, answer: str, absolute: float, relative: float) -> bool:
     number = _NUMBER.fullmatch(_bare(gold))
     if number and (comma := _DECIMAL_COMMA.fullmatch(answer)):
         answer = f"{comma[1]}.{comma[2]}"
-    if _RATIO.search(answer) and ":" not in gold:  # a ratio, or a time of day
+    if _RATIO.search(answer) and ":" not in gold:
         return False
-    if _equal(gold, answer):
-        return True
-    if _INTERVAL.search(_bare(gold)) and _INEQUALITY.search(answer) and _equal(answer, gold):
+    interval = _INTERVAL.search(_bare(gold)) and _INEQUALITY.search(answer)
+    if _equal(gold, answer) or (interval and _equal(answer, gold)):
         return True
     if "%" in gold + answer:
         return _right(_PERCENT.sub("", gold), _PERCENT.sub("", answer), absolute, relative)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from gcpo import mathematics
 from gcpo.grader import GraderProcess
 from gcpo.rewards import any_answer, bleu1, boxed_answer, exact_match, final_answer, math_correct, same_answer, token_f1
+from gcpo.tasks import gsm8k, mmlu_stem
 
 WORDS = st.lists(st.sampled_from(["cat", "dog", "map", "toy", "red"]), max_size=6)
 SOME_WORDS = WORDS.filter(bool)
@@ -169,6 +170,9 @@ def test_boxed_answer(text: str, expected: str | None) -> None:
         ("It may be Rome.\nANSWER:  Paris  ", "Paris"),
         ("Answer: Rome\nNo. answer: Paris\nrest", "Paris"),
         ("Answer:\n\nParis", "Paris"),
+        ("ANSWER : Paris", "Paris"),
+        ("**Answer**: Paris", "Paris"),
+        ("Answer: “Paris”", "“Paris”"),  # as references have them
         ("It may be *Rome*.\n\n**Answer:** Paris", "Paris"),
         ("**Answer: Paris**", "Paris"),
         ("**Answer:**", None),
@@ -191,12 +195,28 @@ def test_final_answer(text: str, expected: str | None) -> None:
         (r"Then \boxed{1}. Answer: 2", "2"),
         ("First line.\nSecond line.", "First line.\nSecond line."),
         ("<answer> </answer>", None),
+        ("<answer>1 <answer>2</answer> <answer>3", "1 <answer>2"),
+        ("3</answer>", "3</answer>"),
         ("<think>no end", "<think>no end"),
         (" ", None),
     ],
 )
 def test_the_usual_formats_of_answers_are_read(text: str, expected: str | None) -> None:
     assert any_answer(text) == expected
+
+
+@given(st.lists(st.sampled_from(["<answer>", "</answer>", "a", " "]), max_size=9).map("".join))
+def test_the_last_tagged_answer_is_the_one_that_a_pattern_finds(text: str) -> None:
+    found = re.findall("<answer>(.*?)</answer>", text)
+    assert any_answer(text) == ((found[-1] if found else text).strip() or None)
+
+
+@pytest.mark.parametrize(
+    "repeated", ["<answer>", "</answer>", "answer ", "\\boxed{", "\\boxed{1} ", "#### ", "((", "\\text{"]
+)
+@pytest.mark.parametrize("extract", [any_answer, final_answer, boxed_answer, gsm8k.extract, mmlu_stem.extract])
+def test_every_extraction_ends_whatever_a_policy_repeats(extract: Callable[[str], str | None], repeated: str) -> None:
+    extract(repeated * 200_000)  # time that grows with the square of the length: half an hour
 
 
 # --- mathematics ----------------------------------------------------------------------------------------------------
@@ -265,6 +285,31 @@ def test_the_usual_formats_of_answers_are_read(text: str, expected: str | None) 
         (r"\frac{e^{2it}}{2+2i}", r"\frac{e^{2 i t}}{(2+2 i)}"),
         (r"\frac{2 E_2 + E_1}{3}", r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}"),
         (r"\varnothing", r"\emptyset"),
+        # numbers in words, and on a scale
+        ("twelve", "12"),
+        ("12", "Twelve"),
+        ("12 million", "12000000"),
+        ("1.5 million dollars", "1,500,000"),
+        ("5 dozen", "60"),
+        ("12 percent", r"12\%"),
+        ("12 percent", "12"),
+        # signs that are no ASCII, what nobody sees, and how an answer is set
+        ("−5", "-5"),
+        ("–3", "-3"),
+        ("x – 1", "x-1"),
+        ("5\u200b", "5"),
+        (r"\underline{12}", "12"),
+        (r"\textbf{12}", "12"),
+        # ratios, inequalities, degrees, complex numbers
+        ("1/2", "1:2"),
+        ("3:30", "3:30"),
+        (r"x \le 3", r"(-\infty,3]"),
+        (r"x \geq 3", r"[3,\infty)"),
+        (r"1 < x \le 3", "(1,3]"),
+        (r"\sin 60^\circ", r"\frac{\sqrt{3}}{2}"),
+        (r"2\cos{60^{\circ}}", "1"),
+        ("60", r"60^\circ"),
+        (r"\sqrt2 e^{i\pi/4}", "1+i"),
         # a decimal gold answer of two or more places is a rounded one
         (r"\frac{2}{3}", "0.667"),
     ],
@@ -310,6 +355,21 @@ def test_math_correct_accepts(prediction: str, gold: str) -> None:
         # of what it cannot read, Math-Verify takes the last number
         (r"\frac{4}{3} E_{1}+\frac{2}{3} E_{2}", r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}"),
         ("I_1 R", "I_0 R"),
+        # a number on a scale, a share of something, a range, a ratio, a time of day
+        ("12 million", "12"),
+        ("12 thousand", "12"),
+        ("5 hundred", "5"),
+        ("5 dozen", "5"),
+        ("12 percent of x", "12"),
+        ("12 percent of x", r"12\%"),
+        ("3–5", "-2"),
+        ("1:2", r"\frac{1}{2}"),
+        ("2:1", "1:2"),
+        ("3:30", "3"),
+        ("twelve", "13"),
+        (r"x < 3", r"(-\infty,3]"),
+        (r"1 \le x \le 3", "(1,3]"),
+        (r"\sin 60", r"\frac{\sqrt{3}}{2}"),
         # variables are no unit
         ("2", "2xy"),
         ("2xy", "2"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -327,3 +328,24 @@ def test_a_policy_without_padding_pads_with_its_end_token(policy: tuple[Any, Any
 def test_a_policy_that_does_not_exist_is_an_error_that_says_what_works_offline() -> None:
     with pytest.raises(OSError, match=r"policy model 'no/such-policy' \(a Hub name.*HF_HUB_OFFLINE=1"):
         load_policy("no/such-policy")
+
+
+TEMPLATES = {
+    "": "leaves the question out",
+    "<|assistant|>": "leaves the question out",
+    "{% for m in messages %}": r"fails \(TemplateSyntaxError: ",
+    "{{ raise_exception('no user') }}": r"fails \(TemplateError: no user\)",
+    "{{ messages.__class__.__mro__ }}": r"fails \(SecurityError: ",
+    "{{ messages[1]['content'] }}": r"fails \(UndefinedError: ",
+    "{% for n in range(10**9) %}{% endfor %}": r"fails \(OverflowError: ",
+}
+
+
+@pytest.mark.parametrize(("template", "said"), TEMPLATES.items())
+def test_a_chat_template_that_cannot_be_used_is_one_line_that_names_the_model(
+    folder: Path, tmp_path: Path, template: str, said: str
+) -> None:
+    shutil.copytree(folder, tmp_path / "policy")
+    (tmp_path / "policy" / "chat_template.jinja").write_text(template)
+    with pytest.raises(ValueError, match=rf"^policy model '.*/policy' cannot be used: its chat template {said}.*$"):
+        load_policy(str(tmp_path / "policy"))

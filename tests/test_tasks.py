@@ -15,7 +15,7 @@ import huggingface_hub
 import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 
-from gcpo.tasks import TASKS, get_task, narrativeqa, probe
+from gcpo.tasks import TASKS, get_task, narrativeqa, sources
 from gcpo.tasks.base import Row, Split, Task, check_disjoint, math_scores, qa_scores
 from gcpo.tasks.narrativeqa import TASK as NARRATIVEQA
 from gcpo.tasks.reading import Anything, MalformedRowError, Record, Source, Text, reader
@@ -262,13 +262,13 @@ def test_a_missing_file_is_an_error_that_lists_what_there_is(write: Write) -> No
 
 def test_a_probe_reads_the_first_row_and_no_further(write: Write) -> None:
     write("", record(1), "no JSON")
-    assert probe("narrativeqa", "test")["file"] == "narrativeqa/test.jsonl"
+    assert sources("narrativeqa")["test"].probe()["file"] == "narrativeqa/test.jsonl"
     write("no JSON", record(1))
     with pytest.raises(MalformedRowError, match=r"test\.jsonl, line 1: not JSON"):
-        probe("narrativeqa", "test")
+        sources("narrativeqa")["test"].probe()
     write("")
     with pytest.raises(ValueError, match="narrativeqa/test has no usable row"):
-        probe("narrativeqa", "test")
+        sources("narrativeqa")["test"].probe()
 
 
 # --- reading the Hub ------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def test_whatever_the_hub_s_library_raises_is_one_sentence_with_the_way_out(
     hub: dict[str, Any], error: Exception, said: str
 ) -> None:
     hub["records"] = error
-    for read in (GSM8K.load, lambda split, limit: probe("gsm8k", split)):
+    for read in (GSM8K.load, lambda split, limit: sources("gsm8k")[split].probe()):
         with pytest.raises(OSError, match=rf"gsm8k \(test\) could not be read .*{said}\. .*GCPO_DATA_DIR.*HF_TOKEN\.$"):
             read("test", limit=1)
 
@@ -366,7 +366,7 @@ def test_a_probe_of_the_hub_streams(hub: dict[str, Any]) -> None:
         raise AssertionError("the second row was asked for")
 
     hub["records"] = records()
-    assert probe("gsm8k", "train", revision="v1")["revision"] == "c0ffee"
+    assert sources("gsm8k")["train"].probe("v1")["revision"] == "c0ffee"
 
 
 def test_the_same_rows_come_from_the_hub_and_from_a_folder(
@@ -414,7 +414,7 @@ def test_of_narrativeqa_s_files_the_stories_are_not_loaded(stories: list[int]) -
     first = len(stories)
     assert NARRATIVEQA.load("test", limit=None).rows == split.rows
     assert len(stories) == first  # they are in the local cache
-    assert probe("narrativeqa", "test")["revision"] == "c0ffee"
+    assert sources("narrativeqa")["test"].probe()["revision"] == "c0ffee"
 
 
 def test_a_split_without_files_on_the_hub_is_named(stories: list[int]) -> None:

@@ -78,14 +78,14 @@ def check_tensors(model: Any, info: Mapping[str, Any], name: str | Path, kind: s
         (extra, "its config.json leaves out {} that its weights have"),
     ):
         if keys:
-            raise _refused(name, kind, what.format(_some(keys)), way)
+            raise refused(name, kind, what.format(_some(keys)), way)
 
 
 def check_finite(model: torch.nn.Module, name: str | Path, kind: str) -> None:
     """Raises ``ValueError`` that names the first parameters with a value that is NaN or infinite."""
     wrong = [key for key, parameter in model.named_parameters() if not parameter.isfinite().all()]
     if wrong:
-        raise _refused(name, kind, f"its weights are not finite in {_some(wrong)}", _AGAIN)
+        raise refused(name, kind, f"its weights are not finite in {_some(wrong)}", _AGAIN)
 
 
 def check_tokenizer(tokens: Any, model: Any, name: str | Path, kind: str) -> None:
@@ -97,13 +97,14 @@ def check_tokenizer(tokens: Any, model: Any, name: str | Path, kind: str) -> Non
     way = "Add all files of its tokenizer to it (tokenizer.json, tokenizer_config.json)"
     ids = tokens(PROBE, add_special_tokens=False)["input_ids"]
     if not tokens.decode(ids, skip_special_tokens=True).strip():
-        raise _refused(name, kind, f"its tokenizer has no vocabulary: it makes nothing of {PROBE!r}", way)
+        raise refused(name, kind, f"its tokenizer has no vocabulary: it makes nothing of {PROBE!r}", way)
     largest, rows = max(tokens.get_vocab().values()), len(model.get_input_embeddings().weight)
     if largest >= rows:
-        raise _refused(name, kind, f"its tokenizer has a token {largest}, but it has embeddings for {rows} only", way)
+        raise refused(name, kind, f"its tokenizer has a token {largest}, but it has embeddings for {rows} only", way)
 
 
-def _refused(name: str | Path, kind: str, what: str, way: str) -> ValueError:
+def refused(name: str | Path, kind: str, what: str, way: str) -> ValueError:
+    """Return an error about a model that was loaded: the reason and the way out."""
     return ValueError(f"{kind} model {str(name)!r} cannot be used: {what}. {way}.")
 
 

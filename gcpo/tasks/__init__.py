@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gcpo.errors import nearest, one_of
 
@@ -48,20 +48,6 @@ def get_task(name: str, *, reward: str = "metric", full_completion: bool | None 
     if reward == "binary":
         task = replace(task, reward_metric="accuracy")
     return task if full_completion is None else replace(task, full_completion=full_completion)
-
-
-def probe(name: str, split: str, *, revision: str | None = None) -> dict[str, Any]:
-    """Return where a split of a public benchmark is read from, after reading it as far as its first row.
-
-    The other rows are not loaded. ``revision`` is the data set's on the Hub.
-
-    Raises:
-        OSError: the split cannot be read; says why, and the way out.
-        ValueError: it has no usable row, or its first is malformed; names file, line and field.
-    """
-    from gcpo.tasks import reading
-
-    return reading.probe(sources(name)[split], revision)
 
 
 def sources(name: str) -> dict[str, Source]:

@@ -21,7 +21,7 @@ PROMPT = """Answer the question with the letter of one choice. Write it in the f
 
 {choices}"""
 _LETTER = re.compile(
-    r"\W*(?:\\(?:text|mathrm)(?:bf)?\{|\\mathbf\{)?\W*(?:(?i:option|choice)\b\W*)?([A-Da-d])(?![A-Za-z'])(.*)"
+    r"(?:\\(?:text|textbf|mathrm|mathbf)\{|\W)*+(?:(?i:option|choice)\b\W*+)?([A-Da-d])(?![A-Za-z'])(.*)"
 )
 _ENDED = re.compile(r"[^\w\s]*[.):]|\W*$")  # what follows a letter that is no word of a sentence
 _DASH = re.compile(r"\s*[-–—]\s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -76,6 +77,16 @@ class Source:
         """Return its file below a folder such as ``$GCPO_DATA_DIR`` names."""
         return Path(folder) / self.folder / f"{self.split}.jsonl"
 
+    def probe(self, revision: str | None = None) -> dict[str, Any]:
+        """Return where the split is read from, after reading it as far as its first row and no further.
+
+        ``revision`` is the data set's on the Hub. Raises as a :func:`reader`.
+        """
+        records, origin = _records(self, revision, whole=False)
+        if not any(_rows(self, where, record) for where, record in records):
+            raise ValueError(f"{self.folder}/{self.split} has no usable row")
+        return origin
+
 
 def boxed_gold(solution: str) -> str:
     """Return the boxed answer of a solution; ``MalformedRowError`` without one."""
@@ -142,15 +153,6 @@ def reader(
     return load
 
 
-def probe(source: Source, revision: str | None = None) -> dict[str, Any]:
-    """Return where a split is read from, after reading it as far as its first row and no further; raises as a
-    :func:`reader`."""
-    records, origin = _records(source, revision, whole=False)
-    if not any(_rows(source, where, record) for where, record in records):
-        raise ValueError(f"{source.folder}/{source.split} has no usable row")
-    return origin
-
-
 def _rows(source: Source, where: str, record: Any) -> list[Row]:
     try:
         return source.record.of(_decode(record) if isinstance(record, bytes) else record).rows()
@@ -215,13 +217,8 @@ def _hub_records(source: Source, revision: str | None, whole: bool) -> Records:
     dataset, split = source.dataset, source.split
     try:
         if source.columns:
-            place: dict[str, Any] = {
-                "dataset": dataset,
-                "split": split,
-                "revision": revision,
-                "columns": source.columns,
-            }
-            table: Any = datasets.Dataset.from_generator(_columns, gen_kwargs=place) if whole else _columns(**place)
+            some = functools.partial(_columns, dataset, split, revision, source.columns)
+            table: Any = datasets.Dataset.from_generator(some) if whole else some()  # the former keeps them on disk
         else:
             table = datasets.load_dataset(dataset, source.config, split=split, revision=revision, streaming=not whole)
         for number, record in enumerate(table, 1):

@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from gcpo.semantics.loading import PROBE, check_tokenizer, explain_loading, load_model
+from gcpo.semantics.loading import PROBE, check_tokenizer, explain_loading, load_model, refused
 from gcpo.tasks.base import Row, Task
 
 TOKENS = 2**16  # of a batch, padding included: prompts of thousands of tokens come fewer at a time
+REPAIR = "Repair its chat_template.jinja, or take another model"
 LOGITS = 2**27  # numbers held at a time where every token's distribution is asked for: half a gigabyte
 
 
@@ -30,25 +31,18 @@ def load_policy(name: str, *, revision: str | None = None, dtype: str = "float32
     model = load_model(AutoModelForCausalLM, name, "policy", revision=revision, dtype=dtype)
     check_tokenizer(tokens, model, name, "policy")
     if tokens.chat_template is None:
-        raise ValueError(
-            f"policy model {name!r} cannot be used: its tokenizer has no chat template. Take a model that was made for "
-            "chat, or add the file chat_template.jinja to it."
-        )
+        way = "Take a model that was made for chat, or add the file chat_template.jinja to it"
+        raise refused(name, "policy", "its tokenizer has no chat template", way)
     if tokens.pad_token is None:
         tokens.pad_token = tokens.eos_token
     if PROBE not in (chat := _chats(tokens, [PROBE])[0]):
-        raise ValueError(
-            f"policy model {name!r} cannot be used: its chat template leaves the question out. Repair its "
-            "chat_template.jinja, or take another model."
-        )
+        raise refused(name, "policy", "its chat template leaves the question out", REPAIR)
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     inputs = tokens(chat, return_tensors="pt", add_special_tokens=False).to(model.device)
     with torch.no_grad():
         logits = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask).logits
     if not logits.isfinite().all():
-        raise ValueError(
-            f"policy model {name!r} cannot be used: its logits are not finite with dtype {dtype}. Use another dtype."
-        )
+        raise refused(name, "policy", f"its logits are not finite with dtype {dtype}", "Use another dtype")
     return model, tokens
 
 
@@ -155,10 +149,8 @@ def _chats(tokens: Any, prompts: Sequence[str]) -> list[str]:
     try:
         return [tokens.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in messages]
     except Exception as error:  # a template is a program: it can fail in any way
-        raise ValueError(
-            f"policy model {tokens.name_or_path!r} cannot be used: its chat template fails ({type(error).__name__}: "
-            f"{' '.join(str(error).split())}). Repair its chat_template.jinja, or take another model."
-        ) from error
+        why = f"its chat template fails ({type(error).__name__}: {' '.join(str(error).split())})"
+        raise refused(tokens.name_or_path, "policy", why, REPAIR) from error
 
 
 def ends(model: Any, tokens: Any) -> list[int]:
