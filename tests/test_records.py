@@ -11,15 +11,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from record_builders import failed, finished, planned, publish, write_grid, write_profile
+from record_builders import TINY, failed, finished, planned, publish, write_grid, write_profile
 
 from gcpo import io, paths, world
 from gcpo.methods import METHODS
 from gcpo.reports import records
 from gcpo.runs import record
-from gcpo.runs.grids import expand
+from gcpo.runs.grids import expand, varied
 from gcpo.runs.params import Params, validate
-from gcpo.runs.plan import SCHEMA
+from gcpo.runs.plan import SCHEMA, label
 from gcpo.runs.profiles import ParameterError
 
 ENVIRONMENT = record.environment
@@ -381,6 +381,16 @@ def test_runs_from_different_worlds_are_compared_only_when_asked_for(
     with pytest.raises(record.RecordError, match=r"different models of one name, policy 'tiny': 2 with .*, 1 with"):
         records.find("p", "g")
     assert len(records.find("p", "g", any_code=True)) == 3
+
+
+def test_the_world_is_a_factor_like_any_other_also_beside_records_older_than_the_parameter() -> None:
+    write_grid("g", [{"kind": "train", "world_seed": [0, 1]}])
+    for seed in (0, 1):
+        finished(max_steps=4, world_seed=seed)
+    assert records.find("p", "g")["label"].tolist() == [f"gcpo_bot world_seed={seed}" for seed in (0, 1)]
+    older = {key: value for key, value in validate(TINY).model_dump().items() if key != "world_seed"}
+    assert varied([("train", older), ("train", {**older, "world_seed": 1})]) == {("train", True): ["world_seed"]}
+    assert label("train", older, ["world_seed"]) == "gcpo_bot world_seed=0"
 
 
 def test_a_reference_has_the_world_that_its_runs_started_from_and_another_machine_takes_it(

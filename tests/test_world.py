@@ -18,6 +18,7 @@ import torch
 from transformers import AutoTokenizer
 
 from gcpo import io, paths, world
+from gcpo.cli import main
 from gcpo.semantics import Entailment
 from gcpo.tasks import tinymath, tinyqa
 from gcpo.tasks.sampling import load_policy
@@ -89,7 +90,10 @@ def good() -> dict[str, Any]:
     """Quality in the middle of what is promised."""
     figures = {"accuracy": 0.45, "greedy": 0.6, "none_right": 0.1, "zero_variance": 0.1}
     kinds = dict.fromkeys(KINDS, 0.95)
-    return {"policy": {"tinyqa": dict(figures), "tinymath": dict(figures)}, "entailment": {"kinds": kinds}}
+    return {
+        "policy": {"tinyqa": dict(figures), "tinymath": dict(figures)},
+        "entailment": {"accuracy": 0.994, "kinds": kinds},
+    }
 
 
 @pytest.mark.parametrize(
@@ -215,10 +219,20 @@ def test_a_seed_draws_another_world_in_another_folder(
     assert world.resolve("scratch", "policy", 1) == world.resolve("scratch", "policy")
 
 
+def test_the_command_puts_a_world_in_place_and_says_how_runs_ask_for_it(
+    making: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(paths, "WORLDS", tmp_path)
+    assert main(["world", "--seed", "1"]) == 0
+    said = capsys.readouterr().out
+    assert str(tmp_path / world.key(world.Settings(seed=1))) in said
+    assert said.splitlines()[-1].startswith("Runs start from it with -p world_seed 1")
+    assert main(["world", "--reference", "--seed", "1"]) == 2
+    assert "leave --from-scratch and --seed out" in capsys.readouterr().err
+
+
 def test_a_world_says_in_a_line_each_how_good_its_models_are(making: list[str], tmp_path: Path) -> None:
-    made = world.bootstrap(SMALL, tmp_path)
-    made.quality["entailment"]["accuracy"] = 0.994
-    assert str(made).splitlines() == [
+    assert str(world.bootstrap(SMALL, tmp_path)).splitlines() == [
         f"Embedded world: {tmp_path / world.key(SMALL)}",
         "  policy on tinyqa: 45% of sampled answers right, 60% of greedy",
         "  policy on tinymath: 45% of sampled answers right, 60% of greedy",
