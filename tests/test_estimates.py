@@ -133,7 +133,7 @@ def test_the_papers_profiles_fit_the_gpus_they_are_for() -> None:
     for task in ("narrativeqa", "qasper", "hotpotqa", "math", "olympiadbench"):
         assert estimate(task=task).misfit() is None and estimate("single_gpu", task=task, gpu=24).misfit() is None
     assert "GB of 24 (weights 6.2" in str(estimate(gpu=24).misfit())
-    assert set(KNOWN.benchmarks) == set(TASKS) - set(GENERATED)
+    assert set(KNOWN.benchmarks) <= set(TASKS) - set(GENERATED)
 
 
 def test_a_gradient_of_each_answer_is_held() -> None:

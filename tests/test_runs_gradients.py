@@ -168,13 +168,6 @@ def test_the_starting_policy_s_statistics_do_not_depend_on_training_and_a_traine
     assert plan(at_step=2, max_steps=7).id == plan(at_step=2).id  # whose steps are at_step
 
 
-def test_the_training_run_is_that_of_the_same_parameters_with_so_many_steps() -> None:
-    training = plan(at_step=3, method="grpo", seed=5).training
-    assert training is not None
-    assert training.id == plan("train", max_steps=3, method="grpo", seed=5).id
-    assert training.kind == "train" and training.training is None
-
-
 @pytest.mark.parametrize(
     ("kind", "values", "says"),
     [
@@ -185,10 +178,6 @@ def test_the_training_run_is_that_of_the_same_parameters_with_so_many_steps() ->
 def test_at_step_is_refused_where_it_means_nothing(kind: str, values: dict[str, Any], says: str) -> None:
     with pytest.raises(ParameterError, match=says):
         plan(kind, **values)
-
-
-def test_a_training_run_s_id_does_not_know_at_step() -> None:
-    assert "at_step" not in plan("train").values["params"]
 
 
 def test_halves_have_advantages_of_their_own() -> None:

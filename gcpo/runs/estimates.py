@@ -108,7 +108,7 @@ class Estimate:
         self.size = 2 if params.dtype == "bfloat16" else 4  # bytes of a weight
         self.computed = 2 if self.training and plan.trainer["bf16"] else self.size  # of what is computed with it
         self.gpus = params.processes if self.training else 1
-        known = KNOWN.benchmarks.get(params.task, KNOWN.toys)
+        known = KNOWN.benchmarks.get(params.task, KNOWN.others)
         read = known["prompt"] / KNOWN.chosen["bytes_per_token"]
         self.context = read + params.max_completion_length  # tokens of a prompt and its answer
         steps, group = params.max_steps * self.training, params.group_size
