@@ -89,8 +89,9 @@ def bidirectional_clusters(
     Returns (..., U) labels. Raises ``ValueError`` if ``nli`` is not (..., U, U, 3), or NaN for two answered texts.
     """
     _check_outcomes(nli)
-    apart = torch.zeros_like(nli[..., 0], dtype=torch.bool) if answered is None else _apart(answered)
-    _check(nli.sum(dim=-1).masked_fill(apart, 0), 1.0)
+    answered = torch.ones_like(nli[..., 0, 0], dtype=torch.bool) if answered is None else answered
+    apart = _apart(answered)
+    _check(nli.sum(dim=-1).masked_fill(apart | ~answered.unsqueeze(-1), 0), 1.0)
     outcome = nli.argmax(dim=-1)
     reverse = outcome.transpose(-1, -2)
     if strict:

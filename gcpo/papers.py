@@ -25,6 +25,12 @@ def papers() -> dict[str, Paper]:
     return {has["shorthand"]: Paper(has["title"], has.get("eprint"), entry) for entry, has in fields.items()}
 
 
+def cited(places: str) -> tuple[Paper, ...]:
+    """Return the papers of places in them, such as "KLE; GCPO, Table 1", as far as they are known."""
+    names = [re.split(r" \(|,", place)[0] for place in places.split("; ")]
+    return tuple(papers()[name] for name in dict.fromkeys(names) if name in papers())
+
+
 def credit(found: Sequence[Paper]) -> dict[str, str]:
     """Return what a model card of TRL says of papers: the citations of all, title and id of the first if on arXiv."""
     first = {"title": found[0].title, "id": found[0].arxiv} if found and found[0].arxiv else {}

@@ -1,8 +1,7 @@
-"""The behaviour of TRL 1.16 that GCPOTrainer relies on: a failure names what breaks with a new TRL."""
+"""The behaviour of TRL 1.10 to 1.16 that GCPOTrainer relies on: a failure names what breaks with another TRL."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,8 @@ from trl.trainer.callbacks import SyncRefModelCallback
 
 from gcpo.runs.train import generate_together, weights_arithmetic
 from gcpo.tasks.sampling import load_policy
-from gcpo.trainer.trainer import _unsharded
+from gcpo.trainer.given import unsharded
+from gcpo.trainer.trainer import IMAGES
 
 pytestmark = pytest.mark.usefixtures("frozen")
 
@@ -212,9 +212,8 @@ def test_the_loss_asks_for_log_probabilities_once_and_reads_advantages_after(
 def test_log_probabilities_come_first_of_three_and_entropies_second(trl: Make) -> None:
     trainer = trl()
     batch = generate(trainer)
-    keys = ("batch_size", "compute_entropy")
-    assert set(keys) <= inspect.signature(getattr(GRPOTrainer, LOGPS)).parameters.keys(), f"our own pass: {keys}"
-    logps, entropies, _ = passed(trainer, batch, compute_entropy=True)
+    keys = {"batch_size": 5, "compute_entropy": True, **dict.fromkeys(IMAGES)}
+    logps, entropies, _ = passed(trainer, batch, **keys)  # our own pass: it has these arguments
     ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
     length = batch["completion_ids"].shape[1]
     with torch.no_grad():
@@ -367,7 +366,7 @@ def test_transformers_shards_no_model_while_its_deepspeed_config_is_unset() -> N
     deepspeed.set_hf_deepspeed_config(config)
     try:
         assert deepspeed.is_deepspeed_zero3_enabled()
-        with _unsharded():
+        with unsharded():
             assert not deepspeed.is_deepspeed_zero3_enabled(), "models are loaded whole"
         assert deepspeed.is_deepspeed_zero3_enabled(), "_hf_deepspeed_config_weak_ref: the config that is set again"
     finally:

@@ -490,3 +490,25 @@ def test_every_choice_of_options_keeps_its_own_range(method: str, seed: int, siz
         low, high = weight_range(method, 0.9, size, **options)
         reached = weights(method, rollouts, alpha=0.9, **options)
         assert low - 1e-6 <= reached.min() <= reached.max() <= high + 1e-6, options
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.float64])
+def test_base_advantages_of_any_type_are_those_of_its_numbers(dtype: torch.dtype) -> None:
+    """600 squared is no number in float16. Rewards 0 and r give (-1, 1) / sqrt 2 for any r that is large."""
+    for high in (600, 1000) if dtype != torch.int8 else (100, 120):
+        found = base_advantages(torch.tensor([[0, high]], dtype=dtype))
+        assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert found[0].tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "about"),
+    [
+        (torch.zeros(2, 3, 4), r"a tensor of shape \(B, G\), got shape \(2, 3, 4\)"),
+        (torch.zeros(4), r"got shape \(4,\)"),
+        (torch.tensor([[0.0, 1.0], [0.0, math.inf]]), "response 1 of group 1 is inf"),
+    ],
+)
+def test_base_advantages_refuse_what_they_would_get_wrong(rewards: torch.Tensor, about: str) -> None:
+    with pytest.raises(ValueError, match=about):
+        base_advantages(rewards)

@@ -100,6 +100,59 @@ def test_a_shape_that_does_not_fit_the_rewards_is_an_error(name: str) -> None:
             getattr(lazy, name)
 
 
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("late", [False, True])
+def test_nan_is_refused_where_a_feature_enters_and_not_where_nothing_reads_it(name: str, late: bool) -> None:
+    def rollouts(feature: str, value: Tensor, **others: Tensor) -> Rollouts:
+        given: Any = (lambda: value) if late else value
+        made = Rollouts(REWARDS, **{feature: given}, **others)
+        getattr(made, feature)
+        return made
+
+    value = torch.ones(SHAPES[name])
+    value[0, 3] = math.nan  # of a response without a reward
+    if name == "nli":
+        value[0, :, 3] = math.nan  # and of pairs with it
+    rollouts(name, value)
+    value[1, 2].view(-1)[0] = math.nan
+    if name == "correctness":  # which may be unknown
+        rollouts(name, value)
+        value[1, 2] = math.inf
+    with pytest.raises(ValueError, match=rf"^{name} is (nan|inf) for response 2 of group 1, at \(1, 2.*give a number"):
+        rollouts(name, value)
+    if name in ("logps", "entropies", "ref_logps", "ratios", "answer_mask"):
+        rollouts(name, value, mask=torch.ones(2, 4, 5).index_fill(2, torch.tensor([0]), 0))  # where no token is
+
+
+@pytest.mark.parametrize(("name", "value"), [("embeddings", math.inf), ("nli", -math.inf), ("clusters", math.inf)])
+def test_infinity_is_refused_where_it_would_decide_a_cluster_or_a_direction(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^{name} is {value} for response 0 of group 0"):
+        Rollouts(REWARDS, **{name: torch.full(SHAPES[name], value)})
+    Rollouts(REWARDS, logps=torch.full((2, 4, 5), -math.inf))  # log 0
+
+
+def test_bidirectional_clusters_of_nan_are_refused_and_a_response_without_a_reward_joins_none() -> None:
+    nli = torch.tensor([0.9, 0.05, 0.05]).repeat(2, 4, 4, 1)
+    nli[0, 3] = nli[0, :, 3] = math.nan
+    assert Rollouts(REWARDS, nli=nli).cluster_labels("bidirectional").tolist() == [[0, 0, 0, 1], [0] * 4]
+    with pytest.raises(ValueError, match="nli is nan for response 1 of group 1"):
+        weights(
+            "se", Rollouts(REWARDS, nli=lambda: nli.index_fill(1, torch.tensor(1), math.nan)), clusters="bidirectional"
+        )
+
+
+@pytest.mark.parametrize("given", [[[0, 1, 2, 3]] * 2, None, "clusters", 3])
+def test_a_feature_that_is_no_tensor_is_refused(given: Any) -> None:
+    about = rf"^clusters must be a tensor, or a function that returns one, got a {type(given).__name__}\.$"
+    if given is not None:
+        with pytest.raises(TypeError, match=about):
+            Rollouts(REWARDS, clusters=given)
+    with pytest.raises(TypeError, match=about):
+        Rollouts(REWARDS, clusters=lambda: given).clusters  # noqa: B018
+    with pytest.raises(ValueError, match=r"^rewards must be a tensor of shape \(B, G\), got a list"):
+        Rollouts([[1.0, 2.0]])  # type: ignore[arg-type]
+
+
 def test_features_are_named_without_being_evaluated() -> None:
     feature = Counted(torch.ones(2, 4, 5))
     rollouts = Rollouts(REWARDS, mask=feature, logps=feature, clusters=torch.zeros(2, 4))

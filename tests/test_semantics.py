@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -269,6 +271,61 @@ def test_embedder_encodes_each_text_once_and_forgets_the_least_recently_used() -
     assert calls == [["bb", "a"], ["ccc"], ["a"]]
     assert embedder(["a", "bb", "ccc", "dddd"]).flatten().tolist() == [1.0, 2.0, 3.0, 4.0]  # more than fit
     assert (embedder.hits, embedder.misses) == (1 + 1 + 1 + 2, 2 + 1 + 1 + 2)
+
+
+def nan_for(text: str) -> Callable[[list[tuple[str, str]]], Tensor]:
+    """A model that knows no number for pairs with this premise."""
+    return lambda pairs: torch.tensor([[math.nan if p == text else 1 / 3] * 3 for p, _ in pairs])
+
+
+@pytest.mark.parametrize(
+    ("classify", "error", "about"),
+    [
+        (nan_for("b"), ValueError, r"gave \[nan, nan, nan\] for \('b', 'a'\), expected probabilities"),
+        (lambda pairs: torch.full((len(pairs), 3), 0.5), ValueError, r"gave \[0.5, 0.5, 0.5\] for \('a', 'b'\)"),
+        (lambda pairs: torch.tensor([[2.0, -1.0, 0.0]] * len(pairs)), ValueError, r"gave \[2.0, -1.0, 0.0\] for"),
+        (lambda pairs: torch.ones(1, 3) / 3, ValueError, r"gave shape \(1, 3\), expected a tensor of shape \(6, 3\)"),
+        (lambda pairs: torch.ones(len(pairs), 2) / 2, ValueError, r"gave shape \(6, 2\), expected"),
+        (lambda pairs: torch.ones(len(pairs), 3).numpy() / 3, TypeError, "gave a ndarray, expected a tensor"),
+        (lambda pairs: [[1.0, 0.0, 0.0]] * len(pairs), TypeError, "gave a list, expected a tensor"),
+        (lambda pairs: None, TypeError, "gave a NoneType, expected a tensor of shape"),
+    ],
+)
+def test_what_is_no_row_of_probabilities_is_refused_with_the_texts(
+    classify: Any, error: type[Exception], about: str
+) -> None:
+    for use in (Entailment(classify).pairwise, lambda texts: cluster_texts(texts, Entailment(classify))):
+        with pytest.raises(error, match=rf"^entailment function '<lambda>' {about}") as refused:
+            use(["a", "b", "c"])
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("embed", "error", "about"),
+    [
+        (
+            lambda texts: torch.tensor([[math.inf, 1.0]] * len(texts)),
+            ValueError,
+            r"gave \[inf, 1.0\] for 'a', expected fin",
+        ),
+        (lambda texts: torch.ones(1, 4), ValueError, r"gave shape \(1, 4\), expected a tensor of shape \(2, d\)"),
+        (lambda texts: None, TypeError, "gave a NoneType, expected a tensor"),
+    ],
+)
+def test_what_is_no_embedding_is_refused_with_the_text(embed: Any, error: type[Exception], about: str) -> None:
+    with pytest.raises(error, match=rf"^embedding function '<lambda>' {about}"):
+        Embedder(embed)(["a", "b"])
+
+
+def test_probabilities_that_are_nan_make_no_cluster() -> None:
+    nli = torch.tensor([0.9, 0.05, 0.05]).repeat(3, 3, 1)
+    nli[1, 2, 0] = math.nan
+    for cluster in (cluster_nli, bidirectional_clusters, lambda given: greedy_clusters(given[..., 0])):
+        with pytest.raises(ValueError, match=r"the entailment probability at \(1, 2\) is NaN"):
+            cluster(nli)
+    answered = torch.tensor([True, True, False])  # what says nothing is alone, whatever its probabilities
+    assert cluster_nli(nli, answered).tolist() == [0, 0, 1]
+    assert bidirectional_clusters(nli, answered=answered).tolist() == [0, 0, 1]
 
 
 # --- real models ----------------------------------------------------------------------------------------------------

@@ -559,6 +559,13 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one_bit_for_bit(
         with pytest.warns(UserWarning, match="checkpoint-2 has no reference.pt .* starts anew"):
             make(method, **changes, output_dir=str(tmp_path / "anew")).train(resume_from_checkpoint=str(checkpoint))
         (tmp_path / "reference.pt").rename(checkpoint / "reference.pt")
+        kept = (checkpoint / "reference.pt").read_bytes()
+        (checkpoint / "reference.pt").write_bytes(kept[:1000])  # as a full disk leaves it
+        with pytest.raises(
+            OSError, match=r"reference.pt cannot be read: is it whole\? Resume from an earlier checkpoint"
+        ):
+            make(method, **changes, output_dir=str(tmp_path / "cut")).train(resume_from_checkpoint=str(checkpoint))
+        (checkpoint / "reference.pt").write_bytes(kept)
         reference = whole.ref_model.state_dict()
         assert all(torch.equal(value, reference[name]) for name, value in resumed.ref_model.state_dict().items())
         kept = torch.load(checkpoint / "reference.pt", weights_only=True)

@@ -30,7 +30,6 @@ class GroupFactor(Factor):
     CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {"form": FORMS, "alpha_norm": ("log_g", "none")}
     has_alpha = True
     granularity = "group"
-    subject: ClassVar[str] = "answers"  # the noun for a group with a high score: its answers or rewards differ
 
     form: str = "linear"
     alpha: float = 0.6
@@ -47,7 +46,9 @@ class GroupFactor(Factor):
     @property
     def direction(self) -> str:
         low, high = (FORMS[self.form](torch.tensor(end), 0.1) for end in (0.0, 1.0))
-        return f"{'boosts' if high > low else 'damps'} groups whose {self.subject} differ"
+        return (
+            f"{'boosts' if high > low else 'damps'} groups whose {'rewards' if self.reads_range else 'answers'} differ"
+        )
 
     def strength(self, group_size: int) -> float:
         """Return GCPO's alpha_G, or alpha itself with ``alpha_norm="none"``."""
@@ -170,7 +171,6 @@ class RewardDispersion(GroupFactor):
     OPTIONS = ("form", "alpha_norm", "alpha_rd")
     alpha_key = "rd"
     reads_range = True
-    subject = "rewards"
     measure: str = "rd"
     weight: str = "w_rd"
     form: str = "boost"
@@ -189,7 +189,6 @@ class RewardVariance(GroupFactor):
 
     kind = "RewardVariance"
     reads_range = True
-    subject = "rewards"
     measure: str = "reward_variance"
     weight: str = "w_variance"
     alpha: float = 0.2

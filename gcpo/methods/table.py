@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from gcpo.methods.group import (
 from gcpo.methods.response import EntropyFactor, RatioVariance
 from gcpo.methods.reward import AgreementBonus, ClusterShare, OverlongPenalty, ReferenceBonus
 from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty
-from gcpo.papers import Paper, papers
+from gcpo.papers import Paper, cited
 
 # Settings of TRL's GRPOConfig for each base advantage, unless the user sets others.
 BASES: dict[str, dict[str, Any]] = {
@@ -65,8 +64,7 @@ class Method:
     @property
     def papers(self) -> tuple[Paper, ...]:
         """Return the papers that the method is from, as far as they are known."""
-        names = [re.split(r" \(|,", place)[0] for place in self.paper.split("; ")]
-        return tuple(papers()[name] for name in dict.fromkeys(names) if name in papers())
+        return cited(self.paper)
 
     @property
     def permuted(self) -> bool:

@@ -15,7 +15,6 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback
-from transformers.integrations import deepspeed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import is_rich_available
 from trl import GRPOTrainer
@@ -29,6 +28,7 @@ from gcpo.papers import credit
 from gcpo.rewards import any_answer
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment
+from gcpo.trainer import given
 from gcpo.trainer.collect import Collector, loss_mask
 from gcpo.trainer.config import GCPOConfig
 from gcpo.trainer.scores import Scores
@@ -115,17 +115,11 @@ class GCPOTrainer(GRPOTrainer):
         **newer: Any,
     ) -> None:
         args = args if args is not None else GCPOConfig("gcpo-output")
-        if not isinstance(args, GCPOConfig):
-            raise TypeError(f"args must be a gcpo.GCPOConfig, got {type(args).__name__}; it takes the same settings.")
-        _check_functions(answer_extractor=answer_extractor, embedder=embedder, entailment=entailment, callback=callback)
+        given.check(args, model, peft_config)
+        given.check_functions(answer_extractor, embedder, entailment, callback)
         self.method = args.resolved_method()
-        if self.method.trl.get("sync_ref_model") and (peft_config or hasattr(model, "peft_config")):
-            raise ValueError(
-                f"{args.method} keeps a reference model that moves, and TRL has none for adapters: train all weights, "
-                "or take a method without one, such as care_agreement."
-            )
         # Loaded before the policy: a wrong name should not cost the minutes a large policy takes.
-        embedder, entailment = self._feature_models(args, embedder, entailment)
+        embedder, entailment = given.models(args, embedder, entailment)
         self._callback = callback
         self._columns: list[str] = []
         data = train_dataset, eval_dataset, processing_class, reward_processing_classes
@@ -134,27 +128,10 @@ class GCPOTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, *data, *training, *environment, **newer)
         # For the model card.
         self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
-        self.collector = Collector(
-            args=args,
-            accelerator=self.accelerator,
-            group_size=self.num_generations,
-            scores=Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights),
-            extract=answer_extractor,
-            embedder=embedder,
-            entailment=entailment,
-            policy_pass=self._policy_pass,
-            decode=partial(self._tokenizer.decode, skip_special_tokens=True),
-        )
-
-    def _feature_models(
-        self, args: GCPOConfig, embedder: Embedder | None, entailment: Entailment | None
-    ) -> tuple[Embedder | None, Entailment | None]:
-        with _unsharded():
-            if "embeddings" in self.method.reads and embedder is None:
-                embedder = Embedder(args.embedding_model, device=args.device)
-            if self.method.needs_entailment(args.use_full_completion_for_clustering) and entailment is None:
-                entailment = Entailment(args.entailment_model, device=args.device)
-        return embedder, entailment
+        scores = Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights)
+        decode = partial(self._tokenizer.decode, skip_special_tokens=True)
+        features = answer_extractor, embedder, entailment, self._policy_pass, decode
+        self.collector = Collector(args, self.accelerator, self.num_generations, scores, *features)
 
     # --- at generation, on whole groups ---
 
@@ -396,33 +373,9 @@ class GCPOTrainer(GRPOTrainer):
                 ) from error
 
 
-def _check_functions(**given: Any) -> None:
-    """Refuse what would fail after the first generation only, which takes minutes of a large policy."""
-    models = {"embedder": ("Embedder", "embedding_model"), "entailment": ("Entailment", "entailment_model")}
-    for name, value in given.items():
-        fits = isinstance(value, Entailment) if name == "entailment" else callable(value)
-        if not fits and (value is not None or name == "answer_extractor"):
-            model, setting = models.get(name, ("", ""))
-            way = f"gcpo.semantics.{model}({value!r}), or GCPOConfig({setting}={value!r})" if model else "a function"
-            raise TypeError(f"{name} is {value!r}, a {type(value).__name__}: give {way}.")
-
-
 def _text(completion: Any) -> str:
     """Return the text of a completion; of a conversation, the assistant's last message that is not empty."""
     if isinstance(completion, str):
         return completion
     said = [message.get("content") for message in completion if message.get("role") in (None, "assistant")]
     return str(next(filter(None, reversed(said)), ""))
-
-
-@contextlib.contextmanager
-def _unsharded() -> Iterator[None]:
-    """Load the embedder and the entailment model unsharded: under ZeRO-3, transformers shards every model it loads, and
-    only trained parameters are gathered."""
-    wanted = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if wanted is not None and (config := wanted()) is not None:
-            deepspeed.set_hf_deepspeed_config(config)
