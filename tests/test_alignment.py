@@ -67,10 +67,11 @@ def test_what_is_seen_is_the_mean_over_seeds_of_the_library_s_statistics(
 def test_a_resample_has_the_statistics_of_the_table_that_it_draws() -> None:
     table = queries(40).sort_values("query").reset_index(drop=True)
     drawn = np.random.default_rng(3).multinomial(40, np.full(40, 1 / 40), size=5)
-    found = alignment.Alignment(table, n=5, seed=3)
+    found = alignment.Alignment(table, drop_top=0.1, n=5, seed=3)
+    kept = alignment.selected(table, drop_top=0.1).sort_index()  # what is left out changes no draw of the others
     functions = {"spearman": statistics.spearman, "auc": statistics.top_auc, "precision": statistics.precision_at_top}
     for statistic, function in functions.items():  # folds of the others keep copies of a query together
-        repeated = [table.loc[np.repeat(np.arange(40), counts)] for counts in drawn]
+        repeated = [kept.loc[np.repeat(kept.index, counts[kept.index])] for counts in drawn]
         expected = [function(part["se"].to_numpy(), part["V"].to_numpy()) for part in repeated]
         assert found.draws("se", statistic).draws == pytest.approx(expected), statistic
 

@@ -124,11 +124,14 @@ def test_verdicts_are_written_as_records_where_they_are_asked_for(tmp_path: Path
         verdict = claims.Verdicts(name, records)
         found = claims.Verdict("holds", "By 1.", 1.23456789, n=3, level=0.95, parts=("x", "y"))
         verdict("one", "Eq. 1", "a", found, "More.")
+        verdict("two", "Eq. 2", "b", claims.Verdict("holds", "By hand.", 0.5, effect=2.0))  # no comparison decided it
         for folder in (None, tmp_path / ("reports" if records else "read")):
             pd.testing.assert_frame_equal(verdict.write(folder), verdict.table())
     paths_of = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*.csv"))]
     assert paths_of == ["read/01.csv", "reports/verdicts_21.csv"]
-    (row,) = pd.read_csv(tmp_path / "reports" / "verdicts_21.csv").to_dict("records")
+    row, other = pd.read_csv(tmp_path / "reports" / "verdicts_21.csv").to_dict("records")
+    assert [other[name] for name in ("difference", "paper_effect", "seeds")] == [0.5, 2.0, 0]
+    assert np.isnan([other[name] for name in ("estimate", "effect", "n", "level")]).all()
     given = {"id": "one", "label": "holds", "because": "By 1. More.", "place": "Eq. 1", "heading": "a", "n": 3}
     given |= {"parts": "x; y", "difference": 1.23457, "notebook": "21_b", "records": "runs of p"}
     assert {key: row[key] for key in given} == given
