@@ -14,9 +14,10 @@ import pytest
 
 from gcpo import __main__, __version__, cli, paths
 from gcpo.errors import nearest
+from gcpo.runs import preflight
 from gcpo.runs.grids import expand
-from gcpo.runs.params import Params
-from gcpo.runs.plan import KINDS
+from gcpo.runs.params import Params, validate
+from gcpo.runs.plan import KINDS, Plan
 
 
 def test_run_lists_every_parameter_with_its_description(
@@ -102,6 +103,17 @@ def test_a_report_of_nothing_fails(capsys: pytest.CaptureFixture[str], monkeypat
     assert (
         capsys.readouterr().out.splitlines()[-1].startswith("no report was made: nothing has run of the grids of smoke")
     )
+
+
+def test_check_loads_the_first_row_of_every_split(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path))
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"cut')
+    plan = Plan("train", validate({"task": "gsm8k", "validation_split": "dev"}))
+    without, missing = preflight.unreadable([plan, Plan("train", validate({}))])
+    assert without.startswith("gsm8k/test cannot be read: ") and str(tmp_path / "gsm8k" / "test.jsonl") in without
+    assert missing == "gsm8k/dev cannot be read: there is no such split, only train, test"
+    assert preflight.unreadable([Plan("train", validate({"task": "gsm8k", "max_steps": 0}))]) == [without]
 
 
 def test_a_profile_has_one_default() -> None:

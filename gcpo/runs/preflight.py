@@ -10,7 +10,7 @@ from huggingface_hub.constants import HF_HUB_OFFLINE
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import quiet
 from gcpo.runs.train import configure
-from gcpo.tasks import probe, sources
+from gcpo.tasks import sources
 from gcpo.tasks.reading import DATA_DIR
 
 # TRL's trainer checks this only once it has the policy.
@@ -45,8 +45,10 @@ def unreadable(plans: Iterable[Plan]) -> list[str]:
     found = []
     for task, split, revision in wanted:
         try:
-            if sources(task):  # else generated
-                probe(task, split, revision=revision)
+            if source := sources(task).get(split):
+                source.probe(revision)
+            elif sources(task):  # others are generated
+                raise ValueError(f"there is no such split, only {', '.join(sources(task))}")
         except (OSError, ValueError) as error:
             found.append(f"{task}/{split} cannot be read: {' '.join(str(error).split())}")
     return found

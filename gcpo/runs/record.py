@@ -85,6 +85,11 @@ class Run:
         self.display = self.display or Display(self.folder.name)
         self.display.show(state)
 
+    def follow(self) -> None:
+        """Show here the state that another process has written into the run's folder."""
+        if self.display and (state := progress.read(self.folder)):
+            self.display.show(state)
+
     def end_show(self) -> None:
         """Remove the state from the run's folder, and leave here how the run ended."""
         (self.folder / progress.FILE).unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from gcpo.runs.distributed import LOG, launch, peak_memory
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan, quarters
 from gcpo.runs.policies import lora, models, quiet, starting_policy, trained_policy
-from gcpo.runs.progress import State, read, share
+from gcpo.runs.progress import share
 from gcpo.runs.record import Run, claim, load, placeless, record
 from gcpo.tasks.base import Row, Task, check_disjoint
 from gcpo.tasks.sampling import check_lengths, evaluate
@@ -134,7 +134,7 @@ def fit(plan: Plan, trainer: GCPOTrainer, run: Run, along: transformers.TrainerC
 def _fit_in_processes(plan: Plan, run: Run, validation: _Validation | None) -> list[dict[str, Any]]:
     """Return TRL's log of a training by several processes (:func:`work`), which save policies for this one to ask."""
     if not (run.folder / LOG).exists():
-        launch(plan, run.folder, lambda: run.display.show(read(run.folder) or State()) if run.display else None)
+        launch(plan, run.folder, run.follow)
     made = json.loads((run.folder / LOG).read_text(encoding="utf-8"))
     run.manifest["trl"] = made["trl"]
     if validation:
