@@ -250,7 +250,7 @@ def _replay(profile: str, n: int) -> int:
 
 def _gate(profile: str | None, grids: list[str] | None, reference: bool) -> int:
     if profile is None:
-        raise ParameterError("--reference: is for --gate, and says whose runs it reads.")
+        raise ParameterError("--reference is for --gate: it says whose runs are read.")
     from gcpo.reports.gate import GRID, gate
 
     found = gate(profile, grids[0] if grids else GRID, reference)

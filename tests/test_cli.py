@@ -149,7 +149,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--porfile", "laptop"], "No such option: --porfile"),
         (["run", "--kind", "trian"], "Invalid value for '--kind': "),
         (["run", "-p", "seed"], "Invalid value: Option '-p' requires KEY and VALUE."),
-        (["check", "--reference"], "--reference: is for --gate"),
+        (["check", "--reference"], "--reference is for --gate"),
         (["check", "--replay", "1"], "profile smoke has no reference to make again: --profile takes laptop."),
     ],
 )
