@@ -15,6 +15,10 @@ import huggingface_hub
 import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 
+from gcpo.runs import train
+from gcpo.runs.params import validate
+from gcpo.runs.plan import Plan
+from gcpo.runs.record import Run
 from gcpo.tasks import TASKS, get_task, narrativeqa, sources
 from gcpo.tasks.base import Row, Split, Task, check_disjoint, math_scores, qa_scores
 from gcpo.tasks.narrativeqa import TASK as NARRATIVEQA
@@ -159,6 +163,9 @@ def test_files_with_the_same_rows_are_no_training_and_test(write: Write) -> None
     write(*same, split="train")
     write(*same)
     loaded = {part: NARRATIVEQA.load(name, limit=None) for part, name in (("train", "train"), ("eval", "test"))}
+    plan = Plan("train", validate({"task": "narrativeqa", "validation_limit": 0, "policy": "no/such-model"}))
+    with pytest.raises(ValueError, match="3 of 3 questions"):  # before the policy is loaded
+        train._questions(plan, Run(Path("nowhere")))
     with pytest.raises(
         ValueError, match=r"^3 of 3 questions of narrativeqa/train \(train\).* narrativeqa/test \(eval\)"
     ):
