@@ -7,7 +7,8 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
-ROOT = _CHECKOUT or Path.cwd()  # an installed copy keeps its outputs where it is called
+# An installed copy keeps its outputs where it is called, also those of the kernels that it starts in another folder.
+ROOT = _CHECKOUT or Path(os.environ.setdefault("GCPO_ROOT", str(Path.cwd())))
 _FILES = _CHECKOUT or _PACKAGE  # a wheel has notebooks, parameter files and the ready-made world inside the package
 
 # Paths in the environment mean what they mean here, also to processes that work in another folder.

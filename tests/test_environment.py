@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,3 +67,17 @@ def test_conda_environment_has_the_same_pins_as_the_lock() -> None:
     pinned = {name_of(line): line for line in pip if "==" in line}
     assert pinned == {name: pins()[name] for name in pinned}
     assert set(pinned) == needed("trl", "repro")
+
+
+def test_an_installed_copy_keeps_outputs_where_it_is_called_also_those_of_processes_in_other_folders(
+    tmp_path: Path,
+) -> None:
+    package, called = tmp_path / "site" / "gcpo", tmp_path / "called"
+    for folder in (package, called):
+        folder.mkdir(parents=True)
+    shutil.copy(str(paths.__file__), package)
+    show = f"import sys; sys.path = {[str(package), *sys.path]}; import paths; print(paths.OUTPUTS, paths.PARAMS)"
+    both = f"{show}; import subprocess; subprocess.run([sys.executable, '-c', {show!r}], cwd='/')"
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("GCPO_")}
+    done = subprocess.run([sys.executable, "-uc", both], cwd=called, env=clean, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"{called / 'outputs'} {package / 'params'}"] * 2, done.stderr

@@ -226,7 +226,7 @@ def test_what_other_code_or_models_left_unfinished_is_set_aside_and_begun_anew(
 ) -> None:
     here = {"code": "c0de", "packages": {"trl": "1"}}
     monkeypatch.setattr(record, "environment", lambda: here)
-    monkeypatch.setattr("gcpo.world.folder", lambda kind, name: tmp_path / "world" / kind)
+    monkeypatch.setattr("gcpo.world.folder", lambda kind, name, seed: tmp_path / "world" / kind)
     (tmp_path / "world" / "policy").mkdir(parents=True)
     weights = tmp_path / "world" / "policy" / "model.safetensors"
     weights.write_text("world A")

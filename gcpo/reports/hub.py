@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shutil
 import tempfile
 from pathlib import Path
 
-from gcpo import __version__, io, paths
+from gcpo import io, paths
 from gcpo.reports import records
 from gcpo.runs.params import profile_name
 from gcpo.runs.record import RecordError
@@ -55,7 +56,7 @@ def card(profile: str, folder: Path) -> str:
     return CARD.format(
         profile=profile,
         count=len((folder / "runs.jsonl").read_bytes().splitlines()),
-        version=__version__,
+        version=importlib.metadata.version("gcpo"),
         configs="\n".join(f"- config_name: {name}\n  data_files: {name}.parquet" for name in tables),
         holds="\n".join(f"| `{name}` | {said} |" for name, said in there.items()),
     )
