@@ -135,7 +135,7 @@ def test_bidirectional_clusters_of_nan_are_refused_and_a_response_without_a_rewa
     nli = torch.tensor([0.9, 0.05, 0.05]).repeat(2, 4, 4, 1)
     nli[0, 3] = nli[0, :, 3] = math.nan
     assert Rollouts(REWARDS, nli=nli).cluster_labels("bidirectional").tolist() == [[0, 0, 0, 1], [0] * 4]
-    with pytest.raises(ValueError, match="nli is nan for response 1 of group 1"):
+    with pytest.raises(ValueError, match="nli is nan for response 1 of group 0"):
         weights(
             "se", Rollouts(REWARDS, nli=lambda: nli.index_fill(1, torch.tensor(1), math.nan)), clusters="bidirectional"
         )

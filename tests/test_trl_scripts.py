@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import io
 import json
 import re
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +19,7 @@ import huggingface_hub
 import pandas as pd
 import pytest
 import torch
+import trl
 from datasets import Dataset
 from helpers import G, Vowels, assert_close, first_letter, letter, settings, text_of
 from peft import LoraConfig
@@ -223,6 +227,26 @@ def test_the_package_lists_what_is_imported_late() -> None:
     assert {"GCPOConfig", "GCPOTrainer", "__version__"} <= set(dir(gcpo))
     with pytest.raises(AttributeError, match="no attribute 'GCPOTrainr'"):
         gcpo.GCPOTrainr  # noqa: B018
+
+
+def test_without_its_extra_the_trainer_says_which_and_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(gcpo, "trainer")
+    monkeypatch.setitem(sys.modules, "gcpo.trainer", None)
+    with pytest.raises(
+        ImportError, match=r'GCPOConfig needs the extra trl .*in a checkout .* pip install "\.\[trl\]"$'
+    ):
+        gcpo.__getattr__("GCPOConfig")
+
+
+def test_a_trl_that_was_not_tried_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trl, "__version__", "1.17.0.dev0")
+    with pytest.warns(UserWarning, match=r"^TRL 1.17.0.dev0 is newer than 1.16, the newest that gcpo was tried with"):
+        importlib.reload(gcpo.trainer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for tried in ("1.16.3", "1.10.0"):
+            monkeypatch.setattr(trl, "__version__", tried)
+            importlib.reload(gcpo.trainer)
 
 
 @pytest.mark.parametrize(

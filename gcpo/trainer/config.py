@@ -24,6 +24,10 @@ Range = tuple[float, float]
 _TRL_DEFAULTS = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}
 
 
+def _as_in_trl() -> Any:
+    return field(default=None, metadata={"help": "As in TRL; None: the method's own."})
+
+
 @dataclass
 class GCPOConfig(GRPOConfig):
     """TRL's GRPOConfig and the settings of the method.
@@ -73,18 +77,10 @@ class GCPOConfig(GRPOConfig):
     entailment_model: str = field(default="FacebookAI/roberta-large-mnli", metadata={"help": "Path or Hub name."})
     entailment_threshold: float = field(default=0.35, metadata={"help": "Entailment probability to join a cluster."})
     use_full_completion_for_clustering: bool = field(default=False, metadata={"help": "True for mathematics."})
-    loss_type: str | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "TRL's loss_type; None: the method's own."}
-    )
-    scale_rewards: str | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "As in TRL; None: the method's own."}
-    )
-    ref_model_mixup_alpha: float | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "As in TRL; None: the method's own."}
-    )
-    ref_model_sync_steps: int | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "As in TRL; None: the method's own."}
-    )
+    loss_type: str | None = _as_in_trl()  # type: ignore[assignment]
+    scale_rewards: str | None = _as_in_trl()  # type: ignore[assignment]
+    ref_model_mixup_alpha: float | None = _as_in_trl()  # type: ignore[assignment]
+    ref_model_sync_steps: int | None = _as_in_trl()  # type: ignore[assignment]
 
     resolved: InitVar[Method | None] = None
 

@@ -28,7 +28,7 @@ def check_functions(answer_extractor: Any, embedder: Any, entailment: Any, callb
     models = {"embedder": ("Embedder", "embedding_model"), "entailment": ("Entailment", "entailment_model")}
     functions = {"answer_extractor": answer_extractor, "embedder": embedder, "callback": callback}
     for name, given in {**functions, "entailment": entailment}.items():
-        fits = callable(given) if name in functions else isinstance(given, Entailment)
+        fits = callable(given) if name in functions else hasattr(given, "pairs")
         if not fits and (given is not None or name == "answer_extractor"):
             model, setting = models.get(name, ("", ""))
             way = f"gcpo.semantics.{model}({given!r}), or GCPOConfig({setting}={given!r})" if model else "a function"

@@ -247,15 +247,9 @@ class GCPOTrainer(GRPOTrainer):
             columns = {name: values for name, values in self._logs["extra"].items() if name not in self._columns}
             if "weight" in self._columns:
                 columns["weight"] = [round(weight, 3) for weight in self._logs["extra"]["weight"]]
-            print_prompt_completions_sample(
-                self._logs["prompt"],
-                self._logs["completion"],
-                self._logs["rewards"],
-                self._logs["advantages"],
-                self.state.global_step,
-                shown,  # type: ignore[arg-type] # None: all
-                columns,
-            )
+            rows: dict[str, Any] = {f"{name}s": self._logs[name] for name in ("prompt", "completion")}
+            rows |= {"rewards": self._logs["rewards"], "advantages": self._logs["advantages"], "num_samples": shown}
+            print_prompt_completions_sample(**rows, step=self.state.global_step, extra=columns)
 
     def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
         """Write TRL's model card, and in it the method's rule, papers and constants, and what rewards can reach."""
