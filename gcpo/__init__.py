@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gcpo.measures import barycentric_transport, cosine_dispersion, reward_dispersion, semantic_entropy
-
 if TYPE_CHECKING:
+    from gcpo.measures import barycentric_transport, cosine_dispersion, reward_dispersion, semantic_entropy
     from gcpo.trainer import GCPOConfig, GCPOTrainer
 
 __version__ = "0.1.0"
@@ -21,7 +20,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # TRL takes seconds to import; measures should not.
+    # torch takes seconds to import, TRL more: the command line speaks before either.
+    if name in __all__ and not name.startswith("GCPO"):
+        from gcpo import measures
+
+        return getattr(measures, name)
     if name in ("GCPOConfig", "GCPOTrainer"):
         try:
             from gcpo import trainer

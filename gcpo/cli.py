@@ -3,94 +3,62 @@
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
+import os
+import shlex
 import sys
-import textwrap
-from typing import Annotated, Any, Literal
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import pandas as pd
 import typer
 
+# What takes seconds to import (torch, pandas, papermill) is imported where it is used: the first line is there at once.
 from gcpo import io, paths
+from gcpo.cli_options import GRID, Given, Profile, Reference, Toy, WithParameters, joined
+from gcpo.errors import UserError
 from gcpo.processes import ends_by_sigterm
-from gcpo.reports import records
-from gcpo.runs.grids import expand, fitting, grids
-from gcpo.runs.params import Params, validate
-from gcpo.runs.plan import Plan
-from gcpo.runs.profiles import TOY, ParameterError, load_profile, over, parse_yaml, profiles
-from gcpo.runs.record import RecordError, load, states
+from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, over, parse_yaml, profiles
+
+if TYPE_CHECKING:
+    from gcpo.runs.plan import Plan
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-
-
-def _starting(names: list[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def _parameters() -> str:
-    """The parameters of a run with their defaults, as the end of a command's help."""
-    width = min(shutil.get_terminal_size().columns, 120)
-    rows = ["\b", "Parameters for -p, with the values of the smoke profile:"]
-    for name, field in Params.model_fields.items():
-        text = f"  {name:<22}{field.description} [{'null' if field.default is None else field.default}]"
-        rows += textwrap.wrap(text, width, subsequent_indent=" " * 24, break_on_hyphens=False)
-    return "\n".join(rows)
-
-
-Profile = Annotated[
-    str,
-    typer.Option(
-        help="a file of params/, or a path to one",
-        metavar="NAME",
-        autocompletion=lambda incomplete: _starting(profiles(), incomplete),
-    ),
-]
-Toy = Annotated[bool, typer.Option("--toy", help="the profile with params/toy.yaml laid over it")]
-Given = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-p",
-        help="set a parameter; may be given many times",
-        metavar="KEY VALUE",
-        autocompletion=lambda incomplete: _starting([*Params.model_fields], incomplete),
-    ),
-]
-GRID = {"metavar": "GRID", "autocompletion": lambda incomplete: _starting(grids(), incomplete)}
-Reference = Annotated[bool, typer.Option("--reference", help="the committed reference, not this machine's runs")]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 when a run or the gate failed, 2 for bad parameters or missing runs,
     130 or 143 when ended by a signal."""
-    command = typer.main.get_command(app)
+    given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         with ends_by_sigterm():
-            given = sys.argv[1:] if arguments is None else arguments
-            status = command(_joined(given or ["--help"]), "gcpo", standalone_mode=False)
+            _say_at_once(given)
+            status = typer.main.get_command(app)(joined(given), "gcpo", standalone_mode=False)
+            sys.stdout.flush()
     except typer.TyperException as error:  # of the command line itself
         print(f"gcpo: {error.format_message()} (gcpo --help, gcpo COMMAND --help)", file=sys.stderr)
         return 2
-    except (ParameterError, RecordError, OSError) as error:
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (UserError, OSError) as error:
         # The system's own text begins with a number.
         said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"gcpo: {said}", file=sys.stderr)
         return 2
-    if status == 130:
-        print("gcpo: interrupted; the same command goes on from here", file=sys.stderr)
+    except KeyboardInterrupt:
+        status = 130
+    except SystemExit as end:
+        status = end.code
+    if status in (130, 143):
+        how = "interrupted" if status == 130 else "ended by SIGTERM"
+        print(f"gcpo: {how}; what is finished stays. Go on with: gcpo {shlex.join(given)}", file=sys.stderr)
     return status or 0
 
 
-def _joined(arguments: list[str]) -> list[str]:
-    """``-p KEY VALUE``, as papermill has it, as ``-p KEY=VALUE``: typer has no option of two values, many times."""
-    joined, left = [], iter(arguments)
-    for word in left:
-        joined.append(word)
-        if word == "-p":
-            key, value = next(left, None), next(left, None)
-            if key is None or value is None:
-                raise typer.BadParameter("Option '-p' requires KEY and VALUE.")
-            joined.append(f"{key}={value}")
-    return joined
+def _say_at_once(given: list[str]) -> None:
+    """Say what is begun before what takes seconds to import."""
+    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    if given[0] in names and not {"-h", "--help"}.intersection(given) and "torch" not in sys.modules:
+        print(f"gcpo {given[0]}: loading (seconds)", file=sys.stderr, flush=True)
 
 
 def _show_version(wanted: bool) -> None:
@@ -114,25 +82,39 @@ def _values(given: list[str] | None) -> dict[str, Any]:
 
 
 def _plan(kind: str, profile: str, given: list[str] | None) -> Plan:
+    from gcpo.runs.params import validate
+    from gcpo.runs.plan import Plan
+
     return Plan(kind, validate(over(load_profile(profile), _values(given)), f"{profile} with -p"))
 
 
 def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     """Make runs, with the embedded models that they need first, and name those that fail; returns the exit status."""
-    from gcpo.runs.runner import run_grid  # seconds to import
+    io.check_writable(paths.OUTPUTS)
+    from gcpo.runs.record import states
+    from gcpo.runs.runner import run_grid
     from gcpo.world import resolve
 
-    io.check_writable(paths.OUTPUTS)
     needed = {(getattr(plan.params, kind), kind, plan.params.world_seed) for plan in plans for kind in plan.embedded}
     for model in sorted(needed):
         resolve(*model)  # once, before runs in parallel would wait for it
-    failed = run_grid(plans, jobs)
+    more = f" and {len(plans) - 1} more" if plans[1:] else ""
+    print(f"making {plans[0].id}{more} in {plans[0].folder.parent}", flush=True)
+    try:
+        failed = run_grid(plans, jobs)
+    except (KeyboardInterrupt, SystemExit):
+        ended = states(plans).count("finished")
+        print(
+            f"{ended} of {len(plans)} runs are finished, in {plans[0].folder.parent}; others go on from their last save"
+        )
+        raise
     for done in failed:
-        print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')}", file=sys.stderr)
+        where = done.folder / "notebook.ipynb"
+        print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')} (traceback: {where})", file=sys.stderr)
     return 1 if failed else 0
 
 
-@app.command(epilog=_parameters())
+@app.command(cls=WithParameters)
 def run(
     profile: Profile = "smoke",
     kind: Annotated[Literal["train", "gradients", "evaluate"], typer.Option(help="what is run")] = "train",
@@ -143,23 +125,26 @@ def run(
     plan = _plan(kind, profile + TOY * toy, given)
     if status := _make([plan]):
         return status
-    print(f"{plan.folder}: finished {load(plan.folder).manifest['results']}")
+    made = sorted(path.name + "/" * path.is_dir() for path in plan.folder.iterdir() if path.name[0] != ".")
+    print(f"in {plan.folder}: {', '.join(made)}")
     return 0
 
 
-@app.command(epilog=_parameters())
+@app.command(cls=WithParameters)
 def evaluate(profile: Profile = "smoke", given: Given = None) -> int:
     """Score a policy on the held-out questions of a task."""
-    from gcpo.reports.tables import scores_table
-
     plan = _plan("evaluate", profile, given)
     if status := _make([plan]):
         return status
+    import pandas as pd
+
+    from gcpo.reports.tables import scores_table
+
     print(scores_table(pd.read_csv(plan.folder / "scores.csv")).to_string(), f"in {plan.folder}", sep="\n")
     return 0
 
 
-@app.command()
+@app.command(cls=WithParameters)
 def grid(
     name: Annotated[list[str], typer.Argument(help="one or more of params/grids, or paths to such files", **GRID)],
     profile: Profile = "smoke",
@@ -169,11 +154,24 @@ def grid(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would run, and run nothing")] = False,
     only_failed: Annotated[bool, typer.Option("--only-failed", help="only runs that have failed before")] = False,
+    any_profile: Annotated[
+        bool, typer.Option("--any-profile", help="though the grid is made for another kind of profile")
+    ] = False,
     given: Given = None,
     toy: Toy = False,
 ) -> int:
     """Make every run of a grid that is not finished."""
-    expanded = [plan for one in name for plan in expand(one, profile + TOY * toy, _values(given))]
+    from gcpo.runs.grids import expand, fitting
+    from gcpo.runs.record import states
+
+    profile += TOY * toy
+    expanded = [plan for one in name for plan in expand(one, profile, _values(given))]
+    fit = fitting(profile)
+    unfit = [one for one in name if not is_file_name(one) and one not in fit]
+    if unfit and not any_profile:
+        raise ParameterError(
+            f"grid {unfit[0]} is not made for {profile}, whose grids are {', '.join(fit)}; --any-profile runs it so."
+        )
     plans = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
     status = dict(zip((plan.id for plan in plans), states(plans), strict=True))
     if only_failed:
@@ -183,15 +181,18 @@ def grid(
         print(*(f"{plan.id}: {status[plan.id]}" for plan in plans), sep="\n")
         print(f"{len(wanted)} of {len(plans)} runs would be made")
         return 0
-    if len(wanted) < len(plans):
+    if len(wanted) < len(plans) or not plans:
         print(f"{len(plans) - len(wanted)} of {len(plans)} runs are finished already", flush=True)
-    return _make(wanted, jobs) if wanted else 0
+    made = _make(wanted, jobs) if wanted else 0
+    if wanted:
+        print(f"in {wanted[0].folder.parent}; tables and figures: gcpo report --profile {profile} --grid {name[0]}")
+    return made
 
 
 @app.command()
 def check(
     name: Annotated[list[str] | None, typer.Argument(help="grids [those that fit the profile]", **GRID)] = None,
-    profile: Profile = "laptop",
+    profile: Profile = "smoke",
     gpu_memory: Annotated[float | None, typer.Option(metavar="GB", help="of the GPU [the profile's]")] = None,
     gate: Annotated[
         str | None, typer.Option(metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
@@ -203,53 +204,60 @@ def check(
     toy: Toy = False,
 ) -> int:
     """Check parameter files and grids, and count what is run."""
+    from gcpo.reports import records
+    from gcpo.runs import estimates, preflight
+    from gcpo.runs.grids import expand, fitting
+    from gcpo.runs.params import validate
+    from gcpo.runs.record import states
+
     profile += TOY * toy
-    if gate:
+    if gate or reference:
         return _gate(gate, name, reference)
     if replay:
         return _replay(profile, replay)
     for one in profiles():
         validate(load_profile(one), f"params/{one}.yaml")
     print(f"profiles: {', '.join(profiles())}: good")
-    from gcpo.runs import estimates, preflight  # seconds to import
-
     too_large, asked = [], []
     for one in name or fitting(profile):
         plans = expand(one, profile)
         asked += [*plans, *(plan.training for plan in plans if plan.training)]
-        status = [said.split(" (")[0] for said in states(plans)]
-        counts = ", ".join(f"{status.count(kind)} {kind}" for kind in dict.fromkeys(status))
-        print(f"grid {one} with {profile}: {len(plans)} runs ({counts})")
+        counts = Counter(state.split(" (")[0] for state in states(plans))
+        said = ", ".join(f"{count} {state}" for state, count in counts.items())
+        print(f"grid {one} with {profile}: {len(plans)} runs ({said})")
         needed, misfits = estimates.of_grid(plans, gpu_memory)
         print(*needed, sep="\n", end="\n" if needed else "")
         too_large += misfits
-    refused = preflight.refused(asked)
-    print(*refused, *too_large, sep="\n")
-    for fault in records.faults(profile):
-        print(f"left out: {fault}")
-    return 1 if refused or too_large else 0
+    bad = [*preflight.refused(asked), *preflight.unreadable(asked), *too_large]
+    print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
+    return 1 if bad else 0
 
 
 def _replay(profile: str, n: int) -> int:
-    from gcpo.reports import replay  # seconds to import
+    from gcpo.reports import replay
 
     runs = replay.chosen(profile, n)
+    if not runs:
+        kept = sorted(path.parent.name for path in paths.REFERENCE.glob("*/runs.jsonl"))
+        raise UserError(f"profile {profile} has no reference to make again: --profile takes {', '.join(kept)}.")
     found = replay.replay(profile, runs)
     print(*(f"{name}: {why or 'the same tables'}" for name, why in found.items()), sep="\n")
     if not found or any(found.values()):
-        raise RecordError(f"{sum(map(bool, found.values()))} of {len(found)} runs differ from the reference.")
+        raise UserError(f"{sum(map(bool, found.values()))} of {len(found)} runs differ from the reference.")
     print(f"This code gives the same numbers: entered in {replay.certify(profile, runs)}")
     return 0
 
 
-def _gate(profile: str, grids: list[str] | None, reference: bool) -> int:
+def _gate(profile: str | None, grids: list[str] | None, reference: bool) -> int:
+    if profile is None:
+        raise ParameterError("--reference is for --gate: it says whose runs are read.")
     from gcpo.reports.gate import GRID, gate
 
     found = gate(profile, grids[0] if grids else GRID, reference)
     if len(found.table):
         print(found.table.round(1).to_string(index=False))
     if found.missing:
-        raise RecordError("; ".join(f"{task}: {said}" for task, said in found.missing.items()))
+        raise UserError("; ".join(f"{task}: {said}" for task, said in found.missing.items()))
     print(found.said(found.tasks))
     return 0 if found.passed else 1
 
@@ -275,9 +283,10 @@ def report(
 ) -> int:
     """Execute the report notebooks."""
     from gcpo.reports import publish as pages
-    from gcpo.reports import reproduced, site
+    from gcpo.reports import records, reproduced, site
 
     profile += TOY * toy
+    load_profile(profile)  # a name that is none leaves no folder behind
     if publish:
         runs = pages.pages_again(profile) if reference else pages.publish(profile, partial)
         print(f"published {runs} runs to {paths.REFERENCE / profile}")
@@ -285,9 +294,11 @@ def report(
     made, left_out = site.report(profile, grid, any_code=any_code, reference=reference)
     faults = [f"left out: {fault}" for fault in records.faults(profile, reference)]
     print(*made, *left_out, *faults, sep="\n")
-    if grid and not reference:
+    if not made:
+        print(f"no report was made: nothing has run of the grids of {profile} (gcpo check --profile {profile})")
+    elif grid and not reference:
         print(reproduced.said(reproduced.compare(profile, grid)))
-    return 0
+    return 0 if made else 1
 
 
 @app.command()
@@ -301,7 +312,7 @@ def methods() -> None:
 @app.command()
 def push(
     to: Annotated[str, typer.Argument(help="a folder, or hub:OWNER/NAME for a data set of the Hub", metavar="TO")],
-    profile: Profile = "laptop",
+    profile: Profile = "smoke",
 ) -> None:
     """Write the committed records as a data set with a card."""
     from gcpo.reports.hub import push_records
@@ -311,20 +322,21 @@ def push(
 
 @app.command()
 def world(
-    profile: Profile = "laptop",
-    reference: Reference = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="the one that the reference's runs start from")
+    ] = False,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="train it, in three to six minutes, in place of what is there")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="that draws all of it; runs ask for it by world_seed")] = 0,
 ) -> None:
-    """Put the embedded models in place, ready-made or trained."""
+    """Put the embedded models where runs find them."""
     from gcpo.world import bootstrap, restore_reference, settings_of
 
     if reference and (from_scratch or seed):
         raise ParameterError("--reference takes the reference's world: leave --from-scratch and --seed out.")
     if reference:
-        print(restore_reference(paths.REFERENCE / profile))
+        print(restore_reference(paths.REFERENCE / paths.READY.parent.name))
     else:
         print(bootstrap(settings_of(seed=seed), from_scratch=from_scratch))
     if seed:

@@ -6,11 +6,15 @@ import difflib
 from collections.abc import Iterable
 
 
+class UserError(ValueError):
+    """An error whose message says all that its user needs: the command line prints it, and nothing else."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the closest valid one, and all of them."""
     valid = list(valid)
     lower = {other.lower(): other for other in valid}
-    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     hint = f" Did you mean {lower[close[0]]!r}?" if close else ""
     return f"{hint} Valid names: {', '.join(valid)}."
 

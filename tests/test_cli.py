@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gcpo import __main__ as console
-from gcpo import __version__, cli, paths
-from gcpo.runs.params import Params
-from gcpo.runs.plan import KINDS
+from gcpo import __main__, __version__, cli, paths
+from gcpo.errors import nearest
+from gcpo.runs import preflight
+from gcpo.runs.grids import expand
+from gcpo.runs.params import Params, validate
+from gcpo.runs.plan import KINDS, Plan
 
 
 def test_run_lists_every_parameter_with_its_description(
@@ -25,6 +29,102 @@ def test_run_lists_every_parameter_with_its_description(
     for name, field in Params.model_fields.items():
         assert f"{name} {field.description}" in said
     assert f"<{'|'.join(KINDS)}>" in said
+
+
+@pytest.mark.parametrize("command", ["evaluate", "grid"])
+def test_every_command_that_takes_parameters_lists_them(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"\n    {name} " in said for name in Params.model_fields)
+
+
+def test_the_command_line_speaks_before_what_takes_seconds_to_import() -> None:
+    slow = ["torch", "pandas", "pydantic", "transformers", "papermill", "matplotlib"]
+    code = (
+        f"import sys; from gcpo import cli; cli._say_at_once(['run']); print([n for n in {slow} if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "gcpo run: loading (seconds)\n")
+
+
+def test_the_help_of_a_command_needs_nothing_slow() -> None:
+    code = "import sys; from gcpo import cli; cli.main(['run', '--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "gradient_parameters" in done.stdout and done.stdout.endswith("\nFalse\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "how"), [(KeyboardInterrupt, 130, "interrupted"), (SystemExit(143), 143, "ended by SIGTERM")]
+)
+def test_an_end_by_a_signal_says_how_to_go_on(
+    end: Any, status: int, how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def ends(*_: Any) -> None:
+        raise end
+
+    monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
+    monkeypatch.setattr("gcpo.runs.runner.run_grid", ends)
+    monkeypatch.setattr("gcpo.world.resolve", lambda *_: None)
+    assert cli.main(["grid", "smoke", "-p", "temperature", "0.5"]) == status
+    shown = capsys.readouterr()
+    assert shown.err == f"gcpo: {how}; what is finished stays. Go on with: gcpo grid smoke -p temperature 0.5\n"
+    wanted = len(expand("smoke", "smoke"))
+    assert f"0 of {wanted} runs are finished, in {tmp_path / 'smoke' / 'runs'}; others go on" in shown.out
+
+
+def test_a_reader_that_goes_ends_a_command_without_a_word() -> None:
+    command = f"{sys.executable} -m gcpo grid smoke --dry-run | true"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stderr == "gcpo grid: loading (seconds)\n"
+
+
+def test_a_grid_of_another_kind_of_profile_is_refused_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for grid, profile in (("table1", "paper"), ("paper_table1", "smoke")):
+        assert cli.main(["grid", grid, "--profile", profile, "--dry-run"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"gcpo: grid {grid} is not made for {profile}, whose grids are ")
+        assert line.endswith("; --any-profile runs it so.")
+    assert cli.main(["grid", "smoke", "--profile", "paper", "--dry-run", "--any-profile"]) == 0
+
+
+def test_a_report_of_a_misspelt_profile_leaves_nothing_behind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
+    assert cli.main(["report", "--profile", "smokee"]) == 2
+    assert "Unknown profile 'smokee'. Did you mean 'smoke'?" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_of_nothing_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gcpo.reports.site.report", lambda *_, **__: ([], ["20_figure1: nothing has run"]))
+    monkeypatch.setattr("gcpo.reports.records.faults", lambda *_: [])
+    assert cli.main(["report", "--profile", "smoke"]) == 1
+    assert (
+        capsys.readouterr().out.splitlines()[-1].startswith("no report was made: nothing has run of the grids of smoke")
+    )
+
+
+def test_check_loads_the_first_row_of_every_split(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path))
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"cut')
+    plan = Plan("train", validate({"task": "gsm8k", "validation_split": "dev"}))
+    without, missing = preflight.unreadable([plan, Plan("train", validate({}))])
+    assert without.startswith("gsm8k/test cannot be read: ") and str(tmp_path / "gsm8k" / "test.jsonl") in without
+    assert missing == "gsm8k/dev cannot be read: there is no such split, only train, test"
+    assert preflight.unreadable([Plan("train", validate({"task": "gsm8k", "max_steps": 0}))]) == [without]
+
+
+def test_a_profile_has_one_default() -> None:
+    help_of = {command.callback: inspect.signature(command.callback) for command in cli.app.registered_commands}
+    defaults = {sign.parameters["profile"].default for sign in help_of.values() if "profile" in sign.parameters}
+    assert defaults == {"smoke"}
+
+
+def test_a_name_like_nothing_has_no_nearest_one() -> None:
+    assert "Did you mean" not in nearest("nope", ["entropy", "smoke", "table1"])
+    assert nearest("entropi", ["entropy"]).startswith(" Did you mean 'entropy'?")
 
 
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,6 +149,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--porfile", "laptop"], "No such option: --porfile"),
         (["run", "--kind", "trian"], "Invalid value for '--kind': "),
         (["run", "-p", "seed"], "Invalid value: Option '-p' requires KEY and VALUE."),
+        (["check", "--reference"], "--reference is for --gate"),
+        (["check", "--replay", "1"], "profile smoke has no reference to make again: --profile takes laptop."),
     ],
 )
 def test_a_command_line_that_is_wrong_is_told_in_one_line(
@@ -80,5 +182,5 @@ def test_names_are_completed_in_a_shell(words: str, names: set[str]) -> None:
 
 def test_the_console_script_is_this_command_line() -> None:
     project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"gcpo": f"{console.main.__module__}:{console.main.__name__}"}
+    assert project["scripts"] == {"gcpo": f"{__main__.__name__}:{__main__.main.__name__}"}
     assert Path(sys.executable).with_name("gcpo").exists()

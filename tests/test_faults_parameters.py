@@ -133,7 +133,7 @@ def test_a_grid_named_twice_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     seen: list[Plan] = []
     monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
     monkeypatch.setattr("gcpo.runs.runner.run_grid", lambda plans, jobs: seen.extend(plans) or [])
-    monkeypatch.setattr("gcpo.world.resolve", lambda name, kind, seed: name)
+    monkeypatch.setattr("gcpo.world.resolve", lambda name, *_: name)
     assert main(["grid", "smoke", "smoke", "--profile", "smoke"]) == 0
     assert len(seen) == len(expand("smoke", "smoke"))
 
@@ -145,6 +145,30 @@ def test_an_own_grid_is_a_path(tmp_path: Path) -> None:
     path.write_text("kind: train\n")
     with pytest.raises(ParameterError, match=r"mine\.yaml: expected a list of blocks"):
         expand(str(path), "smoke")
+
+
+GRIDS = {
+    "nothing": ("", "expected a list of blocks"),
+    "no block": ("[]", "expected a list of blocks"),
+    "an axis without values": ("- {kind: train, seed: []}", "seed must be a list of values, got []"),
+    "a misspelt exclusion": (
+        "- {kind: train, method: [all, -gcpo_bott]}",
+        "method '-gcpo_bott' leaves out none of them. Did you mean 'gcpo_bot'?",
+    ),
+    "no method left": ("- {kind: train, method: [grpo, -grpo]}", "no method is left of ['grpo', '-grpo']"),
+    "profile as an axis": ("- {kind: train, profile: [a, b]}", "profile is no axis of a grid"),
+    "a list as a key": ("- {kind: train, ? [a, b] : 1}", "('a', 'b') must be a list of values"),
+}
+
+
+@pytest.mark.parametrize("fault", GRIDS)
+def test_a_grid_that_means_no_runs_is_one_line(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, message = GRIDS[fault]
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    assert main(["grid", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gcpo: {path}: {message}")
 
 
 PLAIN = st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=8)

@@ -31,6 +31,7 @@ FLOORS = [
     {"runs"},
     {"reports"},
     {"records"},
+    {"cli_options"},
     {"cli"},
     {"__main__", "__init__"},
 ]
@@ -94,7 +95,9 @@ LAZY = (
     "gcpo",
     "gcpo.__main__",
     "gcpo.cli",
+    "gcpo.cli_options",
     "gcpo.reports",
+    "gcpo.tasks",
 )  # each import in them would be paid for by those who need another
 
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import jsonschema
 import nbformat
+import papermill
 import pytest
 
 from gcpo import paths
 from gcpo.methods import METHODS
+from gcpo.runs import fields
 from gcpo.runs.grids import expand, grids
 from gcpo.runs.params import Params, from_notebook, schema, validate
 from gcpo.runs.plan import KINDS
@@ -104,6 +106,11 @@ def test_every_problem_is_listed_at_once() -> None:
         ("gradient_parameters", "lm_head"),
         ("profile", "../elsewhere"),
         ("grpo", 3),
+        *((name, "") for name in ("policy", "embedder", "entailment")),
+        ("lora_rank", 10**6),
+        ("group_size", 10**20),
+        ("max_steps", 10**12),
+        ("learning_rate", 1e30),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key(key: str, value: Any) -> None:
@@ -126,6 +133,11 @@ def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None
 @pytest.mark.parametrize(
     ("values", "key", "reason"),
     [
+        ({"temperature": 1e-320}, "temperature", "samples the same answer G times"),
+        ({"alpha": 0.2, "method_options": {"alpha": 0.6}}, "method_options", "alpha is a parameter of its own"),
+        ({"method_options": {"form": {"a": 1}}}, "method_options", "form is .* a number, a word or a list of them"),
+        ({"method": "egpo", "method_options": {"correct": 1}}, "method_options", "a value of the wrong type"),
+        ({"method_options": {(1, 2): 3}}, "method_options.*", "Input should be a valid string"),
         ({"micro_batch": 3}, "micro_batch", "3 does not divide the 8 completions"),
         ({"trained_on": "math"}, "trained_on", "set both"),
         ({"trained_on": "mth", "at_step": 2}, "trained_on", "Unknown task 'mth'. Did you mean 'math'"),
@@ -207,10 +219,50 @@ def test_the_task_itself_has_no_value_for_each_task() -> None:
 
 
 def test_numbers_inside_grpo_are_numbers_and_texts_stay_texts() -> None:
-    given = {"epsilon_high": "5e-5", "max_grad_norm": "1e0", "run_name": "2024", "bf16": "on", "num_iterations": "2"}
+    given = {"epsilon_high": "5e-5", "max_grad_norm": "1e0", "optim_args": "2024", "bf16": "on", "num_iterations": "2"}
     found = validate({"grpo": given}).grpo
-    assert found == {"epsilon_high": 5e-5, "max_grad_norm": 1.0, "run_name": "2024", "bf16": True, "num_iterations": 2}
-    assert isinstance(found["run_name"], str)
+    assert found == {
+        "epsilon_high": 5e-5,
+        "max_grad_norm": 1.0,
+        "optim_args": "2024",
+        "bf16": True,
+        "num_iterations": 2,
+    }
+    assert isinstance(found["optim_args"], str)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("epsilon", "abc", "epsilon: Input should be a valid number, unable to parse string as a number (got 'abc')"),
+        ("epsilon", True, "epsilon: Input should be a number (got True)"),
+        ("epsilon", math.inf, "epsilon: Input should be a finite number (got inf)"),
+        ("num_iterations", 2.5, "num_iterations: Input should be a valid integer, got a number with a fractional part"),
+        ("optim", 3, "optim: Input should be 'adamw_torch'"),
+        ("generation_kwargs", [1], "generation_kwargs: Input should be a valid dictionary"),
+        ("hub_token", "SECRET", "'hub_token' is a secret or a place, .*: set HF_TOKEN in the environment"),
+        ("push_to_hub", True, "'push_to_hub' is a secret or a place"),
+        ("run_name", "mine", "'run_name' is a secret or a place"),
+        ("resume_from_checkpoint", "x", "'resume_from_checkpoint' is the runner's"),
+        ("remove_unused_columns", True, "'remove_unused_columns' is the runner's"),
+        ("num_train_epochs", 3, "'num_train_epochs' does nothing in a run"),
+        ("model_init_kwargs", {"trust_remote_code": True}, "'model_init_kwargs' does nothing in a run"),
+        ("deepspeed", "x.json", "'deepspeed' is set by the parameter 'accelerate'"),
+    ],
+)
+def test_a_grpo_field_of_another_type_or_that_is_not_a_run_s_is_one_line(field: str, value: Any, said: str) -> None:
+    (line,) = refused(grpo={"top_p": 0.9, field: value}).splitlines()
+    assert re.search(rf"^Bad test.yaml: grpo: {said.replace('(', '[(]').replace(')', '[)]')}", line), line
+    assert "SECRET" not in line
+
+
+def test_every_field_that_a_run_leaves_alone_is_one_of_this_trl() -> None:
+    from trl import GRPOConfig
+
+    names = {name for listed in fields.REFUSED.values() for name in listed.split()}
+    assert names - {"logging_dir"} <= set(inspect.signature(GRPOConfig).parameters)  # an older transformers has that
+    secret = {name for name in inspect.signature(GRPOConfig).parameters if "hub" in name or "token" in name}
+    assert secret - {"include_num_input_tokens_seen", "average_tokens_across_devices"} <= names
 
 
 @pytest.mark.parametrize(
@@ -248,6 +300,14 @@ def test_every_profile_is_valid_for_every_task(name: str) -> None:
     assert values["profile"] == name
     for task in TASKS:
         assert validate({**values, "task": task}, name).task == task
+
+
+@pytest.mark.parametrize("name", profiles())
+def test_papermill_reads_the_profiles_as_we_do(name: str) -> None:
+    by_papermill = papermill.iorw.read_yaml_file(str(paths.PARAMS / f"{name}.yaml"))  # YAML 1.1
+    assert [validate({**by_papermill, "task": task}) for task in TASKS] == [
+        validate({**load_profile(name), "task": task}) for task in TASKS
+    ]
 
 
 @pytest.mark.parametrize("profile", profiles())

@@ -45,7 +45,7 @@ def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(runner, "execute", execute)
     monkeypatch.setattr(runner, "_workers", workers)
-    monkeypatch.setattr("gcpo.world.resolve", lambda name, kind, seed: name)
+    monkeypatch.setattr("gcpo.world.resolve", lambda name, *_: name)
     return log
 
 
@@ -129,13 +129,20 @@ def test_what_dead_kernels_left_is_removed_and_what_live_ones_use_is_not(
     monkeypatch.setattr(tempfile, "tempdir", str(short))
     live = runner.IPCKernelManager()
     assert Path(live._folder.name).parent == short
-    dead, others = short / "gcpo-dead", short / "gcpo-of-somebody-else"
-    for folder in (dead, others):
+    dead, others, results = short / "gcpo-dead", short / "gcpo-of-somebody-else", short / "gcpo-results"
+    for folder in (dead, others, results):
         folder.mkdir()
+    for name in ("alive", "table.csv"):  # a user's own
+        (results / name).write_text("")
     (dead / "alive").write_text("")
     (dead / "kernel-1").write_text("")
     runner.sweep()
-    assert not dead.exists() and others.exists() and Path(live._folder.name, "alive").exists()
+    assert (
+        not dead.exists()
+        and others.exists()
+        and (results / "table.csv").exists()
+        and Path(live._folder.name, "alive").exists()
+    )
     with FileLock(others / "alive"):
         runner.sweep()
         assert others.exists()
@@ -156,8 +163,9 @@ def test_outputs_that_cannot_be_written_are_one_line(command: str, tmp_path: Pat
     environment = {**os.environ, "GCPO_OUTPUTS": str(tmp_path / "file" / "outputs")}
     words = command.replace(" g", f" {tmp_path / 'g.yaml'}").split()
     done = subprocess.run([sys.executable, "-m", "gcpo", *words], env=environment, capture_output=True, text=True)
-    assert done.returncode == 2 and len((done.stdout + done.stderr).splitlines()) == 1, done.stderr
-    assert done.stderr.startswith(f"gcpo: {tmp_path / 'file'}") and done.stderr.endswith(": Not a directory\n")
+    first, second = (done.stdout + done.stderr).splitlines()
+    assert done.returncode == 2 and first == f"gcpo {words[0]}: loading (seconds)"
+    assert second.startswith(f"gcpo: {tmp_path / 'file'}") and second.endswith(": Not a directory")
 
 
 def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import load_profile, names_in
 from gcpo.runs.train import generate_together, train
-from gcpo.trainer.trainer import _unsharded
+from gcpo.trainer.given import unsharded
 
 LONGER = {**load_profile("smoke"), "processes": 2, "max_steps": 6, "save_steps": 2}
 
@@ -65,7 +65,7 @@ def test_a_process_that_fails_is_an_error_with_its_first_words(tmp_path: Path) -
     (tmp_path / "manifest.json").write_text(json.dumps({"params": {"seed": "x"}}))
     said = r"2 processes \(ddp\) ended with status 1: [\w.]+\.ParameterError: Bad .*: seed: .*processes\.log$"
     with pytest.raises(ChildProcessError, match=said):
-        distributed.launch(planned(), tmp_path)
+        distributed.launch(planned(), tmp_path, lambda: None)
 
 
 def test_what_this_machine_cannot_do_is_refused_before_anything_is_started(
@@ -74,10 +74,10 @@ def test_what_this_machine_cannot_do_is_refused_before_anything_is_started(
     for name in ("zero3", "fsdp"):  # without GPUs accelerate would make copies, and not say so
         monkeypatch.setattr(distributed.torch.cuda, "device_count", lambda: 0)
         with pytest.raises(ValueError, match=f"accelerate: {name} shares a policy out over GPUs, and .* has none"):
-            distributed.launch(planned(accelerate=name), tmp_path)
+            distributed.launch(planned(accelerate=name), tmp_path, lambda: None)
     monkeypatch.setattr(distributed.torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="processes: 2, and this machine has 1 GPUs"):
-        distributed.launch(planned(), tmp_path)
+        distributed.launch(planned(), tmp_path, lambda: None)
 
 
 @pytest.mark.parametrize("name", names_in(paths.PARAMS / "accelerate"))
@@ -97,12 +97,12 @@ def test_models_that_judge_are_not_shared_out() -> None:
     config = Config()
     deepspeed.set_hf_deepspeed_config(config)
     try:
-        with _unsharded():
+        with unsharded():
             assert not deepspeed.is_deepspeed_zero3_enabled()
         assert deepspeed.is_deepspeed_zero3_enabled()
     finally:
         deepspeed.unset_hf_deepspeed_config()
-    with _unsharded():
+    with unsharded():
         assert not deepspeed.is_deepspeed_zero3_enabled()
     assert not deepspeed.is_deepspeed_zero3_enabled()
 

@@ -8,7 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -81,8 +82,8 @@ def forget_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def launch(plan: Plan, folder: Path) -> None:
-    """Train a run, whose manifest is in ``folder``, by several processes, and wait for them; they end with this one.
+def launch(plan: Plan, folder: Path, watch: Callable[[], None]) -> None:
+    """Train a run, whose manifest is in ``folder``, by several processes that end with this one, and ``watch`` them.
 
     Raises:
         ValueError: this machine cannot run so many, or not as its configuration of accelerate says.
@@ -101,12 +102,19 @@ def launch(plan: Plan, folder: Path) -> None:
     environment = os.environ if gpus else {**os.environ, "ACCELERATE_USE_CPU": "true"}
     output = folder / OUTPUT
     with output.open("w") as printed:
-        done = subprocess.run(command, stdout=printed, stderr=subprocess.STDOUT, env=environment, check=False)
-    if done.returncode and not (folder / LOG).exists():
+        started = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env=environment)
+        try:
+            while started.poll() is None:
+                watch()
+                time.sleep(0.5)
+        except BaseException:
+            started.kill()
+            raise
+    if started.returncode and not (folder / LOG).exists():
         lines = map(_ERROR.match, output.read_text(encoding="utf-8", errors="replace").splitlines())
         errors = [match[2] for match in lines if match]
         raise ChildProcessError(
-            f"{params.processes} processes ({params.accelerate}) ended with status {done.returncode}: "
+            f"{params.processes} processes ({params.accelerate}) ended with status {started.returncode}: "
             f"{errors[0] if errors else 'without a word'}; all that they printed is in {output}"
         )
 

@@ -76,6 +76,7 @@ def in_parts(
     A part is seeded by itself, with the seed that ``measure`` gets, and written at once: a run that was killed goes on
     from there, to the same result.
     """
+    run.progress(0, total, "question")
     for part in parts:
         path = run.folder / PARTS / f"{part.start:06d}"
         if not path.exists():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gcpo import paths, world
+from gcpo.errors import nearest
 from gcpo.methods import METHODS
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import KINDS, Plan, recorded
@@ -41,12 +42,14 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
         kind, axes = block.get("kind"), {key: value for key, value in block.items() if key != "kind"}
         if kind not in [*KINDS]:
             raise ParameterError(f"{path}: kind must be one of {', '.join(KINDS)}, got {kind!r}.")
-        if bad := [key for key, value in axes.items() if not isinstance(value, list)]:
-            raise ParameterError(f"{path}: {bad[0]} must be a list of values.")
+        if bad := [key for key, value in axes.items() if not isinstance(value, list) or not value]:
+            raise ParameterError(f"{path}: {bad[0]} must be a list of values, got {axes[bad[0]]!r}.")
+        if "profile" in axes:
+            raise ParameterError(f"{path}: profile is no axis of a grid; it names the folder: use --profile.")
         if both := set(axes) & set(overrides or {}):
             raise ParameterError(f"{path} varies {min(both)} itself: one value for all its runs would make them alike.")
         if "method" in axes:
-            axes["method"] = _methods(axes["method"])
+            axes["method"] = _methods(axes["method"], path)
         axes = {key: [_at_most(toy, key, value) for value in values] for key, values in axes.items()}
         for values in itertools.product(*axes.values()):
             chosen = over(base, dict(zip(axes, values, strict=True)), overrides or {})
@@ -67,8 +70,8 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
 def _read(grid: str) -> tuple[Path, list[dict[str, Any]]]:
     """Return a grid's file and its blocks, unchecked."""
     path = file_of(grid, "grid", paths.PARAMS / "grids")
-    blocks = read_yaml(path) or []
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+    blocks = read_yaml(path)
+    if not blocks or not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise ParameterError(f"{path}: expected a list of blocks, each a mapping with a kind and lists of values.")
     return path, blocks
 
@@ -92,12 +95,18 @@ def fitting(profile: str) -> list[str]:
     return [grid for grid, listed in blocks.items() if all(fits(t) for b in listed for t in b.get("task", [own.task]))]
 
 
-def _methods(listed: list[Any]) -> list[Any]:
+def _methods(listed: list[Any], path: Path) -> list[Any]:
     """Return the methods that a list means; entries that are no names are left for the check of parameters."""
-    chosen = [name for entry in listed for name in (METHODS if entry == "all" else [entry])]
-    minus = [entry for entry in chosen if isinstance(entry, str) and entry.startswith("-")]
+    named = [name for entry in listed for name in (METHODS if entry == "all" else [entry])]
+    minus = [entry for entry in named if isinstance(entry, str) and entry.startswith("-")]
+    for entry in minus:
+        if entry[1:] not in named:
+            raise ParameterError(f"{path}: method {entry!r} leaves out none of them.{nearest(entry[1:], METHODS)}")
     left_out = [*minus, *(entry[1:] for entry in minus)]
-    return [name for place, name in enumerate(chosen) if name not in chosen[:place] and name not in left_out]
+    kept = [name for place, name in enumerate(named) if name not in named[:place] and name not in left_out]
+    if not kept:
+        raise ParameterError(f"{path}: no method is left of {listed}.")
+    return kept
 
 
 def comparison_key(kind: str, max_steps: int) -> tuple[str, bool]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -17,7 +16,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -25,6 +23,7 @@ from pydantic import (
 from gcpo import world
 from gcpo.errors import nearest
 from gcpo.methods import Method, get_method, one_spelling
+from gcpo.runs.fields import no_truth, typed
 from gcpo.runs.profiles import NAME, ParameterError, is_file_name, load_profile, plain_name, sharing
 from gcpo.tasks import check_task, get_task
 
@@ -32,39 +31,15 @@ WHOLE = ("grpo", "method_options", "task", "trained_on")  # keys that no mapping
 LENGTHS = ("short", "solution")  # lengths of a task's answers: keys beside names of tasks
 
 
-def _no_truth(value: Any) -> Any:
-    """Refuse a truth value as a number, which pydantic would read as 0 or 1."""
-    if isinstance(value, bool):
-        raise ValueError("Input should be a number")
-    return value
-
-
-def _of_text(value: Any, kind: Any = float) -> Any:
-    """Return the number or truth value that a text stands for, else the value as given.
-
-    papermill reads parameter files by YAML 1.1, for which 5e-5 is a text.
-    """
-    if isinstance(value, str) and {*(get_args(kind) or (kind,))} <= {bool, int, float, type(None)}:
-        with contextlib.suppress(ValidationError):
-            return TypeAdapter(kind).validate_python(value)
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_no_truth)]
-Real = Annotated[float, BeforeValidator(_no_truth)]
+Whole = Annotated[int, BeforeValidator(no_truth)]
+Real = Annotated[float, BeforeValidator(no_truth)]
 Positive = Annotated[Whole, Field(gt=0)]
 Count = Annotated[Whole, Field(ge=0)]
+Steps = Annotated[Whole, Field(ge=0, le=10**7)]
 Number = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**32)]  # numpy's range
 Share = Annotated[Real, Field(ge=0, le=1)]
 
-# Fields of GRPOConfig that parameters of another name decide; a parameter of the same name decides its own.
-_DECIDED = {
-    "num_generations": "group_size",
-    "per_device_train_batch_size": "prompts_per_step",
-    "output_dir": "profile",
-}
-_AT_LEAST_ONE = ("num_iterations", "gradient_accumulation_steps", "steps_per_generation")  # fields of GRPOConfig
 _REMOVED = {"reward_range": "the task owns it (Task.reward_range): remove it here"}
 
 
@@ -105,18 +80,7 @@ def _known_tracker(name: str) -> str:
 
 
 def _known_grpo(fields: dict[str, Any]) -> dict[str, Any]:
-    from trl import GRPOConfig  # seconds to import, so only when used
-
-    valid = inspect.signature(GRPOConfig).parameters
-    for name in _AT_LEAST_ONE:
-        if isinstance(fields.get(name), int) and fields[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {fields[name]}")
-    for name in fields:
-        if name not in valid:
-            raise ValueError(f"GRPOConfig has no field {name!r}.{nearest(name, sorted(valid))[:200]}")
-        if name in _DECIDED or name in Params.model_fields:
-            raise ValueError(f"{name!r} is set by the parameter {_DECIDED.get(name, name)!r}; set that instead")
-    return {name: _of_text(value, valid[name].annotation) for name, value in fields.items()}
+    return typed(fields, Params.model_fields)
 
 
 def _value_for(task: str, key: str, values: Mapping[str, Any]) -> Any:
@@ -134,17 +98,32 @@ def _value_for(task: str, key: str, values: Mapping[str, Any]) -> Any:
     raise ValueError(f"{key}: no value for {whose} and no default, only for {', '.join(map(str, values))}")
 
 
-def _numbers(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: _of_text(value) for name, value in options.items()}
+def _constants(options: dict[str, Any]) -> dict[str, Any]:
+    """Return constants of a method, a text that stands for a number as that number.
+
+    papermill reads parameter files by YAML 1.1, for which 5e-5 is a text.
+    """
+    for name, value in options.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(one, str | int | float | None):
+                raise ValueError(f"{name} is {value!r}: a number, a word or a list of them is wanted")
+    return {name: _number_if_any(value) for name, value in options.items()}
+
+
+def _number_if_any(value: Any) -> Any:
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 ProfileName = Annotated[str, Field(pattern=f"^{NAME}$"), AfterValidator(_not_reserved)]
 TaskName = Annotated[str, AfterValidator(_known_task)]
 MethodName = Annotated[str, AfterValidator(one_spelling)]
-ModelName = Annotated[str, AfterValidator(_absolute)]
+ModelName = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 Sharing = Annotated[str, AfterValidator(_absolute_file)]
 Tracker = Annotated[str, AfterValidator(_known_tracker)]
-Constants = Annotated[dict[str, Any], AfterValidator(_numbers)]
+Constants = Annotated[dict[str, Any], AfterValidator(_constants)]
 ConfigFields = Annotated[dict[str, Any], AfterValidator(_known_grpo)]
 
 
@@ -167,7 +146,7 @@ class Params(BaseModel):
     policy: ModelName = Field("tiny", description="starting policy: path, Hub name or a name in gcpo.world.POLICIES")
     world_seed: Count = Field(0, description="seed that draws the embedded world: tiny policies, entailment model")
     policy_revision: str | None = Field(None, description="commit or branch of a policy on the Hub")
-    lora_rank: Count = Field(0, description="rank of LoRA adapters, which alone are trained; 0 trains all weights")
+    lora_rank: Count = Field(0, le=1024, description="of LoRA adapters, which alone are trained; 0 trains all weights")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the policy's weights")
     embedder: ModelName = Field("all-MiniLM-L6-v2", description="sentence-transformers path or Hub name")
     entailment: ModelName = Field("tiny", description='sequence classifier: path, Hub name or "tiny"')
@@ -179,19 +158,19 @@ class Params(BaseModel):
     )
     alpha: Number | None = Field(None, description="alpha_base; the method's own if null (GCPO App. E.3: 0.6)")
     equalize_mean: bool = Field(False, description="divide weights by their mean over the batch")
-    group_size: Positive = Field(4, description="G, responses per prompt")
-    prompts_per_step: Positive = Field(2, description="prompts per optimiser step")
+    group_size: Positive = Field(4, le=4096, description="G, responses per prompt")
+    prompts_per_step: Positive = Field(2, le=10**5, description="prompts per optimiser step")
     micro_batch: Count = Field(0, description="completions per forward and backward pass; 0 is all that a process has")
     processes: Positive = Field(1, description="that train together, one per GPU; accelerate starts more than one")
     accelerate: Sharing = Field(
         "ddp", description="how several share the policy: a file of params/accelerate, or a path"
     )
-    max_steps: Count = Field(4, description="optimiser steps; 0 evaluates the starting policy")
-    learning_rate: Number = Field(1e-3, description="of AdamW")
+    max_steps: Steps = Field(4, description="optimiser steps; 0 evaluates the starting policy")
+    learning_rate: Number = Field(1e-3, le=1, description="of AdamW")
     beta: Number = Field(0.0, description="weight of the KL term")
-    temperature: Number = Field(0.9, description="of sampling, in training and evaluation")
+    temperature: Number = Field(0.9, le=100, description="of sampling, in training and evaluation")
     max_completion_length: Positive = Field(16, description="tokens")
-    save_steps: Positive = Field(2, description="steps between checkpoints")
+    save_steps: Positive = Field(2, le=10**7, description="steps between checkpoints")
     grpo: ConfigFields = Field({}, description="any other field of TRL's GRPOConfig")
     report_to: Tracker = Field("none", description="a tracker that transformers knows: trackio, wandb, tensorboard ...")
 
@@ -206,7 +185,7 @@ class Params(BaseModel):
     eval_samples: Count = Field(2, description="sampled answers per question beside the greedy one")
     data_revision: str | None = Field(None, description="commit of the data set on the Hub")
     skip_malformed: bool = Field(False, description="leave out, and count, rows of the data set that are malformed")
-    at_step: Count = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
+    at_step: Steps = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
     trained_on: TaskName | None = Field(None, description="the task of that training, if another than ``task``")
     gradient_parameters: list[str] | None = Field(
         None, description="patterns of names for V(q); all that train if null"
@@ -223,10 +202,14 @@ class Params(BaseModel):
 
     @model_validator(mode="after")
     def _possible(self) -> Params:
+        if both := {"alpha", "seed", "name"} & self.method_options.keys():
+            raise ValueError(f"method_options: {min(both)} is a parameter of its own; set that instead")
         try:
             permuted = self.resolved.permuted
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"method: {error}") from None
+        except TypeError as error:  # a part takes a constant for what it is not
+            raise ValueError(f"method_options: {self.method_options} has a value of the wrong type ({error})") from None
         if self.group_size < 2:
             raise ValueError("group_size: G = 1 leaves nothing to compare; training needs at least 2")
         if self.train_limit < self.prompts_per_step:
@@ -251,8 +234,8 @@ class Params(BaseModel):
         if self.micro_batch and "gradient_accumulation_steps" in self.grpo:
             raise ValueError("micro_batch: it sets gradient_accumulation_steps, which grpo sets too; keep one")
         self._checkpoints_between_generations(share)
-        if self.temperature == 0:
-            raise ValueError("temperature: 0 samples the same answer G times; use a value above 0")
+        if self.temperature < 1e-6:
+            raise ValueError(f"temperature: {self.temperature:g} samples the same answer G times; use a value above 0")
         if permuted and self.prompts_per_step < 2:
             raise ValueError(f"prompts_per_step: {self.method} permutes weights across groups and needs at least 2")
         return self

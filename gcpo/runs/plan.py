@@ -229,6 +229,11 @@ class Plan:
         return label(self.kind, self.params.model_dump(), self.varied)
 
 
+def quarters(max_steps: int) -> list[int]:
+    """Return the steps at 0, 25, 50, 75 and 100 % of a training."""
+    return sorted({round(quarter * max_steps / 4) for quarter in range(5)})
+
+
 def _without_as_before(value: Any, path: str) -> Any:
     """Resolved values without those of :data:`SINCE` that mean "as before"."""
     if isinstance(value, list):

@@ -1,12 +1,17 @@
-"""Settings that TRL refuses, found before a run is started."""
+"""Settings that TRL refuses, and data that cannot be read, found before a run is started."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+
+from huggingface_hub.constants import HF_HUB_OFFLINE
 
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import quiet
 from gcpo.runs.train import configure
+from gcpo.tasks import sources
+from gcpo.tasks.reading import DATA_DIR
 
 # TRL's trainer checks this only once it has the policy.
 MOVING = "{}'s reference model follows the policy, and with adapters (lora_rank) there is none: set lora_rank: 0"
@@ -28,3 +33,28 @@ def refused(plans: Iterable[Plan]) -> list[str]:
             except (ValueError, TypeError, ImportError) as error:
                 found.setdefault(" ".join(str(error).split()), plan.id)
     return [f"TRL refuses {id_}: {why}" for why, id_ in found.items()]
+
+
+def unreadable(plans: Iterable[Plan]) -> list[str]:
+    """Return what is wrong with the data of runs, a line for each split: its first row is loaded, if it can be here."""
+    if not os.environ.get(DATA_DIR) and HF_HUB_OFFLINE:
+        return []
+    wanted = dict.fromkeys(
+        (plan.params.task, split, plan.params.data_revision) for plan in plans for split in _splits(plan)
+    )
+    found = []
+    for task, split, revision in wanted:
+        try:
+            if source := sources(task).get(split):
+                source.probe(revision)
+            elif sources(task):  # others are generated
+                raise ValueError(f"there is no such split, only {', '.join(sources(task))}")
+        except (OSError, ValueError) as error:
+            found.append(f"{task}/{split} cannot be read: {' '.join(str(error).split())}")
+    return found
+
+
+def _splits(plan: Plan) -> list[str]:
+    params = plan.params
+    along = [params.validation_split] * bool(params.validation_limit)
+    return [params.eval_split, *([params.train_split, *along] if plan.kind == "train" and params.max_steps else [])]

@@ -12,13 +12,13 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from gcpo import paths
-from gcpo.errors import nearest
+from gcpo.errors import UserError, nearest
 
 NAME = r"[\w-]{1,60}"  # name of a profile or grid, and of its folder
 TOY = "-toy"  # ends the name of a profile with params/toy.yaml laid over it
 
 
-class ParameterError(ValueError):
+class ParameterError(UserError):
     """A parameter is unknown, of the wrong type or impossible; the message names the key, the value and the way out."""
 
 

@@ -26,13 +26,15 @@ import torch
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from gcpo import io, paths
-from gcpo.runs import distributed
+from gcpo.errors import UserError
+from gcpo.runs import distributed, progress
 from gcpo.runs.contents import Seen, changed, contents
 from gcpo.runs.plan import SCHEMA, Plan, digest
 from gcpo.runs.profiles import read_yaml, yaml_text
+from gcpo.runs.progress import Display, State
 
 # Places and credentials in TRL's config, left out of manifests; params and contents name the models.
-PLACES = ("output_dir", "run_name", "hub_token", "entailment_model")
+PLACES = frozenset("output_dir run_name logging_dir hub_token hub_model_id hub_revision entailment_model".split())
 PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl".split()
 CODES = "codes.yaml"  # file of a reference: codes that give the same numbers
 CLAIM = ".claim"  # names the process, host and boot that work on a run
@@ -49,6 +51,7 @@ class Run:
     folder: Path
     manifest: dict[str, Any] = field(default_factory=dict)
     fault: str | None = None
+    display: Display | None = field(default=None, repr=False, compare=False)
 
     @property
     def finished(self) -> bool:
@@ -61,9 +64,37 @@ class Run:
         self.manifest["sha256"] = _own_hash(self.manifest)
         io.write(self.folder / "manifest.json", json.dumps(self.manifest, indent=1, sort_keys=True) + "\n")
 
-    def progress(self, done: int, total: int, what: str = "") -> None:
-        """Say how far the run is, for whoever waits; a line of text in ``progress``."""
-        (self.folder / "progress").write_text(f"{done}/{total} {what}".strip())
+    def progress(self, done: int, total: int, what: str, share: float | None = None, **values: float) -> None:
+        """Say how far the run is: here, and in its folder for whoever waits.
+
+        Args:
+            done: of ``total``.
+            total: so many are there of them.
+            what: their name.
+            share: of the whole run's work that is done; as ``done`` of ``total`` if None.
+            values: of a training step.
+        """
+        numbers = "".join(f", {name} {value:.2f}" for name, value in values.items())
+        said = f"{what} {done} of {total}{numbers}"
+        state = State(done / total if share is None else share, said, done, values or None)
+        self.show(state)
+
+    def show(self, state: State) -> None:
+        """Show a state here, and in the run's folder for whoever waits."""
+        io.write(self.folder / progress.FILE, json.dumps(state._asdict()))
+        self.display = self.display or Display(self.folder.name)
+        self.display.show(state)
+
+    def follow(self) -> None:
+        """Show here the state that another process has written into the run's folder."""
+        if self.display and (state := progress.read(self.folder)):
+            self.display.show(state)
+
+    def end_show(self) -> None:
+        """Remove the state from the run's folder, and leave here how the run ended."""
+        (self.folder / progress.FILE).unlink(missing_ok=True)
+        if self.display:
+            self.display.close(self.manifest["status"])
 
     def table(self, name: str, data: pd.DataFrame) -> None:
         """Write one of the run's CSV files in one step, and its SHA-256 into the manifest.
@@ -80,7 +111,7 @@ class Run:
         self.manifest.setdefault("files", {})[name] = io.sha256(self.folder / name)
 
 
-class RecordError(ValueError):
+class RecordError(UserError):
     """Records that must not be put beside others, or a reference that must not be replaced; says what to do."""
 
 
@@ -143,8 +174,11 @@ def placeless(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_commit(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest without the places that older versions kept, under a hash of its own."""
-    kept = {**manifest, "trl": placeless(manifest["trl"])} if "trl" in manifest else manifest
+    """Return a manifest without the places and credentials that older versions kept, under a hash of its own."""
+    kept = json.loads(json.dumps(manifest))
+    for holder, name in ((kept, "trl"), (kept["params"], "grpo"), (kept["resolved"], "trainer")):
+        if holder.get(name):
+            holder[name] = placeless(holder[name])
     return {**kept, "sha256": _own_hash(kept)}
 
 
@@ -240,6 +274,7 @@ def record(plan: Plan) -> Iterator[Run]:
         **here,
     }
     run.write()
+    run.show(State(said="loading"))
     try:
         yield run
         _same_contents(run)
@@ -249,7 +284,7 @@ def record(plan: Plan) -> Iterator[Run]:
         run.manifest["exit"] = f"{type(error).__name__}: {error}"
         raise
     finally:
-        (run.folder / "progress").unlink(missing_ok=True)
+        run.end_show()
         run.manifest["ended"] = _now()
         run.manifest["seconds"] = round(spent + time.monotonic() - start, 1)
         run.manifest["cpu_seconds"] = round(spent_cpu + _cpu_seconds() - start_cpu, 1)
@@ -338,7 +373,7 @@ def code_hash(package: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package).as_posix()
-        if not name.startswith(("reports/", "cli.py", "__main__.py")):
+        if not name.startswith(("reports/", "cli", "__main__")):
             tree = ast.parse(path.read_bytes())
             for node in ast.walk(tree):
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):

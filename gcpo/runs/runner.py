@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import shutil
 import signal
-import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -17,16 +16,17 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import papermill
 from filelock import FileLock, Timeout
 from jupyter_client.manager import AsyncKernelManager
-from tqdm import tqdm
 
 from gcpo import paths
 from gcpo.processes import exit_with_parent
 from gcpo.runs import distributed
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.runs.profiles import ParameterError
+from gcpo.runs.progress import SHOWN, Board, duration
 from gcpo.runs.record import Run, claim, describe, load
 
 PREFIX = "gcpo-"  # prefix of temporary folders
@@ -64,6 +64,7 @@ def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: in
     if unknown:
         raise ParameterError(f"{path.name} has no parameter {', '.join(sorted(unknown))}.")
     output.parent.mkdir(parents=True, exist_ok=True)
+    os.environ[SHOWN] = "1"
     if threads:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     papermill.execute_notebook(
@@ -73,15 +74,18 @@ def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: in
         cwd=str(paths.NOTEBOOKS),
         progress_bar=False,
         kernel_manager_class="gcpo.runs.runner.IPCKernelManager",
+        extra_arguments=["--log-level=40"],  # a kernel whose parent was ended says so, below the parent's last words
     )
 
 
 def sweep() -> None:
-    """Remove what kernels of killed processes left in the folder for temporary files."""
+    """Remove what kernels of killed processes left in the folder for temporary files: folders of their sockets and lock
+    alone."""
     for place in {tempfile.gettempdir(), "/tmp"}:
         for folder in Path(place).glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError, Timeout):
-                if (folder / "alive").exists():
+                names = {path.name for path in folder.iterdir()}
+                if "alive" in names and all(re.fullmatch(r"alive|kernel-\d+", name) for name in names):
                     with FileLock(folder / "alive", timeout=0):
                         shutil.rmtree(folder)
 
@@ -124,43 +128,34 @@ def run_grid(plans: Sequence[Plan], jobs: int | None = None) -> list[Run]:
     An interrupt, or the end of this process in any way, ends what is running; the next start goes on from there.
     """
     sweep()
-    jobs = jobs or distributed.runs_at_once(plans)
+    jobs = min(jobs or distributed.runs_at_once(plans), len(plans))
     threads = share(jobs)
-    start, count = time.monotonic(), 0
     failed: list[Run] = []
     elsewhere: list[Plan] = []
-    with (
-        _workers(distributed.gpu_shares(min(jobs, len(plans)), plans)) as pool,
-        tqdm(total=len(plans), unit="run", disable=not sys.stderr.isatty()) as bar,
-    ):
+    with _workers(distributed.gpu_shares(jobs, plans)) as pool, contextlib.closing(Board(plans, jobs)) as board:
         for others in (False, True):
             asked = elsewhere if others else plans
             if others and asked:
-                bar.write(f"waiting for {len(asked)} runs that another process makes", file=sys.stdout)
+                board.say(f"waiting for {len(asked)} runs that another process makes")
             started = {pool.submit(run, plan, threads, wait=others): plan for plan in asked}
-            for plan, done in _as_they_end(started, bar):
+            for plan, done in _as_they_end(started, board):
                 if done is None:
                     elsewhere.append(plan)
                     continue
-                count += 1
                 if not done.finished:
                     failed.append(done)
-                bar.update()
-                left = (time.monotonic() - start) / count * (len(plans) - count) / 60
-                said = f"[{count}/{len(plans)}] {plan.id}: {_outcome(done)}; about {left:.0f} min left"
-                bar.write(said, file=sys.stdout)
-                sys.stdout.flush()
+                board.end(plan, outcome(done))
     return failed
 
 
-def _as_they_end(started: dict[Future[Run | None], Plan], bar: tqdm) -> Iterator[tuple[Plan, Run | None]]:
-    """Yield each plan with its run as soon as that has ended; the bar says how far the others are."""
+def _as_they_end(started: dict[Future[Run | None], Plan], board: Board) -> Iterator[tuple[Plan, Run | None]]:
+    """Yield each plan with its run as soon as that has ended; the board shows how far the others are."""
     waiting = set(started)
     while waiting:
-        ended, waiting = wait(waiting, timeout=2, return_when=FIRST_COMPLETED)
+        ended, waiting = wait(waiting, timeout=1, return_when=FIRST_COMPLETED)
         for future in ended:
             yield started[future], _result(future, started[future])
-        bar.set_postfix_str("; ".join(_progress(started[future].folder) for future in waiting if future.running()))
+        board.look([started[future] for future in waiting if future.running()])
 
 
 def _result(future: Future[Run | None], plan: Plan) -> Run | None:
@@ -204,16 +199,29 @@ def _worker(parent: int, shares: Any) -> None:
     exit_with_parent(parent)
 
 
-def _progress(folder: Path) -> str:
-    """Return which run it is, and how far."""
-    with contextlib.suppress(OSError):
-        return f"{folder.name} {(folder / 'progress').read_text()}"
-    return f"{folder.name} starting"
-
-
-def _outcome(done: Run) -> str:
+def outcome(done: Run) -> str:
+    """Return how a run ended, in one line: what it reached, or why it failed."""
+    manifest = done.manifest
     if not done.finished:
-        return f"FAILED ({done.manifest.get('exit')})"
-    results = done.manifest.get("results", {})
-    shown = ", ".join(f"{key} {value:.3g}" for key, value in list(results.items())[:3])
-    return f"finished in {done.manifest.get('seconds', 0):.0f} s ({shown})"
+        return f"FAILED ({manifest.get('exit')})"
+    return f"finished in {duration(manifest.get('seconds', 0))}: {_reached(done)}"
+
+
+def _reached(done: Run) -> str:
+    """Return what a finished run reached: the task's own metric, sampled if it was, and its gain while training."""
+    results, params = done.manifest.get("results", {}), done.manifest["params"]
+    metric = done.manifest["resolved"]["task"]["reward_metric"]
+    kinds = (f"avg@{params['eval_samples']}_{metric}", f"sampled_{metric}", f"greedy_{metric}")
+    said = [f"{name.replace('_', ' ')} {100 * results[name]:.1f} %" for name in kinds if name in results][:1]
+    said += [
+        f"{name.replace('_', ' ')} {results[name]:.3g}" for name in ("success_rate", "pair_spearman") if name in results
+    ]
+    path = done.folder / "validation.csv"
+    if path.exists():
+        table = pd.read_csv(path)
+        table = table[table["decoding"] == table["decoding"].max()]  # sampled goes before greedy
+        means = 100 * table.groupby("step")[metric].mean()
+        said.append(
+            f"on validation {means.iloc[0]:.1f} to {means.iloc[-1]:.1f} ({means.iloc[-1] - means.iloc[0]:+.1f})"
+        )
+    return ", ".join(said)

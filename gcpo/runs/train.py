@@ -22,14 +22,16 @@ from gcpo import io, world
 from gcpo.processes import exit_with_parent
 from gcpo.runs.distributed import LOG, launch, peak_memory
 from gcpo.runs.params import Params, validate
-from gcpo.runs.plan import Plan
+from gcpo.runs.plan import Plan, quarters
 from gcpo.runs.policies import lora, models, quiet, starting_policy, trained_policy
+from gcpo.runs.progress import share
 from gcpo.runs.record import Run, claim, load, placeless, record
 from gcpo.tasks.base import Row, Task, check_disjoint
 from gcpo.tasks.sampling import check_lengths, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
 from gcpo.trainer.trainer import REPLACED
 
+SHOWN = {"reward": "reward", "weight": "gcpo/weight"}  # numbers of a step that are shown, in TRL's log
 # Columns of TRL's log that depend on the clock and not on the run.
 _TIMES = ("step_time", "runtime", "per_second", "total_flos", "epoch", "num_tokens")
 
@@ -47,7 +49,7 @@ def train(params: Params) -> Run:
     plan = Plan("train", params)
     with claim(plan) as run:
         done = run if run.finished else _train(plan)
-        for folder in (done.folder / "validation", *done.folder.glob("checkpoint-*")):
+        for folder in (done.folder / "validation", *done.folder.glob("checkpoint-*/")):
             shutil.rmtree(folder, ignore_errors=True)  # useless once the record says finished
         for name in ("README.md", LOG):  # TRL's model card, written with each checkpoint; and what processes gave back
             (done.folder / name).unlink(missing_ok=True)
@@ -69,7 +71,7 @@ def _train(plan: Plan) -> Run:
                 trainer = build_trainer(plan, model, tokens, train_rows, run.folder)
                 run.manifest["trl"] = placeless(trainer.args.to_dict())
                 run.write()
-                fit(trainer, run, validation)
+                fit(plan, trainer, run, validation)
                 model, log = trainer.accelerator.unwrap_model(trainer.model), trainer.state.log_history
             else:
                 if validation:
@@ -83,7 +85,12 @@ def _train(plan: Plan) -> Run:
             run.manifest["replaced_weights"] = int(sum(entry.get(REPLACED, 0) for entry in log))
         if validation:
             run.table("validation.csv", validation.table())
-        scores = _evaluate(plan, model, tokens, eval_rows)
+        looks = len(validation.steps) if validation else 0
+
+        def evaluated(done: int, total: int) -> None:
+            run.progress(done, total, "evaluation, answer", share(plan, params.max_steps, looks, done / total))
+
+        scores = _evaluate(plan, model, tokens, eval_rows, evaluated)
         run.table("eval.csv", scores)
         run.manifest["results"] = summary(scores, plan.task)
     return run
@@ -110,12 +117,12 @@ def _questions(plan: Plan, run: Run) -> tuple[Sequence[Row], Sequence[Row], Sequ
     return splits["train"].rows, splits["eval"].rows, along
 
 
-def fit(trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | None) -> None:
+def fit(plan: Plan, trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | None) -> None:
     """Train from the newest checkpoint that is whole, and save the policy in the run's folder.
 
     Called by each of the processes that train together, with the same folder. ``along`` sees every step.
     """
-    trainer.add_callback(_Recorded(run))
+    trainer.add_callback(_Recorded(plan, run))
     if along:
         trainer.add_callback(along)
     with trainer.accelerator.main_process_first():  # the main process removes incomplete checkpoints
@@ -127,7 +134,7 @@ def fit(trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | No
 def _fit_in_processes(plan: Plan, run: Run, validation: _Validation | None) -> list[dict[str, Any]]:
     """Return TRL's log of a training by several processes (:func:`work`), which save policies for this one to ask."""
     if not (run.folder / LOG).exists():
-        launch(plan, run.folder)
+        launch(plan, run.folder, run.follow)
     made = json.loads((run.folder / LOG).read_text(encoding="utf-8"))
     run.manifest["trl"] = made["trl"]
     if validation:
@@ -152,7 +159,9 @@ def weights_arithmetic(model: torch.nn.Module) -> Iterator[None]:
             model.forward = trains
 
 
-def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> pd.DataFrame:
+def _evaluate(
+    plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], progress: Callable[[int, int], None]
+) -> pd.DataFrame:
     params = plan.params
     with weights_arithmetic(model):
         return evaluate(
@@ -164,15 +173,16 @@ def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> pd.Da
             temperature=params.temperature,
             max_new_tokens=params.max_completion_length,
             seed=params.seed,
+            progress=progress,
         )
 
 
 class _Recorded(transformers.TrainerCallback):
-    """Writes step and reward where the batch runner shows them, and seals each checkpoint, so that one that was cut
-    short is told from a whole one."""
+    """Shows each step with its reward and mean weight, and seals each checkpoint, so that one that was cut short is
+    told from a whole one."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, plan: Plan, run: Run) -> None:
+        self.plan, self.run = plan, run
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         PartialState().wait_for_everyone()  # each process has files in it
@@ -181,12 +191,9 @@ class _Recorded(transformers.TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs and "reward" in logs and state.is_world_process_zero:
-            self.run.progress(state.global_step, state.max_steps, f"reward {logs['reward']:.2f}")
-
-
-def quarters(max_steps: int) -> list[int]:
-    """Return the steps at 0, 25, 50, 75 and 100 % of a training."""
-    return sorted({round(quarter * max_steps / 4) for quarter in range(5)})
+            values = {name: logs[key] for name, key in SHOWN.items() if key in logs}
+            step, looks = state.global_step, sum(quarter <= state.global_step for quarter in quarters(state.max_steps))
+            self.run.progress(step, state.max_steps, "step", share(self.plan, step, looks), **values)
 
 
 class _Validation(transformers.TrainerCallback):
@@ -207,9 +214,14 @@ class _Validation(transformers.TrainerCallback):
     def look(self, step: int, model: Any) -> None:
         """Ask the policy of a step, unless that was done."""
         path = self.folder / f"{step:06d}.csv"
+
+        def asked(done: int, total: int) -> None:
+            looks = self.steps.index(step) + done / total
+            self.run.progress(done, total, f"validation at step {step}, answer", share(self.plan, step, looks))
+
         if not path.exists():
             with io.replacing(path) as draft:
-                scores = _evaluate(self.plan, model, self.tokens, self.rows)
+                scores = _evaluate(self.plan, model, self.tokens, self.rows, asked)
                 scores.insert(0, "step", step)
                 scores.to_csv(draft, index=False)
 
@@ -299,8 +311,8 @@ def _last_checkpoint(folder: Path, max_steps: int) -> str | None:
 
     That of the last step goes too: the trainer would take one step more from it.
     """
-    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), reverse=True)
-    for path in checkpoints:
+    checkpoints = {int(path.name[11:]): path for path in folder.glob("checkpoint-*/") if path.name[11:].isdecimal()}
+    for _, path in sorted(checkpoints.items(), reverse=True):
         if path.name != f"checkpoint-{max_steps}":
             why = io.broken(path)
             if why is None:
@@ -358,7 +370,7 @@ def work(folder: Path) -> None:
     if trainer.is_fsdp_enabled:
         generate_together(trainer.model)
     steps = quarters(plan.params.max_steps)[1:-1] if plan.params.validation_limit else []
-    fit(trainer, run, _Policies(trainer, folder / "validation", steps))
+    fit(plan, trainer, run, _Policies(trainer, folder / "validation", steps))
     trainer.accelerator.wait_for_everyone()  # after which all that is left to do is to end
     peaks = trainer.accelerator.gather(torch.tensor([peak_memory()], device=trainer.accelerator.device))
     if trainer.is_world_process_zero():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -186,15 +186,25 @@ def batches(
 
 
 def sample(
-    model: Any, tokens: Any, prompts: Sequence[str], *, n: int, temperature: float, max_new_tokens: int
+    model: Any,
+    tokens: Any,
+    prompts: Sequence[str],
+    *,
+    n: int,
+    temperature: float,
+    max_new_tokens: int,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[str]]:
-    """Return ``n`` completions of each prompt as text, in the prompts' order, generated in :func:`batches`."""
+    """Return ``n`` completions of each prompt as text, in the prompts' order, generated in :func:`batches`.
+
+    ``progress`` gets how many there are after each."""
     sampled: list[list[str]] = []
     for part in batches(tokens, prompts, n=n, max_new_tokens=max_new_tokens):
         some = prompts[part]
         ids, _, completion = generate(model, tokens, some, n=n, temperature=temperature, max_new_tokens=max_new_tokens)
         flat = texts(tokens, ids, completion)
         sampled += [flat[n * i : n * (i + 1)] for i in range(len(some))]
+        progress(n * len(sampled))
     return sampled
 
 
@@ -216,8 +226,11 @@ def evaluate(
     temperature: float,
     max_new_tokens: int,
     seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> pd.DataFrame:
     """Score the greedy answer and ``n`` sampled answers of every question.
+
+    ``progress`` gets how many answers there are, and how many it will be.
 
     Returns:
         one line per question and decoding ("greedy", "sampled"): the metrics of the task, each in [0, 1] and averaged
@@ -233,7 +246,13 @@ def evaluate(
         for decoding, count, heat in (("greedy", 1, 0.0), ("sampled", n, temperature)):
             if count:
                 prompts = [row.prompt for row in rows]
-                groups = sample(model, tokens, prompts, n=count, temperature=heat, max_new_tokens=max_new_tokens)
+                before = 0 if decoding == "greedy" else len(rows)
+
+                def said(done: int, before: int = before) -> None:
+                    progress(before + done, (1 + n) * len(rows))
+
+                how = {"n": count, "max_new_tokens": max_new_tokens}
+                groups = sample(model, tokens, prompts, temperature=heat, progress=said, **how)
                 for row, group in zip(rows, groups, strict=True):
                     answers = [task.extract(text) for text in group]
                     scores = pd.DataFrame([task.score(answer, row.references) for answer in answers]).mean()
