@@ -14,7 +14,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the closest valid one, and all of them."""
     valid = list(valid)
     lower = {other.lower(): other for other in valid}
-    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    begun = [other for other in lower if name and other.startswith(name.lower())]
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6) or begun
     hint = f" Did you mean {lower[close[0]]!r}?" if close else ""
     return f"{hint} Valid names: {', '.join(valid)}."
 

@@ -419,7 +419,7 @@ def test_the_declared_margins_are_good_and_cover_what_is_rewarded() -> None:
         ({"tinyqa": {"f1": True}}, r"tinyqa\.f1: Input should be a valid number, got True\."),
         ({"tinyqa": {"f1": math.inf}}, r"tinyqa\.f1: Input should be a finite number, got inf\."),
         ({"tinyqua": {"f1": 1}}, r"m\.yaml: Unknown task 'tinyqua'\. Did you mean 'tinyqa'\?"),
-        ({"tinyqa": {"f2": 1}}, r"m\.yaml: tinyqa\.f2: no such metric\. Did you mean 'f1'\?"),
+        ({"tinyqa": {"f2": 1}}, r"m\.yaml: tinyqa\.f2: no such metric\. Valid names: "),
         ({"tinyqa": 2}, r"m\.yaml: tinyqa: Input should be a valid dictionary, got 2\."),
         ([1], r"m\.yaml: margins: Input should be a valid dictionary, got \[1\]\."),
     ],

@@ -124,7 +124,7 @@ def test_a_report_of_a_sweep_is_left_out_where_a_grid_has_one_rate(
     monkeypatch.setattr(site, "execute", lambda name, *_: made.append(name))
     finished(method="grpo", tables=evaluated(0.5))
     finished(method="grpo", learning_rate=0.002, tables=evaluated(0.5))
-    assert main(["report", "--profile", "p", "--grid", "one"]) == 0
+    assert main(["report", "--profile", "p", "--grid", "one"]) == 1
     assert "23_sweep: grid one has one learning rate" in capsys.readouterr().out and made == []
     assert main(["report", "--profile", "p"]) == 0 and made == ["23_sweep"]
 
