@@ -44,6 +44,7 @@ OTHER: dict[str, Any] = {
     "group_size": 8,
     "prompts_per_step": 3,
     "micro_batch": 2,
+    "share_prompts": True,
     "processes": 2,
     "max_steps": 5,
     "learning_rate": 1e-4,

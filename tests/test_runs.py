@@ -97,6 +97,27 @@ def test_two_runs_of_the_same_parameters_give_the_same_files(outputs: Path) -> N
     assert (other.folder / "metrics.csv").read_bytes() != kept["metrics.csv"]
 
 
+def test_a_run_that_shares_prompts_has_the_same_scores_from_fewer_tokens(
+    outputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = [0, 0]
+    forward = torch.nn.functional.embedding
+
+    def counted(ids: Any, *arguments: Any, **options: Any) -> Any:
+        read[-1] += ids.numel()
+        return forward(ids, *arguments, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "embedding", counted)
+    plain = train(params(method="grpo", beta=0.01))
+    read.append(0)
+    shared = train(params(method="grpo", beta=0.01, share_prompts=True))
+    assert plain.manifest["id"] != shared.manifest["id"]
+    assert plain.manifest["results"] == shared.manifest["results"]
+    steps = [pd.read_csv(run.folder / "metrics.csv") for run in (plain, shared)]
+    pd.testing.assert_frame_equal(*steps, rtol=1e-3, atol=1e-5)
+    assert 0 < read[-1] < 0.75 * read[-2]
+
+
 @pytest.mark.parametrize("cut", [None, "model.safetensors"])
 def test_a_killed_and_resumed_training_run_ends_as_an_uninterrupted_one(
     cut: str | None, outputs: Path, capsys: pytest.CaptureFixture[str]

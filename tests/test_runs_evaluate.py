@@ -96,6 +96,12 @@ def by_hand(policy: tuple[Any, Any], prompt: str, text_ids: list[int], heat: flo
 
 
 @pytest.mark.slow
+def test_an_evaluation_that_shares_prompts_has_the_same_answers(outputs: Path) -> None:
+    plain, shared = (answers_of(evaluation(params(share_prompts=share))) for share in (False, True))
+    pd.testing.assert_frame_equal(shared, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_every_answer_has_a_line_and_its_numbers_are_those_of_a_pass_of_it_alone(outputs: Path) -> None:
     values = params(temperature=0.7)
     run = evaluation(values)

@@ -23,6 +23,7 @@ from gcpo.runs.train import train
 from gcpo.semantics import answer_mask
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import batches, ends, generate, texts, token_statistics
+from gcpo.trainer.prefix import sharing
 
 PARTS = "parts"  # folder of what a run has done, until it is finished
 
@@ -131,8 +132,11 @@ class Sampled(NamedTuple):
 def ask(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], n: int, temperature: float) -> Sampled:
     """Return ``n`` answers to each question; temperature 0 is greedy decoding."""
     prompts, longest = [row.prompt for row in rows], plan.params.max_completion_length
-    made = generate(model, tokens, prompts, n=n, temperature=temperature, max_new_tokens=longest)
-    measured = token_statistics(model, *made, plan.params.temperature)
+    shares = plan.params.share_prompts
+    with sharing(shares, model):
+        made = generate(model, tokens, prompts, n=n, temperature=temperature, max_new_tokens=longest)
+    with sharing(shares, model, width=int(made[2].any(0).float().argmax())):
+        measured = token_statistics(model, *made, plan.params.temperature)
     return Sampled(*made, *measured, texts(tokens, made[0], made[2]))
 
 

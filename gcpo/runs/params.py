@@ -161,6 +161,9 @@ class Params(BaseModel):
     group_size: Positive = Field(4, le=4096, description="G, responses per prompt")
     prompts_per_step: Positive = Field(2, le=10**5, description="prompts per optimiser step")
     micro_batch: Count = Field(0, description="completions per forward and backward pass; 0 is all that a process has")
+    share_prompts: bool = Field(
+        False, description="read a prompt once for all its answers: faster, with other last bits"
+    )
     processes: Positive = Field(1, description="that train together, one per GPU; accelerate starts more than one")
     accelerate: Sharing = Field(
         "ddp", description="how several share the policy: a file of params/accelerate, or a path"

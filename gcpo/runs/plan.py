@@ -68,6 +68,7 @@ ADDRESSES = frozenset(
 # run that reads it, and the ids of all runs made before it stay as they are.
 SINCE: dict[str, Any] = {
     "train.params.processes": 1,
+    **{f"{kind}.params.share_prompts": False for kind in ("train", "gradients", "evaluate")},
     "gradients.params.lora_rank": 0,
 }
 

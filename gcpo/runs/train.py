@@ -29,6 +29,7 @@ from gcpo.runs.record import Run, claim, load, placeless, record
 from gcpo.tasks.base import Row, Task, check_disjoint
 from gcpo.tasks.sampling import check_lengths, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
+from gcpo.trainer.prefix import sharing
 from gcpo.trainer.trainer import REPLACED
 
 SHOWN = {"reward": "reward", "weight": "gcpo/weight"}  # numbers of a step that are shown, in TRL's log
@@ -163,7 +164,7 @@ def _evaluate(
     plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], progress: Callable[[int, int], None]
 ) -> pd.DataFrame:
     params = plan.params
-    with weights_arithmetic(model):
+    with weights_arithmetic(model), sharing(params.share_prompts, model):
         return evaluate(
             model,
             tokens,
@@ -254,7 +255,7 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
         entailment_model=entailment,
         entailment_threshold=params.entailment_threshold,
         use_full_completion_for_clustering=task.full_completion,
-        share_prompts=False,  # which would change the last bits of what the reference's runs recorded
+        share_prompts=None if params.share_prompts else False,
         **{
             "save_total_limit": 2,
             "report_to": params.report_to,

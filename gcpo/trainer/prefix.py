@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -54,18 +55,24 @@ def obstacle(model: PreTrainedModel) -> str | None:
     return None
 
 
-def shares(wanted: bool | None, model: PreTrainedModel) -> bool:
+def shares(wanted: bool | None, model: Any) -> bool:
     """Return whether a model's passes share prompts: as wanted, or where it can if that is None, and say once why not.
 
     Raises:
         ValueError: it is wanted, and the model cannot.
     """
-    why = None if wanted is False else obstacle(model)
+    why = None if wanted is False else obstacle(model.get_base_model() if is_peft_model(model) else model)
     if why and wanted:
         raise ValueError(f"share_prompts=True: this model cannot share prompts, as {why}. Leave share_prompts out.")
     if why:
         logger.warning(f"Every row reads its prompt anew: prompts are not shared, as {why}.")
     return wanted is not False and why is None
+
+
+def sharing(wanted: bool, model: Any, width: int = 0) -> contextlib.AbstractContextManager[None]:
+    """Return :func:`shared` of a model, with adapters or without, where it is wanted and possible, else nothing."""
+    inner = model.get_base_model() if is_peft_model(model) else model
+    return shared(inner, width) if wanted and obstacle(inner) is None else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -31,7 +31,7 @@ from gcpo.semantics import Embedder, Entailment
 from gcpo.trainer import given
 from gcpo.trainer.collect import Collector, loss_mask
 from gcpo.trainer.config import GCPOConfig
-from gcpo.trainer.prefix import shared, shares
+from gcpo.trainer.prefix import shares, sharing
 from gcpo.trainer.scores import Scores
 
 # What TRL keeps of images in a batch and gives to a forward pass.
@@ -128,7 +128,7 @@ class GCPOTrainer(GRPOTrainer):
         training = callbacks, optimizers, quantization_config, peft_config
         environment = tools, rollout_func, environment_factory
         super().__init__(model, reward_funcs, args, *data, *training, *environment, **newer)
-        self._shares = shares(args.share_prompts, self._unwrapped(self.model))
+        self._shares = shares(args.share_prompts, self.accelerator.unwrap_model(self.model))
         # For the model card.
         self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
         scores = Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights)
@@ -291,15 +291,8 @@ class GCPOTrainer(GRPOTrainer):
 
     # --- prompts that rows share ---
 
-    def _unwrapped(self, model: Any) -> Any:
-        inner = self.accelerator.unwrap_model(model)
-        return inner.get_base_model() if is_peft_model(inner) else inner
-
-    def _sharing(self, model: Any, width: int = 0) -> contextlib.AbstractContextManager[None]:
-        return shared(self._unwrapped(model), width) if self._shares else contextlib.nullcontext()
-
     def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> Any:
-        with self._sharing(self.model):
+        with sharing(self._shares, self.accelerator.unwrap_model(self.model)):
             return super()._generate_single_turn(*arguments, **keywords)
 
     # --- in the loss, on the rows of one micro-batch ---
@@ -316,7 +309,7 @@ class GCPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
         model, ids, _, keep = arguments[:4]  # as TRL gives them, by place
-        with self._sharing(model, ids.shape[1] - keep):
+        with sharing(self._shares, self.accelerator.unwrap_model(model), width=ids.shape[1] - keep):
             logps_and_entropies = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
         if self._loss_inputs is not None:
             self._modulate_loss(logps_and_entropies[0], self._loss_inputs)
