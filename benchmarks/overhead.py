@@ -1,18 +1,20 @@
 """Overhead of each method over TRL's own GRPOTrainer, as ratios of step times measured in one process.
 
-Steps of all trainers alternate, so that a slow minute of the machine hits all of them; ratios are medians over rounds.
-Methods that read pi / pi_old take two steps per generation, and are compared with a GRPOTrainer that does so too.
-Run it with `make bench`; times on a busy machine mean little.
+Every method is measured with TRL's own pass and with prompts that are shared. Steps of all trainers alternate, so that
+a slow minute of the machine hits all of them; ratios are medians over rounds, of the processor's time on a CPU. Methods
+that read pi / pi_old take two steps per generation, and are compared with a GRPOTrainer that does so too. `make bench`
+prints a line per trainer, and ends with 1 where a limit is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from trl import GRPOConfig, GRPOTrainer
@@ -26,30 +28,46 @@ from gcpo.runs.profiles import load_profile
 from gcpo.runs.train import build_trainer
 from gcpo.tasks.sampling import load_policy
 
-
-def iterations(method: str) -> int:
-    """Optimiser steps per generation."""
-    return 2 if METHODS[method].in_loss else 1
-
-
-def limit(method: str) -> float:
-    """Return the most that a method's step may cost, as a multiple of TRL's: by the most expensive thing it reads."""
-    row = METHODS[method]
-    if row.needs_entailment(full_completion=False):
-        return 1.5
-    if row.reads & {"logps", "entropies", "ratios"}:
-        return 1.25
-    return 1.15 if row.reads & {"embeddings", "clusters"} else 1.02
+# What shared prompts have to save: the most that a step may cost, as a multiple of TRL's.
+SHARED = {
+    "tinyqa": {"grpo": 0.35, "gcpo_cd": 0.5, "gcpo_bot": 0.65},
+    "tinymath": {"grpo": 0.65, "gcpo_cd": 1.0, "gcpo_bot": 1.15},
+}
+now = time.perf_counter if torch.cuda.is_available() else time.process_time
 
 
-def make(method: str | None, num_iterations: int, folder: Path) -> GRPOTrainer:
-    """A trainer of the laptop profile; None for TRL's own."""
-    chosen = {"method": method or "grpo", "max_steps": 10_000, "grpo": {"num_iterations": num_iterations}}
+class Case(NamedTuple):
+    """One trainer that is measured."""
+
+    task: str
+    method: str | None  # None for TRL's own
+    shares: bool
+    num_iterations: int  # optimiser steps per generation
+
+    @property
+    def limit(self) -> float | None:
+        """The most that a step may cost: with TRL's pass, by the most expensive thing that the method reads."""
+        if self.method is None:
+            return None
+        if self.shares:
+            return SHARED[self.task].get(self.method)
+        row = METHODS[self.method]
+        if row.needs_entailment(full_completion=False):
+            return 1.5
+        if row.reads & {"logps", "entropies", "ratios"}:
+            return 1.25
+        return 1.15 if row.reads & {"embeddings", "clusters"} else 1.02
+
+
+def make(case: Case, folder: Path) -> GRPOTrainer:
+    """Return a trainer of the laptop profile."""
+    chosen = {"task": case.task, "method": case.method or "grpo", "share_prompts": case.shares, "max_steps": 10_000}
+    chosen["grpo"] = {"num_iterations": case.num_iterations}
     plan = Plan("train", validate({**load_profile("laptop"), **chosen}))
     model, tokens = load_policy(world.resolve(plan.params.policy, "policy"))
     rows = plan.task.load("train", limit=plan.params.train_limit).rows
     trainer = build_trainer(plan, model, tokens, rows, folder)
-    if method is not None:
+    if case.method is not None:
         return trainer
     own = {name: getattr(trainer.args, name) for name in GRPOConfig.__dataclass_fields__ if hasattr(trainer.args, name)}
     plain = GRPOConfig(str(folder), **{k: v for k, v in own.items() if k in KEPT})
@@ -68,46 +86,64 @@ def generations(trainer: GRPOTrainer) -> Any:
     trainer.create_optimizer_and_scheduler(1000)
     trainer.current_gradient_accumulation_steps = 1  # set by the training loop, which is not used here
     while True:
-        start = time.perf_counter()
+        start = now()
         for count, batch in enumerate(trainer.get_train_dataloader(), start=1):
             trainer.model.train()
             trainer.training_step(trainer.model, batch, None)
             trainer.optimizer.step()
             trainer.optimizer.zero_grad()
             if count % trainer.num_iterations == 0:
-                yield time.perf_counter() - start
-                start = time.perf_counter()
+                yield now() - start
+                start = now()
 
 
-def main() -> None:
-    """Print a line per method: median time, ratio to TRL's own, and its spread over rounds."""
+def main() -> int:
+    """Print a line per trainer: median time, ratio to TRL's own with its quartiles over rounds, and its limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--tasks", nargs="*", default=[*SHARED])
     parser.add_argument("--methods", nargs="*", default=[name for name, row in METHODS.items() if not row.permuted])
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
-    wanted = [(None, n) for n in sorted({iterations(method) for method in options.methods})]
-    wanted += [(method, iterations(method)) for method in options.methods]
+    steps = {method: 2 if METHODS[method].in_loss else 1 for method in options.methods}
+    missed = 0
+    for task in options.tasks:
+        cases = [Case(task, None, False, n) for n in sorted({*steps.values()})]
+        cases += [Case(task, method, shares, n) for method, n in steps.items() for shares in (False, True)]
+        missed += sum(line(case, times) for case, times in measured(cases, options.rounds).items())
+    return 1 if missed else 0
+
+
+def measured(cases: list[Case], rounds: int) -> dict[Case, tuple[list[float], list[float]]]:
+    """Return the times of each case's generations, and of TRL's own in the same rounds."""
     with tempfile.TemporaryDirectory() as folder:
-        running = {key: generations(make(*key, Path(folder))) for key in wanted}
-        times: dict[tuple[str | None, int], list[float]] = {key: [] for key in running}
-        for round_ in range(options.rounds + 2):
-            for key, measuring in running.items():
+        running = {case: generations(make(case, Path(folder))) for case in cases}
+        times: dict[Case, list[float]] = {case: [] for case in cases}
+        for round_ in range(rounds + 2):
+            for case, measuring in running.items():
                 # The same random numbers for all: the same completions until weights differ.
                 torch.manual_seed(round_)
                 seconds = next(measuring)
                 if round_ >= 2:  # caches and allocators are warm
-                    times[key].append(seconds)
-    for (name, n), measured in times.items():
-        ratios = sorted(a / b for a, b in zip(measured, times[None, n], strict=True))
-        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-        print(
-            f"{name or 'TRL GRPOTrainer':16s} {statistics.median(measured):7.3f} s per generation and its {n} step(s), "
-            f"{statistics.median(ratios):5.3f} of TRL's [{low:.3f}, {high:.3f}]"
-            + (f", limit {limit(name)}" if name else "")
-        )
+                    times[case].append(seconds)
+    return {case: (own, times[Case(case.task, None, False, case.num_iterations)]) for case, own in times.items()}
+
+
+def line(case: Case, times: tuple[list[float], list[float]]) -> bool:
+    """Print what was found of a case, and return whether its limit is missed."""
+    ratios = sorted(own / trl for own, trl in zip(*times, strict=True))
+    ratio, low, high = statistics.median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    name = (case.method or "TRL's GRPOTrainer") + (", shared" if case.shares else "")
+    missed = case.limit is not None and ratio > case.limit
+    print(
+        f"{case.task:9s} {name:22s} {statistics.median(times[0]):6.3f} s, {case.num_iterations} step(s): "
+        f"{ratio:5.3f} of TRL's [{low:.3f}, {high:.3f}]"
+        + (f", limit {case.limit}{' MISSED' if missed else ''}" if case.limit else ""),
+        flush=True,
+    )
+    return missed
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
