@@ -7,7 +7,8 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from gcpo import io
 from gcpo.runs import progress, record
 from gcpo.runs.progress import Board, Display, State
 from gcpo.runs.runner import outcome
-from gcpo.runs.train import _last_checkpoint
+from gcpo.runs.train import _last_checkpoint, _Validation
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import evaluate, load_policy
@@ -193,3 +194,10 @@ def test_what_is_named_like_a_checkpoint_and_is_none_is_left_alone(tmp_path: Pat
         io.seal(tmp_path / name)
     (tmp_path / "checkpoint-4").write_text("a file")
     assert _last_checkpoint(tmp_path, 8) == str(tmp_path / "checkpoint-2")
+
+
+def test_a_resumed_run_keeps_the_names_of_its_validation_questions(tmp_path: Path) -> None:
+    looked = SimpleNamespace(folder=tmp_path, steps=[0, 2])
+    for step in looked.steps:
+        (tmp_path / f"{step:06d}.csv").write_text(f"step,query,f1\n{step},NA,0.5\n{step},007,1.0\n")
+    assert _Validation.table(cast(Any, looked))["query"].tolist() == ["NA", "007"] * 2

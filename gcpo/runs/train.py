@@ -228,7 +228,8 @@ class _Validation(transformers.TrainerCallback):
 
     def table(self) -> pd.DataFrame:
         """Return the scores of all steps."""
-        return pd.concat([pd.read_csv(self.folder / f"{step:06d}.csv") for step in self.steps], ignore_index=True)
+        files = [self.folder / f"{step:06d}.csv" for step in self.steps]
+        return pd.concat([pd.read_csv(path, converters={"query": str}) for path in files], ignore_index=True)
 
 
 def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
