@@ -229,7 +229,8 @@ class _Validation(transformers.TrainerCallback):
     def table(self) -> pd.DataFrame:
         """Return the scores of all steps."""
         files = [self.folder / f"{step:06d}.csv" for step in self.steps]
-        return pd.concat([pd.read_csv(path, converters={"query": str}) for path in files], ignore_index=True)
+        names: Any = {"dtype": {"query": str}, "keep_default_na": False, "na_values": [""]}  # "NA" may be one
+        return pd.concat([pd.read_csv(path, **names) for path in files], ignore_index=True)
 
 
 def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
