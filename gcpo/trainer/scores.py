@@ -37,7 +37,7 @@ def declared_range(function: Any) -> Range | None:
         return as_range(f"{name}.reward_range", given)
     if isinstance(function, functools.partial):
         return declared_range(function.func)
-    ends = OF_TRL.get(name, ()) if getattr(function, "__module__", "").startswith("trl.rewards") else ()
+    ends = OF_TRL.get(name, ()) if (getattr(function, "__module__", None) or "").startswith("trl.rewards") else ()
     values = [getattr(function, end) if isinstance(end, str) else end for end in ends]
     return (min(values), max(values)) if values else None
 
