@@ -1,4 +1,4 @@
-"""What rewards can reach and which responses are right: said, declared or refused, before training and during it."""
+"""Ranges of rewards and correctness of responses: said, declared or refused, before training and during it."""
 
 from __future__ import annotations
 

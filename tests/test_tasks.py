@@ -22,7 +22,7 @@ from gcpo.runs.record import Run
 from gcpo.tasks import TASKS, get_task, narrativeqa, sources
 from gcpo.tasks.base import Row, Split, Task, check_disjoint, math_scores, qa_scores
 from gcpo.tasks.narrativeqa import TASK as NARRATIVEQA
-from gcpo.tasks.reading import Anything, MalformedRowError, Record, Source, Text, reader
+from gcpo.tasks.reading import Anything, Fields, MalformedRowError, Source, Text, reader
 
 
 def record(number: int, summary: str = "Ada has a cat.") -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_a_reward_metric_that_is_not_scored_is_an_error() -> None:
 # --- records --------------------------------------------------------------------------------------------------------
 
 
-class Named(Record):
+class Named(Fields):
     name: Text
     note: Anything = ""
     counts: tuple[int, ...] = ()

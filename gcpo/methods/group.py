@@ -46,9 +46,8 @@ class GroupFactor(Factor):
     @property
     def direction(self) -> str:
         low, high = (FORMS[self.form](torch.tensor(end), 0.1) for end in (0.0, 1.0))
-        return (
-            f"{'boosts' if high > low else 'damps'} groups whose {'rewards' if self.reads_range else 'answers'} differ"
-        )
+        subject = "rewards" if self.reads_range else "answers"
+        return f"{'boosts' if high > low else 'damps'} groups whose {subject} differ"
 
     def strength(self, group_size: int) -> float:
         """Return GCPO's alpha_G, or alpha itself with ``alpha_norm="none"``."""

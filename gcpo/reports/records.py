@@ -25,7 +25,7 @@ from gcpo.runs.contents import Seen
 from gcpo.runs.grids import comparison_key, expand, grids, varied
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label, recorded
-from gcpo.runs.record import CODES, RecordError, Run, another_version, load, same_numbers, to_commit
+from gcpo.runs.record import CODES, RecordError, Run, another_version, load, read_table, same_numbers, to_commit
 
 TABLES = ("eval", "validation", "metrics", "queries", "pairs", "answers")  # tables beside the manifests of runs
 OLDEST = 0  # schema of a reference that can still be read: 0 was converted from records without one
@@ -281,9 +281,7 @@ def table_of(run: Run, name: str) -> pd.DataFrame | None:
         part = _tables(run.folder, name).get(run.manifest["id"])
         return None if part is None else part.dropna(axis="columns", how="all")  # columns that other runs have
     path = run.folder / f"{name}.csv"
-    # Ids of questions are text, though some benchmarks number theirs and one may be called "nan"; only "" is missing.
-    reading: dict[str, Any] = {"dtype": {"query": str}, "keep_default_na": False, "na_values": [""]}
-    return pd.read_csv(path, **reading) if path.exists() else None
+    return read_table(path) if path.exists() else None
 
 
 def _tables(folder: Path, name: str) -> dict[str, pd.DataFrame]:

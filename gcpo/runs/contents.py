@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gcpo import io, world
+from gcpo.runs.plan import recorded
 from gcpo.semantics.models import embedder_path
 from gcpo.tasks import sources
 from gcpo.tasks.base import DATA_DIR
@@ -24,7 +25,7 @@ def contents(params: Mapping[str, Any]) -> Contents:
 
     Models from the Hub have their commit instead. Files that are not on this machine are left out.
     """
-    seed = params.get("world_seed", 0)  # which older records lack
+    seed = recorded(params, "world_seed")
     found = {
         "policy": _model(params["policy"], "policy", seed, params["policy_revision"]),
         "embedder": _model(str(embedder_path(params["embedder"])), "embedder", seed),
@@ -52,7 +53,7 @@ def _model(name: str, kind: str, seed: int, revision: str | None = None) -> dict
 
 
 def changed(
-    recorded: Contents, params: Mapping[str, Any], seen: Seen | None = None, embedded: bool = False
+    made_of: Contents, params: Mapping[str, Any], seen: Seen | None = None, embedded: bool = False
 ) -> str | None:
     """Return the first model or data set that has changed since the run, as far as this machine can tell, or None.
 
@@ -62,11 +63,11 @@ def changed(
     and made on another processor they may differ in a last bit.
     """
     seen = {} if seen is None else seen
-    names = (*(params[name] for name in _NAMES), params.get("world_seed", 0))
+    names = (*(params[name] for name in _NAMES), recorded(params, "world_seed"))
     if names not in seen:
         seen[names] = contents(params)
     for key, now in seen[names].items():
-        before = recorded.get(key, {} if key.startswith("data") else now)
+        before = made_of.get(key, {} if key.startswith("data") else now)
         if before != now and (embedded or not world.embedded(params.get(key, ""), key)):
             name = next(name for name in sorted({*before, *now}) if before.get(name) != now.get(name))
             return f"{key} is not what it was made of: {params.get(key, params['task'])} has another {name}"

@@ -173,9 +173,8 @@ class Estimate:
         trained_on = self.completions * settings["num_iterations"] * passes
         if gradients := self.plan.kind == "gradients":  # a backward pass for each answer, at two temperatures
             trained_on = 2 * self.answers * 3
-        batches = math.ceil(self.asked / self.together) * (
-            1 if gradients or not params.eval_samples else 2
-        )  # and greedy
+        passes_over = 1 if gradients or not params.eval_samples else 2  # sampled, and greedy
+        batches = math.ceil(self.asked / self.together) * passes_over
         # Nothing that the entailment model reads of two answers is masked.
         both = min(judge["tokens"], 2 * params.max_completion_length)
         of_a_pair = (2 * judge["weights"] + 4 * judge["layers"] * judge["hidden"] * both) * both

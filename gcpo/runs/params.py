@@ -187,7 +187,9 @@ class Params(BaseModel):
     eval_limit: Whole = Field(16, ge=2, description="questions of it, for evaluation and gradient statistics")
     eval_samples: Count = Field(2, description="sampled answers per question beside the greedy one")
     data_revision: str | None = Field(None, description="commit of the data set on the Hub")
-    skip_malformed: bool = Field(False, description="leave out, and count, rows of the data set that are malformed")
+    skip_malformed: bool = Field(
+        False, description="leave out, and count, malformed rows, and training questions that are held out"
+    )
     at_step: Steps = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
     trained_on: TaskName | None = Field(None, description="the task of that training, if another than ``task``")
     gradient_parameters: list[str] | None = Field(

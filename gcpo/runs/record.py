@@ -111,6 +111,12 @@ class Run:
         self.manifest.setdefault("files", {})[name] = io.sha256(self.folder / name)
 
 
+def read_table(path: Path) -> pd.DataFrame:
+    """Return one of a run's CSV files. Ids of questions are text, though some benchmarks number theirs and one may be
+    called "nan"; only "" is missing."""
+    return pd.read_csv(path, dtype={"query": str}, keep_default_na=False, na_values=[""])
+
+
 class RecordError(UserError):
     """Records that must not be put beside others, or a reference that must not be replaced; says what to do."""
 

@@ -25,7 +25,7 @@ from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan, quarters
 from gcpo.runs.policies import lora, models, quiet, starting_policy, trained_policy
 from gcpo.runs.progress import share
-from gcpo.runs.record import Run, claim, load, placeless, record
+from gcpo.runs.record import Run, claim, load, placeless, read_table, record
 from gcpo.tasks.base import Row, Task, check_disjoint
 from gcpo.tasks.sampling import check_lengths, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
@@ -228,9 +228,7 @@ class _Validation(transformers.TrainerCallback):
 
     def table(self) -> pd.DataFrame:
         """Return the scores of all steps."""
-        files = [self.folder / f"{step:06d}.csv" for step in self.steps]
-        names: Any = {"dtype": {"query": str}, "keep_default_na": False, "na_values": [""]}  # "NA" may be one
-        return pd.concat([pd.read_csv(path, **names) for path in files], ignore_index=True)
+        return pd.concat([read_table(self.folder / f"{step:06d}.csv") for step in self.steps], ignore_index=True)
 
 
 def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:

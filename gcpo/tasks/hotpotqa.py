@@ -14,7 +14,7 @@ from pydantic import Field
 
 from gcpo.tasks import narrativeqa
 from gcpo.tasks.base import Row, hotpot_scores, words
-from gcpo.tasks.reading import Anything, MalformedRowError, Record, Source, Text, reader
+from gcpo.tasks.reading import Anything, Fields, MalformedRowError, Record, Source, Text, reader
 
 MAX_CONTEXT_WORDS = 1200
 """Words of the paragraphs that a prompt keeps; ten have 600 to 1200."""
@@ -26,14 +26,14 @@ PROMPT = """Read the paragraphs and answer the question in a few words. Write th
 Question: {question}"""
 
 
-class Context(Record):
+class Context(Fields):
     """Paragraphs, each a title and its sentences."""
 
     title: Annotated[list[Text], Field(min_length=1)]
     sentences: list[list[Anything]]
 
 
-class Facts(Record):
+class Facts(Fields):
     """Titles of the paragraphs that support the answer."""
 
     title: list[Anything]

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from gcpo.rewards import final_answer
 from gcpo.tasks.base import Row, Task, qa_scores, words
-from gcpo.tasks.reading import Record, Source, Text, reader, text_id
+from gcpo.tasks.reading import Fields, Record, Source, Text, reader, text_id
 
 MAX_CONTEXT_WORDS = 1000
 """Words of the summary that a prompt keeps, from its beginning. Most summaries have 400 to 900; a longer one is cut,
@@ -25,13 +25,13 @@ Summary: {summary}
 Question: {question}"""
 
 
-class Written(Record):
+class Written(Fields):
     """A text."""
 
     text: Text
 
 
-class Document(Record):
+class Document(Fields):
     """A book or film."""
 
     id: Text

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from gcpo.tasks import narrativeqa
 from gcpo.tasks.base import Row, words
-from gcpo.tasks.reading import CONVERTED, Anything, MalformedRowError, Record, Source, Text, reader
+from gcpo.tasks.reading import CONVERTED, Anything, Fields, MalformedRowError, Record, Source, Text, reader
 
 MAX_CONTEXT_WORDS = 1000
 """Words of evidence, abstract and paper that a prompt keeps, from the beginning; most papers have 3000 to 6000."""
@@ -28,7 +28,7 @@ say, and "Yes" or "No" if that is asked. Write the answer in the form "Answer: .
 Question: {question}"""
 
 
-class Answer(Record):
+class Answer(Fields):
     """The answer of one annotator."""
 
     unanswerable: bool
@@ -49,13 +49,13 @@ class Answer(Record):
         return "Yes" if self.yes_no else "No"
 
 
-class Annotations(Record):
+class Annotations(Fields):
     """The answers to one question."""
 
     answer: Annotated[list[Answer], Field(min_length=1)]
 
 
-class Questions(Record):
+class Questions(Fields):
     """The questions about a paper: their texts, ids and answers in the same order."""
 
     question: Annotated[list[Text], Field(min_length=1)]
@@ -63,7 +63,7 @@ class Questions(Record):
     answers: list[Annotations]
 
 
-class Sections(Record):
+class Sections(Fields):
     """The paragraphs of each section."""
 
     paragraphs: list[list[Anything]]

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import reprlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,18 +35,14 @@ Anything = Annotated[str, StringConstraints(pattern="")]  # a pattern makes pyda
 Text = Annotated[str, StringConstraints(pattern=r"[^\s\x1c-\x1f]")]
 
 
-class Record(BaseModel):
-    """The fields of a record that a task reads, with strict types; a record may have others."""
+class Fields(BaseModel):
+    """Fields of a record, or of a part of one, that a task reads, with strict types; there may be others."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    def rows(self) -> list[Row]:
-        """Return its questions; ``MalformedRowError`` where fields contradict one another."""
-        raise NotImplementedError
-
     @classmethod
     def of(cls, record: Any) -> Self:
-        """Return a record, checked; ``MalformedRowError`` names its first wrong field, the value and what it should
+        """Return the fields, checked; ``MalformedRowError`` names the first wrong one, its value and what it should
         be."""
         try:
             return cls.model_validate(record)
@@ -58,6 +55,14 @@ class Record(BaseModel):
                 "string_unicode": f"is {value}: it should not have half of a surrogate pair",
             }.get(first["type"], f"is {value}: {first['msg'].replace('Input', 'it')}")
             raise MalformedRowError(f"field {field!r} {why}") from None
+
+
+class Record(Fields, ABC):
+    """A record of a data set."""
+
+    @abstractmethod
+    def rows(self) -> list[Row]:
+        """Return its questions; ``MalformedRowError`` where fields contradict one another."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a user gives to the trainer beside TRL's own: checked, and models of meaning loaded, before the policy is."""
+"""Arguments of the trainer beside TRL's own: checked, and models of meaning loaded, before the policy is."""
 
 from __future__ import annotations
 

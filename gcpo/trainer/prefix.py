@@ -61,7 +61,7 @@ def shares(wanted: bool | None, model: Any) -> bool:
     Raises:
         ValueError: it is wanted, and the model cannot.
     """
-    why = None if wanted is False else obstacle(model.get_base_model() if is_peft_model(model) else model)
+    why = None if wanted is False else obstacle(_bare(model))
     if why and wanted:
         raise ValueError(f"share_prompts=True: this model cannot share prompts, as {why}. Leave share_prompts out.")
     if why:
@@ -71,8 +71,13 @@ def shares(wanted: bool | None, model: Any) -> bool:
 
 def sharing(wanted: bool, model: Any, width: int = 0) -> contextlib.AbstractContextManager[None]:
     """Return :func:`shared` of a model, with adapters or without, where it is wanted and possible, else nothing."""
-    inner = model.get_base_model() if is_peft_model(model) else model
+    inner = _bare(model)
     return shared(inner, width) if wanted and obstacle(inner) is None else contextlib.nullcontext()
+
+
+def _bare(model: Any) -> PreTrainedModel:
+    """Return the model that adapters are on, or the model itself."""
+    return model.get_base_model() if is_peft_model(model) else model
 
 
 @contextlib.contextmanager
@@ -163,7 +168,7 @@ def _first_pass(plain: Callable[..., Any], inputs: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where prompts and completions lie in the one row that is computed, and what each of their tokens may see.
+    """The places of prompts and completions in the one row that is computed, and the tokens that each token may see.
 
     Args:
         place: (N,), the prompt of each completion.
