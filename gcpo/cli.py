@@ -117,7 +117,7 @@ def _make(plans: list[Plan], jobs: int | None = 1) -> int:
 @app.command(cls=WithParameters)
 def run(
     profile: Profile = "smoke",
-    kind: Annotated[Literal["train", "gradients", "evaluate"], typer.Option(help="what is run")] = "train",
+    kind: Annotated[Literal["train", "gradients", "evaluate", "one_step"], typer.Option(help="what is run")] = "train",
     given: Given = None,
     toy: Toy = False,
 ) -> int:

@@ -321,13 +321,28 @@ def per_group(
     return method
 
 
-def shuffled(*moved: str) -> Method:
+def strong(groups: Sequence[Group], alpha: float | None) -> Expected:
+    """Our control: gcpo_bot's weights to the power of 16."""
+    found = METHODS["gcpo_bot"](groups, alpha)
+    return found._replace(weights=[[w**16 for w in row] for row in found.weights])
+
+
+def half(groups: Sequence[Group], alpha: float | None) -> Expected:
+    """Our control: weight 0 for half of the groups, by a permutation of theirs that seed 0 draws."""
+    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0)).tolist()
+    dropped = order[: len(groups) // 2]
+    found = each()(groups, None)
+    weights = [[float(place not in dropped) for _ in g.rewards] for place, g in enumerate(groups)]
+    return found._replace(weights=weights)
+
+
+def shuffled(*moved: str, of: Sequence[str] = ("bot_only", "rd_only")) -> Method:
     """Our control: gcpo_bot with another group's weights, those that are moved. Two groups can only swap them."""
 
     def method(groups: Sequence[Group], alpha: float | None) -> Expected:
-        factors = {name: METHODS[name](groups, alpha).weights for name in ("bot_only", "rd_only")}
+        factors = {name: METHODS[name](groups, alpha).weights for name in of}
         chosen = [rows[::-1] if name in moved else rows for name, rows in factors.items()]
-        weights = [[a * b for a, b in zip(*rows, strict=True)] for rows in zip(*chosen, strict=True)]
+        weights = [[math.prod(w) for w in zip(*rows, strict=True)] for rows in zip(*chosen, strict=True)]
         return each()(groups, None)._replace(weights=weights)
 
     return method
@@ -408,6 +423,9 @@ METHODS: dict[str, Method] = {
     "gcpo_cd": per_group(lambda g, a: omega_geo(cd(g.embeddings), a) * omega_rd(g.rewards, a)),
     "gcpo_bot": per_group(lambda g, a: omega_geo(bot(g.embeddings, g.clusters), a) * omega_rd(g.rewards, a)),
     "gcpo_shuffled": shuffled("bot_only", "rd_only"),
+    "gcpo_strong": strong,
+    "se_shuffled": shuffled("se", of=["se"]),
+    "drop_half": half,
     "qhawkeye": per_group(lambda g, a: clip(1 - a * qhawkeye(g.rewards)), alpha=0.2, divided=False),
     # other rewards
     "empo": each(lambda g: grpo(empo(g.clusters, g.answered))),

@@ -23,7 +23,7 @@ FLOORS = [
     {"clustering", "mathematics", "measures", "statistics", "gradients", "rewards"},
     {"rollouts"},
     {"methods"},
-    {"weights"},
+    {"weights", "updates"},
     {"semantics"},
     {"trainer"},
     {"tasks"},

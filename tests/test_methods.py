@@ -28,7 +28,9 @@ ENTROPY = ["egspo", "edge_grpo", *EGPOS]
 # A mean over tokens is made of each response by itself.
 MEAN_OF_TOKENS = ["seed_grpo", "r2vpo", *ENTROPY]
 # Clip-Cov and KL-Cov compare tokens with those of the whole batch, and the control borrows weights.
-ONE_GROUP = [name for name in METHODS if name not in ("gcpo_shuffled", "clip_cov", "kl_cov")]
+ONE_GROUP = [
+    name for name in METHODS if name not in ("gcpo_shuffled", "se_shuffled", "drop_half", "clip_cov", "kl_cov")
+]
 # Which of its candidates Clip-Cov drops hangs on their places by the very draw; which ones there are does not.
 ALL_CANDIDATES: dict[str, dict[str, Any]] = {"clip_cov": {"share": 1.0}}
 

@@ -38,6 +38,7 @@ def factors(row: Method) -> list[Any]:
 PLACES = {
     "grpo dr_grpo dapo": ("base", "response"),
     "se seed_grpo kle cd_only bot_only rd_only gcpo_cd gcpo_bot gcpo_shuffled qhawkeye": ("advantage", "group"),
+    "gcpo_strong se_shuffled drop_half": ("advantage", "group"),
     "empo care care_agreement": ("reward", "response"),
     "egspo edge_grpo egpo egpo_c1 egpo_c2 egpo_c3 egpo_c4 egpo_c5 egpo_c6": ("advantage", "response"),
     "r2vpo": ("loss", "response"),
@@ -60,9 +61,9 @@ def those(flag: Callable[[Method], bool]) -> list[str]:
 def test_what_methods_need_to_be_told() -> None:
     assert those(lambda row: row.needs_correctness) == ["care", "care_agreement", *EGPOS]
     assert those(lambda row: row.in_loss) == ["r2vpo", "clip_cov", "kl_cov"]
-    assert those(lambda row: row.permuted) == ["gcpo_shuffled"]
+    assert those(lambda row: row.permuted) == ["gcpo_shuffled", "se_shuffled"]
     assert those(lambda row: row.drops_equal) == ["dapo"]
-    entailment = ["se", "kle", "bot_only", "gcpo_bot", "gcpo_shuffled"]
+    entailment = ["se", "kle", "bot_only", "gcpo_bot", "gcpo_shuffled", "gcpo_strong", "se_shuffled"]
     assert those(lambda row: row.needs_entailment(full_completion=True)) == entailment
     assert those(lambda row: row.needs_entailment(full_completion=False)) == [*entailment, "empo"]
 
@@ -80,6 +81,7 @@ def test_what_methods_need_to_be_told() -> None:
         ("egpo", "boosts confident responses"),
         ("egspo", "damps confident responses"),
         ("gcpo_shuffled", "moves weights to other groups"),
+        ("drop_half", "drops groups at random"),
     ],
 )
 def test_directions(method: str, direction: str) -> None:

@@ -62,6 +62,8 @@ OTHER: dict[str, Any] = {
     "eval_samples": 3,
     "data_revision": "main",
     "gradient_parameters": ["lm_head"],
+    "compared": ["kle"],
+    "step_batches": 7,
 }
 
 
@@ -78,7 +80,7 @@ def test_another_value_is_tried_for_every_parameter() -> None:
 
 def test_any_other_parameter_is_another_training_run() -> None:
     ids = [id_of(), *(id_of(**{key: value}) for key, value in OTHER.items())]
-    assert len(set(ids)) == 1 + len(OTHER)
+    assert len(set(ids)) == 1 + len(OTHER.keys() - UNREAD["train"])
 
 
 def test_how_processes_share_a_policy_is_part_of_a_run_of_several_alone(tmp_path: Path) -> None:
@@ -103,12 +105,19 @@ def test_processes_share_the_completions_of_a_step(values: dict[str, Any], at_on
     assert trainer["gradient_accumulation_steps"] == accumulated
 
 
-@pytest.mark.parametrize("kind", ["gradients", "evaluate"])
+@pytest.mark.parametrize("kind", ["gradients", "evaluate", "one_step"])
 def test_a_run_without_training_is_another_one_for_what_it_reads_alone(kind: str) -> None:
     resolved = {"method_options", "alpha", "grpo"}  # into the method and the trainer
     for key, value in OTHER.items():
         assert (id_of(kind, **{key: value}) == id_of(kind)) == (key in UNREAD[kind] | resolved), key
     assert id_of(kind, at_step=2) != id_of(kind, at_step=2, method="grpo")  # that is of its training
+
+
+def test_one_step_is_another_one_for_its_methods_and_what_it_reads_of_the_optimiser() -> None:
+    own = id_of("one_step", compared=["se", "kle"])
+    assert id_of("one_step", compared=["kle", "se", "kle"]) == own != id_of("one_step", compared=["se"])
+    assert id_of("one_step", compared=["se", "kle"], grpo={"max_grad_norm": 0.5}) != own
+    assert id_of("one_step", compared=["se", "kle"], grpo={"num_iterations": 2}) == own
 
 
 @pytest.mark.parametrize("profile", ["paper", "single_gpu"])
@@ -124,9 +133,9 @@ def test_aime24_is_asked_of_the_very_policies_that_the_grid_trains_on_olympiadbe
 
 
 def test_runs_read_no_parameter_that_is_no_part_of_their_values() -> None:
-    from gcpo.runs import evaluate, gradients
+    from gcpo.runs import evaluate, gradients, one_step
 
-    for kind, module in {"gradients": gradients, "evaluate": evaluate}.items():
+    for kind, module in {"gradients": gradients, "evaluate": evaluate, "one_step": one_step}.items():
         read = set(re.findall(r"params\.(\w+)", inspect.getsource(module))) & set(Params.model_fields)
         assert read and not read & (UNREAD[kind] | {"alpha", "method_options", "grpo"})
 
@@ -255,7 +264,7 @@ def test_the_config_that_runs_has_the_settings_that_the_plan_names(method: str) 
         config = GCPOConfig("x", method=method, use_cpu=True, **made.trainer)
     for name, value in made.trainer.items():
         assert getattr(config, name) == value, name
-    assert config.resolved_method().constants() == made.values["method"]
+    assert config.resolved_method().constants() == {"power": 1.0} | made.values["method"]  # a default later than ids
 
 
 @pytest.mark.parametrize("method", ["clip_cov", "clip_cov*dapo", "egpo"])

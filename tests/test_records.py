@@ -543,8 +543,11 @@ def test_a_grid_chooses_the_value_of_its_task() -> None:
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ([{"seed": [0]}], r"g\.yaml: kind must be one of train, gradients, evaluate, got None"),
-        ([{"kind": "trian", "seed": [0]}], r"g\.yaml: kind must be one of train, gradients, evaluate, got 'trian'"),
+        ([{"seed": [0]}], r"g\.yaml: kind must be one of train, gradients, evaluate, one_step, got None"),
+        (
+            [{"kind": "trian", "seed": [0]}],
+            r"g\.yaml: kind must be one of train, gradients, evaluate, one_step, got 'trian'",
+        ),
         ([{"kind": "train", "seed": 0}], r"g\.yaml: seed must be a list of values"),
         ([{"kind": "train", "sed": [0]}], r"Bad run of g\.yaml with p\.yaml: sed: .*Did you mean 'seed'\?"),
         ([{"kind": "train", "method": ["gcpo_bt"]}], "method: Unknown method 'gcpo_bt'"),

@@ -171,7 +171,7 @@ def test_the_starting_policy_s_statistics_do_not_depend_on_training_and_a_traine
 @pytest.mark.parametrize(
     ("kind", "values", "says"),
     [
-        ("train", {"at_step": 3}, "at_step: 3 is for gradient statistics and evaluations"),
+        ("train", {"at_step": 3}, "at_step: 3 is for gradient statistics, evaluations and one step"),
         ("gradients", {"at_step": 3, "train_split": "test"}, "cannot be held out"),
     ],
 )

@@ -55,6 +55,8 @@ def _product(names: list[str]) -> Method:
     for name, row in rows.items():
         if row.permuted:
             raise ValueError(f"{title}: {name} is a control on its own; it permutes the weights of whole groups.")
+        if row.power != 1:
+            raise ValueError(f"{title}: {name} is a control on its own; it raises its weights to a power.")
         if row.drops_equal and reinforcing:
             raise ValueError(
                 f"{title}: {name} drops the groups without reward variance that {reinforcing[0]} reinforces."
@@ -98,13 +100,16 @@ def _factors(title: str, rows: Mapping[str, Method]) -> tuple[Factor, ...]:
 
 def _bound(title: str, row: Method, alpha: float | None, options: Mapping[str, Any]) -> Method:
     """Return a row whose parts have these constants, and this alpha where none of their own is given."""
-    valid = dict.fromkeys([option for part in row.parts for option in part.OPTIONS] + ["shuffle"] * row.permuted)
+    own = ["shuffle"] * (row.permuted and len(row.factors) > 1) + ["power"] * (row.power != 1)
+    valid = dict.fromkeys([option for part in row.parts for option in part.OPTIONS] + own)
     if unknown := options.keys() - valid.keys():
         name = min(unknown)
         raise ValueError(f"{title} has no option {name!r}.{nearest(name, valid) if valid else ' It has none.'}")
     shuffle = options.get("shuffle", row.shuffle)
     if row.permuted:
         one_of("shuffle", shuffle, ("both", "geo", "rd"))
+    power = options.get("power", row.power)
+    check_alpha(power, "power")
     constants = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     strengths: dict[str, Any] = {"alpha": alpha, **{key: constants.pop(key, None) for key in ("alpha_geo", "alpha_rd")}}
     strengths = {key: strength for key, strength in strengths.items() if strength is not None}
@@ -124,7 +129,7 @@ def _bound(title: str, row: Method, alpha: float | None, options: Mapping[str, A
             'tokens at </think>; one mask cannot say both. Leave scope at "joint", or take one of the two methods.'
         )
     penalty = row.penalty and bound(row.penalty)
-    return dataclasses.replace(row, factors=factors, reward=reward, penalty=penalty, shuffle=shuffle)
+    return dataclasses.replace(row, factors=factors, reward=reward, penalty=penalty, shuffle=shuffle, power=power)
 
 
 def permutation(size: int, seed: int) -> Tensor:
@@ -135,7 +140,7 @@ def permutation(size: int, seed: int) -> Tensor:
     """
     if size < 2:
         raise ValueError(
-            "gcpo_shuffled permutes weights across the groups of a batch and needs at least 2 groups, "
+            "A method that permutes weights across the groups of a batch needs at least 2 groups, "
             f"got {size}: put more prompts into the generation batch."
         )
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
@@ -214,6 +219,7 @@ def modulate(
             own = own if order is None or row.shuffle not in ("both", factor.alpha_key) else own[order]
             ndim = max(weight.ndim, own.ndim)
             weight = expand(weight, ndim) * expand(own, ndim)
+    weight = weight**row.power if row.power != 1 else weight
     if equalize_mean:
         counted = rollouts.scorable if weight.ndim == 2 else rollouts.scorable.unsqueeze(-1) & rollouts.mask.bool()
         counted = counted & weight.isfinite()  # weights that are replaced or refused later leave the mean alone
@@ -310,7 +316,9 @@ def weight_range(
     """
     low = high = 1.0
     if group_size > 1:
-        for factor in get_method(method, alpha=alpha, **options).factors:
+        row = get_method(method, alpha=alpha, **options)
+        for factor in row.factors:
             lowest, highest = factor.bounds(group_size)
             low, high = low * lowest, high * highest
+        low, high = low**row.power, high**row.power
     return low, high

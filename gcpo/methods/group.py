@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -199,3 +199,28 @@ class RewardVariance(GroupFactor):
 
     def highest(self, group_size: int) -> float:
         return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomHalf(Factor):
+    """Weight 0 for a random half of the batch's groups, rounded down: a control that throws away what it asked for."""
+
+    kind = "RandomHalf"
+    granularity = "group"
+    direction = "drops groups at random"
+    reads: ClassVar[frozenset[str]] = frozenset()
+    measure: str = "kept"
+    weight: str = "w_half"
+    seed: int = 0
+
+    def bounds(self, group_size: int) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    def seeded(self, seed: int) -> Self:
+        return replace(self, seed=seed)
+
+    def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
+        kept = torch.ones_like(rollouts.rewards[:, 0])
+        order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(self.seed))
+        kept[order[: len(kept) // 2].to(kept.device)] = 0
+        return {self.measure: kept, self.weight: kept}

@@ -13,6 +13,7 @@ from gcpo.methods.group import (
     CosineDispersion,
     GroupFactor,
     KernelEntropy,
+    RandomHalf,
     RewardDispersion,
     RewardVariance,
     SemanticEntropy,
@@ -47,6 +48,7 @@ class Method:
         drops_equal: groups without reward variance leave the loss's token count.
         shuffle: of a control that hands groups the weights of others, which: "both" of GCPO's factors, "geo" or "rd".
         seed: of the permutation.
+        power: of a control whose weights depart further from 1: that to which the product of weights is raised.
     """
 
     paper: str
@@ -60,6 +62,7 @@ class Method:
     drops_equal: bool = False
     shuffle: Literal["both", "geo", "rd"] | None = None
     seed: int = 0
+    power: float = 1.0
 
     @property
     def papers(self) -> tuple[Paper, ...]:
@@ -122,7 +125,7 @@ class Method:
     def constants(self) -> dict[str, Any]:
         """Return every constant of the method, in values that JSON can hold."""
         parts = [{"part": part.kind, **asdict(part)} for part in self.parts]
-        named = {key: getattr(self, key) for key in ("alpha", "base", "trl", "drops_equal", "shuffle", "seed")}
+        named = {key: getattr(self, key) for key in ("alpha", "base", "trl", "drops_equal", "shuffle", "seed", "power")}
         return json.loads(json.dumps({"parts": parts, **named}), parse_constant=str)  # JSON has no infinity
 
     @property
@@ -177,6 +180,12 @@ METHODS: dict[str, Method] = {
     "gcpo_shuffled": Method(paper="GCPO (our control)", rule="gcpo_bot's weights, permuted across groups",
                             factors=(BOT, RD), shuffle="both"),
     "qhawkeye": Method(paper="Q-Hawkeye; GCPO, App. G", rule="1 - alpha Var(r) / (range/2)^2", factors=(VARIANCE,)),
+    # controls: weights that a test of weights has to see
+    "gcpo_strong": Method(paper="GCPO (our control)", rule="gcpo_bot's weights to the power of 16", factors=(BOT, RD),
+                          power=16.0),
+    "se_shuffled": Method(paper="GCPO (our control)", rule="se's weights, permuted across groups", factors=(SE,),
+                          shuffle="both"),
+    "drop_half": Method(paper="GCPO (our control)", rule="0 for a random half of the groups", factors=(RandomHalf(),)),
     # a rule for rewards
     "empo": Method(paper="EMPO", rule="r = share of the response's cluster", acts="reward", reward=ClusterShare()),
     "care": Method(paper="GRPO-CARE", rule="bonus for right answers that an EMA reference finds likely", acts="reward",

@@ -27,7 +27,7 @@ from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label, recorded
 from gcpo.runs.record import CODES, RecordError, Run, another_version, load, read_table, same_numbers, to_commit
 
-TABLES = ("eval", "validation", "metrics", "queries", "pairs", "answers")  # tables beside the manifests of runs
+TABLES = ("eval", "validation", "metrics", "queries", "pairs", "answers", "updates")  # beside manifests
 OLDEST = 0  # schema of a reference that can still be read: 0 was converted from records without one
 
 

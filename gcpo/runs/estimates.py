@@ -40,7 +40,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from gcpo import world
 from gcpo.gradients import chosen_parameters
-from gcpo.runs.plan import CHUNK, COPIES, Plan
+from gcpo.runs.plan import BACKWARD, CHUNK, COPIES, Plan
 from gcpo.runs.profiles import ParameterError, read_yaml
 from gcpo.semantics.loading import explain_loading
 from gcpo.tasks.sampling import TOKENS
@@ -101,7 +101,7 @@ class Estimate:
 
     def __init__(self, plan: Plan, gpu: float = 80.0) -> None:
         self.plan, self.gpu, params = plan, gpu, plan.params
-        self.training, gradients = plan.kind == "train" and params.max_steps > 0, plan.kind == "gradients"
+        self.training, gradients = plan.kind == "train" and params.max_steps > 0, plan.kind in BACKWARD
         chosen = tuple(params.gradient_parameters or ()) if gradients else ()
         counts = policy(params.policy, params.policy_revision, params.lora_rank, chosen)
         self.config, self.weights, self.trained = counts
@@ -116,6 +116,7 @@ class Estimate:
         # Questions that are asked outside training: those of validation five times.
         self.asked = min(params.eval_limit, known["test"])
         self.asked += 5 * self.training * min(params.validation_limit, known["validation"])
+        self.asked += (plan.kind == "one_step") * params.step_batches * params.prompts_per_step
         self.answers = self.asked * (group if gradients else 1 + params.eval_samples)
         each, most = (group, CHUNK) if gradients else (max(1, params.eval_samples), 32)
         self.together = max(1, min(most, TOKENS // (each * self.context)))
@@ -145,11 +146,14 @@ class Estimate:
             "judges": KNOWN.judges if self.pairs else 0.0,
             "generation": self.at_once * self.context * cache + (shared == "DEEPSPEED") * whole,
         }
-        if self.plan.kind == "gradients":
-            # In float32 a gradient of each answer, a row of zeros, and the one that is being made; logits of an answer.
-            memory["gradients"] = 4 * (params.group_size + 2) * self.trained
+        if self.plan.kind in BACKWARD:
+            # In float32 a gradient of each answer, a row of zeros, and the one that is being made; or of each fold of
+            # held-out questions, question and method, scaled too. Of one answer, or of a group.
+            one = self.plan.kind == "one_step"
+            held = 20 + 2 * (params.prompts_per_step + len(params.compared)) if one else params.group_size + 2
+            memory["gradients"] = 4 * held * self.trained
             logits = 2 * 4 * params.max_completion_length * config.vocab_size
-            memory["backward"] = self.context * layers * layer + logits
+            memory["backward"] = (params.group_size if one else 1) * (self.context * layers * layer + logits)
         elif self.training:
             copies = bool(settings["beta"]) and not params.lora_rank
             memory |= {"optimizer": 3 * trained / parts, "reference": copies * whole / parts}
@@ -171,7 +175,9 @@ class Estimate:
         token = max(chosen["decoding"], self.size * self.weights / gpu["bandwidth"]) * params.max_completion_length
         passes = 3 + settings["gradient_checkpointing"] - bool(params.lora_rank) + bool(settings["beta"])
         trained_on = self.completions * settings["num_iterations"] * passes
-        if gradients := self.plan.kind == "gradients":  # a backward pass for each answer, at two temperatures
+        if (
+            gradients := self.plan.kind in BACKWARD
+        ):  # two for each answer: two temperatures, or two sets of coefficients
             trained_on = 2 * self.answers * 3
         passes_over = 1 if gradients or not params.eval_samples else 2  # sampled, and greedy
         batches = math.ceil(self.asked / self.together) * passes_over

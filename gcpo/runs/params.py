@@ -193,8 +193,12 @@ class Params(BaseModel):
     at_step: Steps = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
     trained_on: TaskName | None = Field(None, description="the task of that training, if another than ``task``")
     gradient_parameters: list[str] | None = Field(
-        None, description="patterns of names for V(q); all that train if null"
+        None, description="patterns of names for V(q) and for one step; all that train if null"
     )
+    compared: list[MethodName] = Field(
+        ["gcpo_bot", "gcpo_cd", "rd_only", "se"], description="methods whose first step is compared with GRPO's"
+    )
+    step_batches: Positive = Field(4, le=10**5, description="batches of that step, of prompts_per_step each")
 
     @model_validator(mode="before")
     @classmethod

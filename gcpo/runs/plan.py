@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gcpo import paths, world
+from gcpo import paths, updates, world
 from gcpo.methods import BASES, Method
 from gcpo.runs.params import Params
 from gcpo.runs.profiles import ParameterError, read_yaml, sharing
@@ -20,7 +20,13 @@ from gcpo.tasks.base import Split, Task
 COPIES = "MULTI_GPU"  # accelerate's name of processes that have a whole policy each
 CHUNK = 10  # queries of gradient statistics between two writes at most: what a kill can lose
 SCHEMA = 2  # version of records; raised when the meaning of a record changes
-KINDS = {"train": "10_train", "gradients": "11_gradient_statistics", "evaluate": "12_evaluate"}  # kind -> its notebook
+KINDS = {  # kind -> its notebook
+    "train": "10_train",
+    "gradients": "11_gradient_statistics",
+    "evaluate": "12_evaluate",
+    "one_step": "13_one_step",
+}
+BACKWARD = frozenset({"gradients", "one_step"})  # kinds that take gradients of a policy without training it
 
 # Settings of TRL's config that decide a result and are no parameters of ours: pinned, so that another default in TRL
 # changes no run unseen. All but the first five are TRL's own defaults; `grpo` in parameter files overrides any of them.
@@ -68,6 +74,7 @@ ADDRESSES = frozenset(
 # run that reads it, and the ids of all runs made before it stay as they are.
 SINCE: dict[str, Any] = {
     "train.params.processes": 1,
+    "train.method.power": 1.0,
     **{f"{kind}.params.share_prompts": False for kind in ("train", "gradients", "evaluate")},
     "gradients.params.lora_rank": 0,
 }
@@ -77,11 +84,14 @@ TRAINING = frozenset(
     "method equalize_mean prompts_per_step micro_batch processes accelerate max_steps learning_rate beta save_steps "
     "train_split train_limit validation_split validation_limit eval_samples".split()
 )
+STEP = frozenset({"compared", "step_batches"})  # that one step alone reads
 UNREAD = {
-    "train": frozenset[str](),
-    "gradients": TRAINING,
+    "train": STEP,
+    "gradients": TRAINING | STEP,
     "evaluate": (TRAINING - {"eval_samples"})
-    | {"lora_rank", "group_size", "embedder", "entailment", "entailment_threshold", "gradient_parameters"},
+    | {"lora_rank", "group_size", "embedder", "entailment", "entailment_threshold", "gradient_parameters"}
+    | STEP,
+    "one_step": TRAINING - {"prompts_per_step", "train_split"},
 }
 
 
@@ -106,13 +116,18 @@ class Plan:
             looked_at["validation_split"] = params.validation_split
         steps = params.max_steps if self.kind == "train" else params.at_step
         for name, split in looked_at.items():
-            if steps and split == params.train_split:
+            if (steps or self.kind == "one_step") and split == params.train_split:
                 raise ParameterError(
                     f"train_split and {name} are both {split!r}: what is trained on cannot be held out."
                 )
         if params.at_step and self.kind == "train":
-            what = "is for gradient statistics and evaluations; a training run's steps are max_steps."
+            what = "is for gradient statistics, evaluations and one step; a training run's steps are max_steps."
             raise ParameterError(f"at_step: {params.at_step} {what}")
+        if self.kind == "one_step":
+            try:
+                updates.of_one_step(params.compared)
+            except ValueError as error:
+                raise ParameterError(f"compared: {error}") from None
         if params.world_seed and not self.embedded:
             raise ParameterError(f"world_seed: {params.world_seed} has no use: no model of the run is an embedded one.")
 
@@ -193,7 +208,7 @@ class Plan:
         named = {"profile", "alpha", "method_options", "grpo", "skip_malformed", "at_step", "reward", "full_completion"}
         # Which the trainer's settings hold, which changes nothing, and which the values of that training hold. How
         # processes share a policy counts by its content, and a world by its key.
-        named |= {"micro_batch", "report_to", "trained_on", "accelerate", "world_seed"}
+        named |= {"micro_batch", "report_to", "trained_on", "accelerate", "world_seed", "compared"}
         task, training = self.task, self.kind == "train"
         trainer = {key: value for key, value in self.trainer.items() if key not in ADDRESSES} if training else None
         values = {
@@ -210,8 +225,17 @@ class Plan:
             },
             "world": {kind: world.key(made) for kind, made in self.embedded.items()},
             **({"training": self.training.values} if self.training else {}),
+            **({"one_step": self._one_step} if self.kind == "one_step" else {}),
         }
         return dict(_without_as_before(values, self.kind))
+
+    @property
+    def _one_step(self) -> dict[str, Any]:
+        """What one step reads of methods and of the optimiser."""
+        methods = updates.of_one_step(self.params.compared)
+        optimiser = ("max_grad_norm", "adam_beta2", "adam_epsilon")
+        constants = {name: row.constants() for name, row in methods.items()}
+        return {"methods": constants, **{key: self.trainer[key] for key in optimiser}}
 
     @cached_property
     def id(self) -> str:

@@ -12,7 +12,7 @@ import transformers
 
 from gcpo import io, world
 from gcpo.runs.params import Params
-from gcpo.runs.plan import Plan
+from gcpo.runs.plan import BACKWARD, Plan
 from gcpo.runs.record import Run
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import check_lengths, load_policy
@@ -60,7 +60,7 @@ def load_policy_to_evaluate(plan: Plan, run: Run, trained: Run | None) -> tuple[
         model, tokens = trained_policy(plan, made)
     else:
         model, tokens = starting_policy(plan)
-        if params.lora_rank and plan.kind == "gradients":
+        if params.lora_rank and plan.kind in BACKWARD:
             from peft import get_peft_model
 
             model = get_peft_model(model, lora(params)).eval()

@@ -49,7 +49,8 @@ def parts(plan: Plan) -> dict[str, float]:
     params = plan.params
     answers = 1 + params.eval_samples
     if plan.kind != "train":
-        return {"end": params.eval_limit * (answers if plan.kind == "evaluate" else GRADIENT * params.group_size)}
+        asked = params.eval_limit + params.step_batches * params.prompts_per_step * (plan.kind == "one_step")
+        return {"end": asked * (answers if plan.kind == "evaluate" else GRADIENT * params.group_size)}
     step = (1 + TRAINED) * params.group_size * params.prompts_per_step
     return {"step": step, "look": params.validation_limit * answers, "end": params.eval_limit * answers}
 

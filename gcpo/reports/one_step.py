@@ -1,0 +1,123 @@
+"""Gains of one step over several policies, with intervals over policies, batches and held-out questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from gcpo import statistics
+from gcpo.reports.figures import PALETTE, panels
+from gcpo.runs.one_step import BASE, COUNTED_ON, DOTS, ORACLE
+from gcpo.statistics import Array, Draws
+
+KINDS = {"own": ["own"], "ceiling": ["ceiling"], "halves": ["even", "odd"]}  # what is shown -> kinds of weights
+
+
+def relative_gains(runs: Mapping[str, pd.DataFrame], n: int = 2000, seed: int = 0) -> dict[tuple[str, str], Draws]:
+    """Return the gain over GRPO's, less 1, of each method and kind of weights ("own", "ceiling", "halves"), with draws.
+
+    Resampled are the runs, within each its batches, and its held-out questions by folds; of one run the latter two
+    alone. "halves" are weights that one half of the folds chose, counted on the other half. In a draw the same batches
+    and folds count for every method, and for GRPO.
+
+    Args:
+        runs: the lines of ``updates.csv`` of one optimizer, by run.
+        n: how many draws.
+        seed: of the resampling.
+    """
+    draws = [_totals(lines, n, seed + 1 + place) for place, lines in enumerate(runs.values())]
+    counts = statistics.seen_and_resampled(len(runs), n, seed)
+    totals = {key: np.sum([counts[:, i] * own[key] for i, own in enumerate(draws)], axis=0) for key in draws[0]}
+    found = {}
+    for name, (shown, kinds) in product(dict.fromkeys(name for name, _ in totals), KINDS.items()):
+        if (name, kinds[0]) in totals:
+            own, base = (np.sum([totals[which, kind] for kind in kinds], axis=0) for which in (name, BASE))
+            values = own / base - 1
+            found[name, shown] = Draws(float(values[0]), values[1:])
+    return found
+
+
+def _totals(lines: pd.DataFrame, n: int, seed: int) -> dict[tuple[str, str], Array]:
+    """Return the gain of a run's methods and kinds of weights as seen and in n resamples, and GRPO's on each kind's
+    folds."""
+    batches = statistics.seen_and_resampled(lines["batch"].nunique(), n, 2 * seed)
+    folds = statistics.seen_and_resampled(len(DOTS), n, 2 * seed + 1)
+    keys = [lines["method"].astype(str), lines["weights"].astype(str)]
+    of = {(str(name), str(kind)): own.sort_values("batch") for (name, kind), own in lines.groupby(keys, sort=False)}
+
+    def total(own: pd.DataFrame, kind: str) -> Array:
+        some = COUNTED_ON[kind]
+        each = batches @ own[DOTS].to_numpy()[:, some]
+        weight = folds[:, some]
+        dots, squares = (each * weight).sum(1) / np.maximum(weight.sum(1), 1), batches @ own["square"].to_numpy()
+        return np.divide(dots, np.sqrt(squares), out=np.zeros_like(dots), where=squares > 0)
+
+    base = of[BASE, "own"]
+    return {(name, kind): total(own, kind) for (name, kind), own in of.items()} | {
+        (BASE, kind): total(base, kind) for kind in COUNTED_ON
+    }
+
+
+def table(updates: pd.DataFrame, by: list[str], n: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """Return gains in per cent with 95 % intervals, a line per group of runs, method and kind of weights.
+
+    Args:
+        updates: the lines of ``updates.csv`` of several runs, with their id as "run" and the columns of ``by``.
+        by: what tells groups of runs apart, such as task and optimizer.
+        n: how many draws.
+        seed: of the resampling.
+
+    Returns:
+        the columns of ``by``, method, weights, gain with low and high, p of no difference (two-sided, not corrected),
+        runs, and spread: the median over batches of the range of weights within a step, over their mean, in per cent.
+    """
+    lines = []
+    for names, some in updates.groupby(by, sort=False):
+        spreads = some[some["weights"] == "own"].groupby("method")["spread"].median()
+        found = relative_gains({str(run): own for run, own in some.groupby("run", sort=False)}, n, seed)
+        for (method, kind), draws in found.items():
+            gain, low, high = (100 * value for value in draws.interval())
+            line = {"method": method, "weights": kind, "gain": gain, "low": low, "high": high, "p": draws.p}
+            spread = 100 * spreads.get(method, np.nan) if kind == "own" else np.nan
+            lines.append(dict(zip(by, names, strict=True)) | line | {"runs": some["run"].nunique(), "spread": spread})
+    return pd.DataFrame(lines)
+
+
+def gains_and_ceilings(table: pd.DataFrame, names: Mapping[str, str], across: str) -> Figure:
+    """Return a figure of :func:`table`: what each method's weights gain, within what any weights of its range could.
+
+    Args:
+        table: with a panel per value of ``across``.
+        names: methods to show, in their order, and the names they go by.
+        across: the column of the panels.
+    """
+    panel, order = list(dict.fromkeys(table[across])), [*names][::-1]
+    figure, axes = panels(
+        panel, xlabel="gain of one step over GRPO's, in per cent", sharey=True, figsize=(9.0, 0.9 + 0.36 * len(names))
+    )
+    for place, axis in zip(panel, axes.values(), strict=True):
+        rows = table[table[across] == place].set_index(["method", "weights"])
+        for height, method in enumerate(order):
+            if (method, "ceiling") in rows.index:
+                low, high = (rows.loc[(method, kind), "gain"] for kind in ("halves", "ceiling"))
+                axis.barh(height, high, height=0.62, color="0.9", zorder=1, label="any weights, flattered")
+                axis.barh(height, max(low, 0), height=0.62, color="0.75", zorder=2, label="any weights, held out")
+            if (method, "own") in rows.index:
+                own = rows.loc[(method, "own")]
+                axis.hlines(height, own["low"], own["high"], color=PALETTE[0], linewidth=2, zorder=3)
+                axis.plot(
+                    own["gain"], height, "o", color=PALETTE[0], markeredgecolor="white", zorder=4, label="its own"
+                )
+        axis.axvline(0, color="0.3", linewidth=0.8, zorder=2.5)
+        axis.set_yticks(range(len(names)), [names[method] for method in order])
+        axis.grid(False, axis="y")
+    handles = dict(zip(*reversed(axes[("", panel[0])].get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3)
+    return figure
+
+
+__all__ = ["ORACLE", "gains_and_ceilings", "relative_gains", "table"]

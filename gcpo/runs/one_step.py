@@ -1,0 +1,262 @@
+"""One step, paired: what every method's weights would gain from the same rollouts, and what any weights could.
+
+A policy answers training questions, in the batches of a step, and held-out ones. Each method makes an update u_b of
+every batch b (:mod:`gcpo.updates`). Its gain is that of the expected reward on the held-out questions, to first order,
+per unit of step: sum_b <h, P_b u_b> / sqrt(sum_b |P_b u_b|^2). The preconditioner P_b is GRPO's for all methods, which
+keeps the gain quasi-concave in weights: under SGD the factor c_b that clipping leaves of GRPO's update, under Adam
+c_b / (sqrt(v_b) + epsilon), with v_b = beta_2 v + (1 - beta_2) (c_b u_b)^2 of GRPO's u_b, and v the mean of (c u)^2
+over batches of held-out questions: Adam at rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import transformers
+from jaxtyping import Float
+from scipy.linalg import block_diag
+from torch import Tensor
+
+from gcpo import seeds, updates, world
+from gcpo.gradients import chosen_parameters
+from gcpo.methods import METHODS, Method, modulate
+from gcpo.rollouts import Rollouts
+from gcpo.runs.evaluate import Sampled, ask, in_parts, measured
+from gcpo.runs.params import Params
+from gcpo.runs.plan import Plan
+from gcpo.runs.record import Run, read_table
+from gcpo.semantics import Embedder, Entailment, from_texts
+from gcpo.tasks.base import Row, check_disjoint
+from gcpo.tasks.sampling import grade
+from gcpo.trainer.prefix import sharing
+from gcpo.weights import weight_range
+
+BASE = "grpo"  # the method that gains are relative to
+ORACLE = "oracle"  # any weights of at least 0
+FOLDS = 10  # of the held-out questions, each with a gradient of its own
+DOTS = [f"dot_{fold}" for fold in range(FOLDS)]
+EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
+CHOSEN_BY = {"ceiling": slice(None), "even": EVEN, "odd": ODD}  # kind of weights -> the folds that choose them
+COUNTED_ON = {"own": slice(None), "ceiling": slice(None), "even": ODD, "odd": EVEN}
+
+
+def one_step(params: Params) -> Run:
+    """Measure the gain of one step of each method of ``compared``, on the same rollouts, unless that run is finished.
+
+    The batches are ``step_batches`` times ``prompts_per_step`` questions of ``train_split``. With ``at_step`` the
+    policy is that of the training run of the same parameters with so many steps, which is made first.
+
+    ``updates.csv``, a line per batch, optimizer ("sgd", "adam"), method and kind of weights: dot_0 to dot_9 (<h, P u>,
+    with h of each fold of held-out questions), square (|P u|^2) and spread (highest less lowest weight, over the mean,
+    where questions have one weight each). Kinds are "own"; "ceiling", the weights within the method's range that gain
+    most on all folds, which flatters them; "even" and "odd", those that gain most on these folds alone. The method
+    "oracle" has the range of all weights that are at least 0.
+
+    ``questions.csv``, a line per training question and optimizer: batch, query, reward (its answers' mean), dot_0 to
+    dot_9 and square (of its part of GRPO's update), and its weight by each method that gives it one.
+
+    ``gains.csv``, the gain of each line's method and weights over GRPO's, less 1 (:func:`gains`).
+    """
+    return measured("one_step", params, _measure)
+
+
+def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any) -> None:
+    params, at_once = plan.params, plan.params.prompts_per_step
+    splits = {"train": plan.load(params.train_split, params.step_batches * at_once)}
+    splits["eval"] = plan.load(params.eval_split, params.eval_limit)
+    splits = check_disjoint(splits, skip=params.skip_malformed)
+    run.manifest["data"] = {name: split.source for name, split in splits.items()}
+    rows, asker = splits["train"].rows, Asker.of(plan, model, tokens)
+    parts = [slice(at_once * batch, at_once * (batch + 1)) for batch in range(len(rows) // at_once)]
+
+    @functools.cache
+    def held() -> Held:  # a run that goes on makes it again
+        transformers.set_seed(params.seed)
+        return _held_out(asker, questions, lambda done: run.progress(done, len(questions), "held-out question"))
+
+    def measure(part: slice, seed: int) -> dict[str, pd.DataFrame]:
+        known = held()
+        transformers.set_seed(seed)
+        return _batch(asker, known, rows[part], part.start // at_once)
+
+    tables = in_parts(plan, run, parts, parts[-1].stop, measure)
+    run.table("updates.csv", pd.concat([tables["updates"], _ceilings(tables, asker.methods, params.group_size)]))
+    run.table("questions.csv", tables["questions"])
+    found = gains(read_table(run.folder / "updates.csv"))
+    run.table("gains.csv", found)
+    own = found.query("weights == 'own' and optimizer == 'adam'").set_index("method")["gain"]
+    run.manifest["results"] = {"batches": len(parts), "questions": len(questions), **own.to_dict()}
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A policy and the methods that are compared, with the models that these read."""
+
+    plan: Plan
+    model: Any
+    tokens: Any
+    parameters: list[torch.nn.Parameter]
+    methods: dict[str, Method]
+    features: dict[str, Any]
+
+    @classmethod
+    def of(cls, plan: Plan, model: Any, tokens: Any) -> Asker:
+        """Return that of a plan, with only the models that a method reads."""
+        params, task, methods = plan.params, plan.task, updates.of_one_step((BASE, *plan.params.compared))
+        embedder = any("embeddings" in row.reads for row in methods.values())
+        entailment = any(row.needs_entailment(task.full_completion) for row in methods.values())
+        judge = world.resolve(params.entailment, "entailment", params.world_seed) if entailment else ""
+        features = {
+            "extract": task.extract,
+            "full_completion": task.full_completion,
+            "embedder": Embedder(params.embedder) if embedder else None,
+            "entailment": Entailment(judge) if entailment else None,
+            "threshold": params.entailment_threshold,
+            "reward_range": task.reward_range,
+            "max_completion_length": params.max_completion_length,
+        }
+        return cls(plan, model, tokens, chosen_parameters(model, params.gradient_parameters), methods, features)
+
+    def rollouts(self, rows: Sequence[Row]) -> tuple[Sampled, Rollouts]:
+        """Return G answers to each question, and what methods read of them."""
+        size, task = self.plan.params.group_size, self.plan.task
+        sampled = ask(self.plan, self.model, self.tokens, rows, size, self.plan.params.temperature)
+        groups = [sampled.texts[start : start + size] for start in range(0, len(sampled.texts), size)]
+        scores = [[task.reward_of(score) for score in group] for group in grade(task, rows, groups)]
+        of_tokens = {name: getattr(sampled, name).unflatten(0, (-1, size)) for name in ("logps", "entropies", "mask")}
+        return sampled, from_texts(torch.tensor(scores), groups, **of_tokens, **self.features)
+
+    def gradients(self, sampled: Sampled, group: int, sets: Sequence[Float[Tensor, "B G T"]]) -> list[Tensor]:
+        """Return sum c grad log pi over the tokens of a group, with c of each set of coefficients, as flat vectors."""
+        params = self.plan.params
+        rows = slice(params.group_size * group, params.group_size * (group + 1))
+        ids, attention, start = sampled.ids[rows], sampled.attention[rows], sampled.ids.shape[1] - sampled.mask.shape[1]
+        if not any(of[group].any() for of in sets):
+            return [torch.zeros(sum(p.numel() for p in self.parameters), device=ids.device)] * len(sets)
+        inputs = {"input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
+        with torch.enable_grad(), sharing(params.share_prompts, self.model, width=start):
+            logits = self.model(**inputs, logits_to_keep=ids.shape[1] - start + 1).logits[:, :-1].float()
+            logs = (logits / params.temperature).log_softmax(-1).gather(-1, ids[:, start:].unsqueeze(-1)).squeeze(-1)
+            how: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+            sums = [(of[group].to(logs.device) * logs).sum() for of in sets]
+            found = [torch.autograd.grad(one, self.parameters, **how) for one in sums]
+        return [torch.cat([part.flatten().float() for part in parts]) for parts in found]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Gradients of the expected reward on each fold of held-out questions, and the mean square of GRPO's updates."""
+
+    gradients: Float[Tensor, "F P"]
+    second: Float[Tensor, " P"]
+
+
+def _held_out(asker: Asker, questions: Sequence[Row], said: Callable[[int], None]) -> Held:
+    at_once, size = asker.plan.params.prompts_per_step, sum(p.numel() for p in asker.parameters)
+    gradients = torch.zeros(FOLDS, size, device=asker.parameters[0].device)
+    second = torch.zeros_like(gradients[0])
+    starts = range(0, len(questions), at_once)
+    for start in starts:
+        sampled, rollouts = asker.rollouts(questions[start : start + at_once])
+        sets = updates.reward_coefficients(rollouts), updates.token_coefficients(METHODS[BASE], rollouts)
+        update = torch.zeros_like(second)
+        for group in range(len(rollouts.rewards)):
+            of_reward, own = asker.gradients(sampled, group, sets)
+            gradients[(start + group) % FOLDS] += of_reward
+            update += own
+        second += (_left(asker.plan, update) * update).square() / len(starts)
+        said(min(start + at_once, len(questions)))
+    counts = torch.tensor([len(range(fold, len(questions), FOLDS)) for fold in range(FOLDS)], device=second.device)
+    return Held(gradients / counts.unsqueeze(1), second)
+
+
+def _left(plan: Plan, update: Tensor) -> float:
+    """Return the factor that clipping to ``max_grad_norm`` leaves of an update; a norm of 0 clips nothing."""
+    most = plan.trainer["max_grad_norm"]
+    return min(1.0, most / max(float(update.norm()), 1e-30)) if most else 1.0
+
+
+def _preconditioners(plan: Plan, held: Held, update: Tensor) -> dict[str, Tensor]:
+    """Return P of a batch by optimizer, from GRPO's update of it."""
+    left, decay = torch.tensor(_left(plan, update), device=update.device), plan.trainer["adam_beta2"]
+    second = decay * held.second + (1 - decay) * (left * update).square()
+    return {"sgd": left, "adam": left / (second.sqrt() + plan.trainer["adam_epsilon"])}
+
+
+def _batch(asker: Asker, held: Held, rows: Sequence[Row], number: int) -> dict[str, pd.DataFrame]:
+    """Return the lines of a batch: of updates, of questions, and the inner products of the questions' parts."""
+    sampled, rollouts = asker.rollouts(rows)
+    seed, count = seeds.of_step(asker.plan.params.seed, number), len(rows)
+    drawn = {name: row.seeded(seed) for name, row in asker.methods.items()}
+    weights = {name: modulate(row, rollouts).weight[:, 0] for name, row in drawn.items() if updates.one_family(row)}
+    others = {name: updates.token_coefficients(row, rollouts) for name, row in drawn.items() if name not in weights}
+    sets = [updates.token_coefficients(METHODS[BASE], rollouts), *others.values()]
+    vectors = torch.zeros(count + len(others), held.second.numel(), device=held.second.device)
+    for group in range(count):
+        vectors[group], *more = asker.gradients(sampled, group, sets)
+        for place, own in enumerate(more, count):
+            vectors[place] += own
+    unit = torch.eye(len(vectors), dtype=torch.float64)
+    mixes = {name: weight.double() @ unit[:count] for name, weight in weights.items()}
+    mixes |= dict(zip(others, unit[count:], strict=True))
+    spreads = {name: float((weight.max() - weight.min()) / weight.mean()) for name, weight in weights.items()}
+    found: dict[str, list[dict[str, Any]]] = {"updates": [], "questions": [], "grams": []}
+    for optimizer, scale in _preconditioners(asker.plan, held, vectors[:count].sum(0)).items():
+        scaled, at = vectors * scale, {"batch": number, "optimizer": optimizer}
+        gram, dots = (scaled @ scaled.T).double().cpu(), (scaled @ held.gradients.T).double().cpu()
+        for name, mix in mixes.items():
+            line = at | {"method": name, "weights": "own", "spread": spreads.get(name)}
+            found["updates"].append(line | _numbers(mix @ gram @ mix, mix @ dots))
+        for place, row in enumerate(rows):
+            line = at | {"query": row.id, "reward": float(rollouts.rewards[place].nanmean())}
+            line |= {name: float(weight[place]) for name, weight in weights.items()}
+            found["questions"].append(line | _numbers(gram[place, place], dots[place]))
+        found["grams"].append(at | {"gram": gram[:count, :count].flatten().tolist()})
+    return {name: pd.DataFrame(lines) for name, lines in found.items()}
+
+
+def _numbers(square: Any, dots: Any) -> dict[str, float]:
+    return {"square": float(square)} | dict(zip(DOTS, dots.tolist(), strict=True))
+
+
+def _ceilings(tables: Mapping[str, pd.DataFrame], methods: Mapping[str, Method], size: int) -> pd.DataFrame:
+    """Return lines of updates by the weights that gain most, of every bounded range and of the oracle's; G is size."""
+    ranges = {name: weight_range(name, None, size) for name, row in methods.items() if updates.one_family(row)}
+    ranges = {name: ends for name, ends in ranges.items() if ends[0] < ends[1] < np.inf} | {ORACLE: (0.0, np.inf)}
+    lines = []
+    for optimizer, of in tables["questions"].groupby("optimizer", sort=False):
+        grams = tables["grams"].query("optimizer == @optimizer")
+        squares = [np.reshape(gram, (-1, math.isqrt(len(gram)))) for gram in grams["gram"]]
+        dots, every = of[DOTS].to_numpy(), block_diag(*squares)
+        places = [np.flatnonzero(of["batch"] == batch) for batch in grams["batch"]]
+        for (name, ends), (kind, folds) in itertools.product(ranges.items(), CHOSEN_BY.items()):
+            weight = updates.ceiling(dots[:, folds].mean(1), every, *ends)
+            for batch, place, square in zip(grams["batch"], places, squares, strict=True):
+                line = {"batch": batch, "optimizer": optimizer, "method": name, "weights": kind}
+                own = weight[place]
+                lines.append(line | _numbers(own @ square @ own, own @ dots[place]))
+    return pd.DataFrame(lines)
+
+
+def gains(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per optimizer, method and kind of weights of ``updates.csv``: gain, over GRPO's on the same folds,
+    less 1. Weights that one half of the folds chose count on the other half; nan where GRPO's update is zero."""
+
+    def total(lines: pd.DataFrame, kind: str) -> float:
+        return updates.total_gain(lines[DOTS].to_numpy()[:, COUNTED_ON[kind]], lines["square"].to_numpy())
+
+    found = []
+    base = table[(table["method"] == BASE) & (table["weights"] == "own")].groupby("optimizer")
+    for (optimizer, name, kind), own in table.groupby(["optimizer", "method", "weights"], sort=False):
+        grpo = total(base.get_group(optimizer), str(kind))
+        gain = total(own, str(kind)) / grpo - 1 if grpo else math.nan
+        found.append({"optimizer": optimizer, "method": name, "weights": kind, "gain": gain})
+    return pd.DataFrame(found)

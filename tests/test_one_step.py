@@ -1,0 +1,166 @@
+"""One step of every method on the same rollouts: the run, and its statistics over runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from gcpo.reports.one_step import relative_gains, table
+from gcpo.runs import one_step as module
+from gcpo.runs.one_step import DOTS, FOLDS, Asker, gains, one_step
+from gcpo.runs.params import validate
+from gcpo.runs.plan import Plan
+from gcpo.runs.policies import starting_policy
+from gcpo.runs.profiles import ParameterError
+from gcpo.runs.record import read_table
+from gcpo.updates import token_coefficients
+
+VALUES = {"compared": ["gcpo_bot", "se", "egpo"], "step_batches": 3, "eval_limit": 20, "prompts_per_step": 3}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gcpo.paths.OUTPUTS", tmp_path_factory.mktemp("outputs"))
+        folder = one_step(validate(VALUES)).folder
+        return {name: read_table(folder / f"{name}.csv") for name in ("updates", "questions", "gains")}
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_has_a_line_per_batch_and_optimizer(made: dict[str, pd.DataFrame]) -> None:
+    own = made["updates"].query("weights == 'own'")
+    assert own.groupby(["optimizer", "batch"])["method"].agg(list).map(sorted).tolist() == [
+        ["egpo", "gcpo_bot", "grpo", "se"]
+    ] * (2 * 3)
+    assert own.loc[own["method"] == "egpo", "spread"].isna().all()  # it weighs answers
+    questions = made["questions"]
+    assert len(questions) == 2 * 9 and questions["query"].nunique() == 9
+    assert (questions["grpo"] == 1).all() and questions["se"].between(0.4 - 1e-6, 1).all()
+
+
+def test_an_update_is_the_weighted_sum_of_its_questions_parts(made: dict[str, pd.DataFrame]) -> None:
+    own_lines = made["updates"].query("weights == 'own'").set_index(["optimizer", "batch", "method"])
+    for place, parts in made["questions"].groupby(["optimizer", "batch"]):
+        for name in ("grpo", "gcpo_bot", "se"):
+            summed = (parts[DOTS].mul(parts[name], axis=0)).sum()
+            own = own_lines.loc[(*place, name), DOTS].astype(float)
+            np.testing.assert_allclose(own, summed, rtol=1e-4, atol=1e-4 * np.abs(summed).max())
+
+
+def test_no_method_gains_more_than_the_weights_of_its_range_could(made: dict[str, pd.DataFrame]) -> None:
+    found = made["gains"].set_index(["optimizer", "method", "weights"])["gain"]
+    for optimizer in ("sgd", "adam"):
+        most = found[optimizer, "oracle", "ceiling"]
+        for name in ("gcpo_bot", "se"):
+            assert found[optimizer, name, "own"] <= found[optimizer, name, "ceiling"] <= most * (1 + 1e-6)
+    assert (found.xs("grpo", level="method") == 0).all()
+
+
+def test_a_run_that_was_cut_off_ends_as_one_that_was_not(
+    made: dict[str, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
+    batch, left = module._batch, iter([True, True, False])
+
+    def cut_off(*arguments: Any) -> Any:
+        if not next(left):
+            raise KeyboardInterrupt
+        return batch(*arguments)
+
+    monkeypatch.setattr(module, "_batch", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        one_step(validate(VALUES))
+    monkeypatch.setattr(module, "_batch", batch)
+    folder = one_step(validate(VALUES)).folder
+    pd.testing.assert_frame_equal(read_table(folder / "updates.csv"), made["updates"])
+
+
+def test_shared_prompts_give_the_same_gradients() -> None:
+    found = []
+    for shared in (False, True):
+        plan = Plan("one_step", validate({**VALUES, "share_prompts": shared}))
+        asker = Asker.of(plan, *starting_policy(plan))
+        torch.manual_seed(0)
+        sampled, rollouts = asker.rollouts(plan.task.load("train", limit=3).rows)
+        sets = [token_coefficients(asker.methods[name], rollouts) for name in ("grpo", "egpo")]
+        assert any(of.any() for of in sets)
+        found.append(torch.stack([vector for group in range(3) for vector in asker.gradients(sampled, group, sets)]))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"compared": ["kl_cov"]}, "compared: kl_cov acts on the ratios of later steps"),
+        ({"compared": ["sse"]}, "compared: Unknown method 'sse'. Did you mean 'se'"),
+        ({"eval_split": "train"}, "train_split and eval_split are both 'train'"),
+    ],
+)
+def test_what_one_step_cannot_show_is_refused_before_it_begins(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        Plan("one_step", validate({**VALUES, **values}))
+
+
+# --- gains over several runs ----------------------------------------------------------------------------------------
+
+
+def lines(rows: dict[tuple[str, str], list[tuple[list[float], float]]]) -> pd.DataFrame:
+    """Lines of updates.csv: by method and kind of weights, the inner products and square of each batch."""
+    return pd.DataFrame(
+        {"batch": batch, "optimizer": "sgd", "method": method, "weights": kind, "spread": 0.1, "square": square}
+        | dict(zip(DOTS, dots, strict=True))
+        for (method, kind), batches in rows.items()
+        for batch, (dots, square) in enumerate(batches)
+    )
+
+
+EVEN_ONES = [1.0, 0.0] * (FOLDS // 2)
+BY_HAND = {
+    ("grpo", "own"): [([1.0] * FOLDS, 1.0), ([1.0] * FOLDS, 3.0)],  # 2 / 2
+    ("se", "own"): [([2.0] * FOLDS, 4.0), ([0.5] * FOLDS, 0.0)],  # 2.5 / 2
+    ("se", "ceiling"): [([3.0] * FOLDS, 2.0), ([0.0] * FOLDS, 2.0)],  # 3 / 2
+    ("se", "even"): [(EVEN_ONES, 1.0), ([0.0] * FOLDS, 3.0)],  # counts on the odd folds: 0
+    ("se", "odd"): [(EVEN_ONES, 1.0), ([0.0] * FOLDS, 3.0)],  # on the even ones: 1 / 2
+}
+
+
+def test_gains_by_hand() -> None:
+    found = gains(lines(BY_HAND)).set_index(["method", "weights"])["gain"]
+    assert found.to_dict() == pytest.approx(
+        {("grpo", "own"): 0, ("se", "own"): 0.25, ("se", "ceiling"): 0.5, ("se", "even"): -1, ("se", "odd"): -0.5}
+    )
+    several = relative_gains({"a": lines(BY_HAND), "b": lines(BY_HAND)}, n=200)
+    assert several["se", "own"].estimate == pytest.approx(0.25)
+    assert several["se", "halves"].estimate == pytest.approx(-0.75)  # (0 + 1/2) / (1 + 1) - 1
+    assert several["grpo", "own"].draws == pytest.approx(np.zeros(200))
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Of a method that gains 10 %, in runs, batches and folds that vary: 50 of 60 intervals at the least."""
+    rng, held = np.random.default_rng(0), 0
+    for trial in range(60):
+        runs = {}
+        for run in range(8):
+            level, fold = rng.normal(1, 0.1), rng.normal(0, 0.1, FOLDS)
+            base = level + fold + rng.normal(0, 0.3, (12, FOLDS))
+            other = 1.1 * base + rng.normal(0, 0.3, (12, FOLDS))
+            rows = {("grpo", "own"): base, ("se", "own"): other}
+            runs[str(run)] = lines({key: [([*dots], 1.0) for dots in of] for key, of in rows.items()})
+        _, low, high = relative_gains(runs, n=300, seed=trial)["se", "own"].interval()
+        held += low <= 0.1 <= high
+    assert held >= 50
+
+
+def test_a_table_says_gains_in_per_cent_by_group_of_runs() -> None:
+    both = pd.concat([lines(BY_HAND).assign(run=run, task="tinyqa") for run in "ab"])
+    found = table(both, ["task", "optimizer"], n=100).set_index(["method", "weights"])
+    assert found.loc[("se", "own"), ["task", "optimizer", "runs"]].tolist() == ["tinyqa", "sgd", 2]
+    assert found.loc[("se", "own"), ["gain", "spread"]].tolist() == pytest.approx([25, 10])
+    assert found.loc[("se", "ceiling"), "gain"] == pytest.approx(50)
