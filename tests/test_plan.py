@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "embedder": "other",
     "entailment": "other",
     "entailment_threshold": 0.5,
+    "entailment_error": 0.2,
     "reward": "binary",
     "full_completion": True,
     "alpha": 0.5,

@@ -350,6 +350,22 @@ def test_entailment_equals_the_model_called_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
+def test_a_share_of_pairs_is_judged_wrongly_and_always_the_same_ones() -> None:
+    asked = [(f"a {i}", f"b {i}") for i in range(600)]
+    right = torch.tensor([[0.7, 0.2, 0.1]] * 300 + [[0.1, 0.3, 0.6]] * 300)
+    table = dict(zip(asked, right, strict=True))
+    judges = [Entailment(lambda pairs: torch.stack([table[p] for p in pairs]), error=0.2) for _ in range(2)]
+    first, second = judges[0].pairs(*zip(*asked, strict=True)), judges[1].pairs(*zip(*asked[::-1], strict=True))
+    assert torch.equal(first, second.flip(0))
+    wrong = (first != right).any(1)
+    assert 0.15 < wrong.float().mean() < 0.25  # six standard deviations are 0.1
+    assert torch.equal(first[:300][wrong[:300]].unique(dim=0), torch.tensor([[0.2, 0.7, 0.1]]))
+    assert torch.equal(first[300:][wrong[300:]].unique(dim=0), torch.tensor([[0.6, 0.3, 0.1]]))
+    assert not (
+        Entailment(lambda pairs: torch.stack([table[p] for p in pairs])).pairs(*zip(*asked, strict=True)) != right
+    ).any()
+
+
 def test_entailment_of_a_pair_does_not_depend_on_the_other_pairs(tmp_path: Path) -> None:
     folder = save_classifier(tmp_path)
     together = Entailment(folder).pairwise(SENTENCES)

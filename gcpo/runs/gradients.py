@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gcpo import measures, statistics, world
+from gcpo import measures, statistics
 from gcpo.gradients import gradient_gram, gradient_variance, gram_decomposition, gram_distances
 from gcpo.methods import base_advantages
 from gcpo.methods.components import likelihoods
@@ -27,8 +27,9 @@ from gcpo.rollouts import Rollouts
 from gcpo.runs.evaluate import Sampled, ask, in_parts, measured
 from gcpo.runs.params import Params
 from gcpo.runs.plan import CHUNK, Plan
+from gcpo.runs.policies import judge
 from gcpo.runs.record import Run
-from gcpo.semantics import Embedder, Entailment, from_texts
+from gcpo.semantics import Embedder, from_texts
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import batches, grade
 
@@ -66,7 +67,7 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
         extract=plan.task.extract,
         full_completion=plan.task.full_completion,
         embedder=Embedder(params.embedder),
-        entailment=Entailment(world.resolve(params.entailment, "entailment", params.world_seed)),
+        entailment=judge(params),
         threshold=params.entailment_threshold,
         reward_range=plan.task.reward_range,
     )

@@ -25,15 +25,16 @@ from jaxtyping import Float
 from scipy.linalg import block_diag
 from torch import Tensor
 
-from gcpo import seeds, updates, world
+from gcpo import seeds, updates
 from gcpo.gradients import chosen_parameters
 from gcpo.methods import METHODS, Method, modulate
 from gcpo.rollouts import Rollouts
 from gcpo.runs.evaluate import Sampled, ask, in_parts, measured
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
+from gcpo.runs.policies import judge
 from gcpo.runs.record import Run, read_table
-from gcpo.semantics import Embedder, Entailment, from_texts
+from gcpo.semantics import Embedder, from_texts
 from gcpo.tasks.base import Row, check_disjoint
 from gcpo.tasks.sampling import grade
 from gcpo.trainer.prefix import sharing
@@ -113,12 +114,11 @@ class Asker:
         params, task, methods = plan.params, plan.task, updates.of_one_step((BASE, *plan.params.compared))
         embedder = any("embeddings" in row.reads for row in methods.values())
         entailment = any(row.needs_entailment(task.full_completion) for row in methods.values())
-        judge = world.resolve(params.entailment, "entailment", params.world_seed) if entailment else ""
         features = {
             "extract": task.extract,
             "full_completion": task.full_completion,
             "embedder": Embedder(params.embedder) if embedder else None,
-            "entailment": Entailment(judge) if entailment else None,
+            "entailment": judge(params) if entailment else None,
             "threshold": params.entailment_threshold,
             "reward_range": task.reward_range,
             "max_completion_length": params.max_completion_length,

@@ -151,6 +151,7 @@ class Params(BaseModel):
     embedder: ModelName = Field("all-MiniLM-L6-v2", description="sentence-transformers path or Hub name")
     entailment: ModelName = Field("tiny", description='sequence classifier: path, Hub name or "tiny"')
     entailment_threshold: Share = Field(0.35, description="to join a cluster (GCPO App. E.3)")
+    entailment_error: Share = Field(0.0, description="share of pairs that the entailment model is made to get wrong")
 
     reward: Literal["metric", "binary"] = Field("metric", description="the task's metric, or right and wrong alone")
     full_completion: bool | None = Field(

@@ -76,6 +76,7 @@ SINCE: dict[str, Any] = {
     "train.params.processes": 1,
     "train.method.power": 1.0,
     **{f"{kind}.params.share_prompts": False for kind in ("train", "gradients", "evaluate")},
+    **{f"{kind}.params.entailment_error": 0.0 for kind in ("train", "gradients")},
     "gradients.params.lora_rank": 0,
 }
 
@@ -90,6 +91,7 @@ UNREAD = {
     "gradients": TRAINING | STEP,
     "evaluate": (TRAINING - {"eval_samples"})
     | {"lora_rank", "group_size", "embedder", "entailment", "entailment_threshold", "gradient_parameters"}
+    | {"entailment_error"}
     | STEP,
     "one_step": TRAINING - {"prompts_per_step", "train_split"},
 }

@@ -14,6 +14,7 @@ from gcpo import io, world
 from gcpo.runs.params import Params
 from gcpo.runs.plan import BACKWARD, Plan
 from gcpo.runs.record import Run
+from gcpo.semantics import Entailment
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import check_lengths, load_policy
 
@@ -68,6 +69,12 @@ def load_policy_to_evaluate(plan: Plan, run: Run, trained: Run | None) -> tuple[
     run.manifest["models"] = models(params, model)
     run.write()
     return split.rows, model, tokens
+
+
+def judge(params: Params) -> Entailment:
+    """Return the entailment model of a run; the embedded one is made when first asked for."""
+    name = world.resolve(params.entailment, "entailment", params.world_seed)
+    return Entailment(name, error=params.entailment_error)
 
 
 def lora(params: Params) -> Any:

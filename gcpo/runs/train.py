@@ -23,7 +23,7 @@ from gcpo.processes import exit_with_parent
 from gcpo.runs.distributed import LOG, launch, peak_memory
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan, quarters
-from gcpo.runs.policies import lora, models, quiet, starting_policy, trained_policy
+from gcpo.runs.policies import judge, lora, models, quiet, starting_policy, trained_policy
 from gcpo.runs.progress import share
 from gcpo.runs.record import Run, claim, load, placeless, read_table, record
 from gcpo.tasks.base import Row, Task, check_disjoint
@@ -287,6 +287,7 @@ def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], fold
         task_reward(task),
         args,
         answer_extractor=task.extract,
+        entailment=judge(params) if entails and params.entailment_error else None,  # else the trainer loads it
         train_dataset=dataset,
         processing_class=tokens,
         peft_config=lora(params) if params.lora_rank else None,

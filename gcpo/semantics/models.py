@@ -8,6 +8,7 @@ resumed run, whose caches are empty, sees the numbers of an uninterrupted one (t
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import itertools
 import json
@@ -220,6 +221,8 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         batch_size: pairs in every forward pass. A larger one is faster where many pairs have one length.
         cache_size: most pairs remembered across calls.
         revision: of a Hub name.
+        error: a control: the share of pairs, always the same ones, for which the probability of entailment is exchanged
+            with that of the likelier other outcome.
 
     ``hits`` and ``misses`` count the pairs of different texts that were found and those that the model was asked.
 
@@ -236,10 +239,18 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         batch_size: int = BATCH_SIZE,
         cache_size: int = 500_000,
         revision: str | None = None,
+        error: float = 0.0,
     ) -> None:
         classify = name if callable(name) else _pair_classifier(name, _device(device), batch_size, revision)
         of = f"entailment {_said(name)}"
-        super().__init__(lambda pairs: list(map(tuple, check_rows(classify(pairs), pairs, of, 3).tolist())), cache_size)
+
+        def compute(pairs: list[Pair]) -> list[tuple[float, ...]]:
+            rows = check_rows(classify(pairs), pairs, of, 3).tolist()
+            return [
+                _mistaken(row) if _chosen(pair, error) else tuple(row) for pair, row in zip(pairs, rows, strict=True)
+            ]
+
+        super().__init__(compute, cache_size)
 
     def pairs(self, premises: Sequence[str], hypotheses: Sequence[str]) -> Float[Tensor, "N 3"]:
         """Probabilities (entail, neutral, contradict) of each pair: (N, 3), float32, on the CPU, rows summing to 1.
@@ -255,6 +266,16 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         """Probabilities of all ordered pairs: [i, j] has premise i and hypothesis j; (U, U, 3) as in ``pairs``."""
         size = len(texts)
         return self.pairs([text for text in texts for _ in texts], list(texts) * size).reshape(size, size, 3)
+
+
+def _chosen(pair: Pair, share: float) -> bool:
+    """Return True for this share of all pairs, by a hash of their texts."""
+    return share > 0 and int.from_bytes(hashlib.sha256("\0".join(pair).encode()).digest()[:4]) < share * 2**32
+
+
+def _mistaken(row: Sequence[float]) -> tuple[float, ...]:
+    entail, neutral, contradict = row
+    return (neutral, entail, contradict) if neutral > contradict else (contradict, neutral, entail)
 
 
 def _outcomes(id2label: dict[int, str], name: object) -> list[int]:
