@@ -16,6 +16,11 @@ def of_chunk(seed: int, first: int) -> int:
     return int.from_bytes(_hash(seed, first)[:4])
 
 
+def of_world(seed: int, world: int) -> int:
+    """Return the seed by which a generated task draws questions in the world of a seed; world 0 draws by ``seed``."""
+    return int.from_bytes(_hash(seed, f"world {world}")[:4]) if world else seed
+
+
 def place(seed: int, row_id: str) -> bytes:
     """Return the key that rows of a split are sorted by: an order that depends on the seed and the rows' ids alone."""
     return _hash(seed, row_id)

@@ -146,9 +146,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     """Of a method that gains 10 %, in runs, batches and folds that vary: 50 of 60 intervals at the least."""
     rng, held = np.random.default_rng(0), 0
     for trial in range(60):
-        runs = {}
+        runs, fold = {}, rng.normal(0, 0.1, FOLDS)
         for run in range(8):
-            level, fold = rng.normal(1, 0.1), rng.normal(0, 0.1, FOLDS)
+            level = rng.normal(1, 0.1)
             base = level + fold + rng.normal(0, 0.3, (12, FOLDS))
             other = 1.1 * base + rng.normal(0, 0.3, (12, FOLDS))
             rows = {("grpo", "own"): base, ("se", "own"): other}

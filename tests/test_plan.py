@@ -114,6 +114,12 @@ def test_a_run_without_training_is_another_one_for_what_it_reads_alone(kind: str
     assert id_of(kind, at_step=2) != id_of(kind, at_step=2, method="grpo")  # that is of its training
 
 
+def test_another_world_asks_other_questions() -> None:
+    here, there = (Plan("train", validate({"world_seed": world})).load("test", 20) for world in (0, 1))
+    assert here.rows == Plan("train", validate({})).task.load("test", limit=20).rows
+    assert not {row.prompt for row in here.rows} & {row.prompt for row in there.rows}
+
+
 def test_one_step_is_another_one_for_its_methods_and_what_it_reads_of_the_optimiser() -> None:
     own = id_of("one_step", compared=["se", "kle"])
     assert id_of("one_step", compared=["kle", "se", "kle"]) == own != id_of("one_step", compared=["se"])

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from gcpo import statistics
 from gcpo.reports.figures import PALETTE, panels
-from gcpo.runs.one_step import BASE, COUNTED_ON, DOTS, ORACLE
+from gcpo.runs.one_step import BASE, COUNTED_ON, DOTS, FOLDS
 from gcpo.statistics import Array, Draws
 
 KINDS = {"own": ["own"], "ceiling": ["ceiling"], "halves": ["even", "odd"]}  # what is shown -> kinds of weights
@@ -20,17 +20,17 @@ KINDS = {"own": ["own"], "ceiling": ["ceiling"], "halves": ["even", "odd"]}  # w
 def relative_gains(runs: Mapping[str, pd.DataFrame], n: int = 2000, seed: int = 0) -> dict[tuple[str, str], Draws]:
     """Return the gain over GRPO's, less 1, of each method and kind of weights ("own", "ceiling", "halves"), with draws.
 
-    Resampled are the runs, within each its batches, and its held-out questions by folds; of one run the latter two
-    alone. "halves" are weights that one half of the folds chose, counted on the other half. In a draw the same batches
-    and folds count for every method, and for GRPO.
+    Resampled are the runs, within each its batches, and the held-out questions, which all runs share, by folds; of one
+    run the latter two alone. "halves" are weights that one half of the folds chose, counted on the other half. In a
+    draw the same batches and folds count for every method, and for GRPO.
 
     Args:
         runs: the lines of ``updates.csv`` of one optimizer, by run.
         n: how many draws.
         seed: of the resampling.
     """
-    draws = [_totals(lines, n, seed + 1 + place) for place, lines in enumerate(runs.values())]
-    counts = statistics.seen_and_resampled(len(runs), n, seed)
+    counts, folds = (statistics.seen_and_resampled(size, n, seed + of) for of, size in enumerate((len(runs), FOLDS)))
+    draws = [_totals(lines, folds, n, seed + 2 + place) for place, lines in enumerate(runs.values())]
     totals = {key: np.sum([counts[:, i] * own[key] for i, own in enumerate(draws)], axis=0) for key in draws[0]}
     found = {}
     for name, (shown, kinds) in product(dict.fromkeys(name for name, _ in totals), KINDS.items()):
@@ -41,11 +41,10 @@ def relative_gains(runs: Mapping[str, pd.DataFrame], n: int = 2000, seed: int = 
     return found
 
 
-def _totals(lines: pd.DataFrame, n: int, seed: int) -> dict[tuple[str, str], Array]:
-    """Return the gain of a run's methods and kinds of weights as seen and in n resamples, and GRPO's on each kind's
-    folds."""
-    batches = statistics.seen_and_resampled(lines["batch"].nunique(), n, 2 * seed)
-    folds = statistics.seen_and_resampled(len(DOTS), n, 2 * seed + 1)
+def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[str, str], Array]:
+    """Return the gain of a run's methods and kinds of weights as seen and in n resamples of its batches and of folds,
+    and GRPO's on each kind's folds."""
+    batches = statistics.seen_and_resampled(lines["batch"].nunique(), n, seed)
     keys = [lines["method"].astype(str), lines["weights"].astype(str)]
     of = {(str(name), str(kind)): own.sort_values("batch") for (name, kind), own in lines.groupby(keys, sort=False)}
 
@@ -118,6 +117,3 @@ def gains_and_ceilings(table: pd.DataFrame, names: Mapping[str, str], across: st
     handles = dict(zip(*reversed(axes[("", panel[0])].get_legend_handles_labels()), strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3)
     return figure
-
-
-__all__ = ["ORACLE", "gains_and_ceilings", "relative_gains", "table"]

@@ -52,7 +52,8 @@ COUNTED_ON = {"own": slice(None), "ceiling": slice(None), "even": ODD, "odd": EV
 def one_step(params: Params) -> Run:
     """Measure the gain of one step of each method of ``compared``, on the same rollouts, unless that run is finished.
 
-    The batches are ``step_batches`` times ``prompts_per_step`` questions of ``train_split``. With ``at_step`` the
+    The batches are ``step_batches`` times ``prompts_per_step`` questions of ``train_split``, the first that a run of
+    this seed trains on. With ``at_step`` the
     policy is that of the training run of the same parameters with so many steps, which is made first.
 
     ``updates.csv``, a line per batch, optimizer ("sgd", "adam"), method and kind of weights: dot_0 to dot_9 (<h, P u>,
@@ -71,7 +72,7 @@ def one_step(params: Params) -> Run:
 
 def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any) -> None:
     params, at_once = plan.params, plan.params.prompts_per_step
-    splits = {"train": plan.load(params.train_split, params.step_batches * at_once)}
+    splits = {"train": plan.load(params.train_split, params.step_batches * at_once, seed=params.seed)}
     splits["eval"] = plan.load(params.eval_split, params.eval_limit)
     splits = check_disjoint(splits, skip=params.skip_malformed)
     run.manifest["data"] = {name: split.source for name, split in splits.items()}

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gcpo import paths, updates, world
+from gcpo import paths, seeds, updates, world
 from gcpo.methods import BASES, Method
 from gcpo.runs.params import Params
 from gcpo.runs.profiles import ParameterError, read_yaml, sharing
@@ -152,10 +152,11 @@ class Plan:
         params = self.params
         return get_task(params.task, reward=params.reward, full_completion=params.full_completion)
 
-    def load(self, split: str, limit: int, **options: Any) -> Split:
-        """Return rows of a split of its task, of the revision and with the care for malformed rows that it asks for."""
+    def load(self, split: str, limit: int, seed: int = 0) -> Split:
+        """Return rows of a split of its task, in the order or of the draw that a seed decides in its world, of the
+        revision and with the care for malformed rows that it asks for."""
         own = {"revision": self.params.data_revision, "skip_malformed": self.params.skip_malformed}
-        return self.task.load(split, limit=limit, **options, **own)
+        return self.task.load(split, limit=limit, seed=seeds.of_world(seed, self.params.world_seed), **own)
 
     @cached_property
     def sharing(self) -> dict[str, Any]:

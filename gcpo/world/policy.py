@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from gcpo import seeds
 from gcpo.tasks import get_task, tinymath, tinyqa
 from gcpo.tasks.base import Row, Task
 from gcpo.tasks.sampling import grade, load_policy, sample
@@ -180,7 +181,7 @@ def policy_quality(settings: Settings, draft: Path) -> dict[str, Any]:
     figures = {}
     for name, longest in (("tinyqa", 12), ("tinymath", 48)):
         task = get_task(name)
-        rows = task.load("validation", limit=settings.quality_queries).rows
+        rows = task.load("validation", limit=settings.quality_queries, seed=seeds.of_world(0, settings.seed)).rows
         prompts = [row.prompt for row in rows]
         torch.manual_seed(settings.seed)
         groups = [
