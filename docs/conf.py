@@ -44,7 +44,7 @@ html_css_files = ["site.css"]
 html_js_files = ["ledger.js"]
 html_show_sphinx = False
 
-PARTS = {"Read": "notebooks/0*", "Run": "notebooks/1*", "Report": "notebooks/2*"}
+PARTS = {"Read": "notebooks/0*", "Run": "notebooks/1*", "Report": "notebooks/2*", "Appendices": "notebooks/3*"}
 
 
 def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:

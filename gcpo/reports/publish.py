@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
+from papermill import inspect_notebook
 
 from gcpo import io, paths
 from gcpo.reports import records
@@ -111,10 +112,11 @@ def pages_again(profile: str) -> int:
 
 
 def execute_again(name: str) -> None:
-    """Execute a read notebook in its place, and write its verdicts where the ledger reads them."""
+    """Execute a read notebook in its place, and write its verdicts, if it has any, where the ledger reads them."""
+    verdicts = "write_to" in inspect_notebook(str(paths.NOTEBOOKS / f"{name}.ipynb"))
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / f"{name}.ipynb"
-        execute(name, made, {"write_to": str(paths.VERDICTS)})
+        execute(name, made, {"write_to": str(paths.VERDICTS)} if verdicts else {})
         clean(made)
         shutil.move(made, paths.NOTEBOOKS / made.name)
 

@@ -1,0 +1,202 @@
+"""How far GCPO's weights can move on real answers, whatever the policy.
+
+A policy can only write groups of answers. Here groups are made and not sampled: k of G answers are correct answers to a
+question of a benchmark, the others are wrong. Wrong answers are those to other questions ("others"), which lie farther
+off than a policy would go that reads its question, or near ones ("near": :mod:`gcpo.reports.answers`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gcpo import measures, paths
+from gcpo.methods import weights
+from gcpo.reports.answers import BENCHMARKS, Pool, read
+from gcpo.reports.tables import write_table
+from gcpo.rollouts import Rollouts
+from gcpo.semantics import Embedder
+
+FOLDER = paths.ROOT / "outputs" / "reference" / "real_answers"  # numbers alone: no text of a benchmark
+SIZES = (8, 16)  # answers of a group, G
+PROMPTS = (4, 8, 32)  # of a step
+ALPHA = 0.6  # GCPO, App. E.3
+NAMES = ("texts", "measures", "steps")
+METHODS = ("cd_only", "bot_only", "rd_only", "gcpo_cd", "gcpo_bot", "se", "kle")
+CHUNK = 1024  # groups weighed at a time: a hundred megabytes of embeddings
+
+Array = NDArray[np.float64]
+
+
+def numbers(recompute: bool = False) -> dict[str, pd.DataFrame]:
+    """Return the :func:`tables` of all benchmarks, as committed; with ``recompute`` they are made and written first."""
+    if recompute:
+        embedder = Embedder("all-MiniLM-L6-v2", batch_size=1)  # hardly two texts have one length
+        made = [tables(benchmark, embedder) for benchmark in BENCHMARKS]
+        for name in NAMES:
+            write_table(pd.concat([found[name] for found in made]), FOLDER, name, source=None)
+    return {name: pd.read_csv(FOLDER / f"{name}.csv") for name in NAMES}
+
+
+def mixtures(answers: Pool, wrong: str, size: int, seed: int = 0) -> Int64[Tensor, "Q counts size"]:
+    """Return the groups of each question with k = 0, 1, ..., G correct answers, as places in ``answers.texts``.
+
+    Correct answers take turns where they are fewer than G, and so do near wrong ones, in random order. Answers to
+    others are those to G different questions without an answer of this one. A question without near wrong answers has
+    no groups with them.
+    """
+    rng, rows = np.random.default_rng(seed), []
+    for own, taken in zip(answers.right, answers.near, strict=True):
+        if wrong == "others":
+            far = [other for other in answers.right if not {*own} & {*other}]
+            taken = [rng.choice(far[place]) for place in rng.choice(len(far), size, replace=False)]
+        if taken:
+            rows.append([np.resize(own, size), np.resize(rng.permutation(taken), size)])
+    right, other = torch.from_numpy(np.array(rows)).unsqueeze(2).unbind(1)
+    return torch.where(_correct(size), right, other)
+
+
+def _correct(size: int) -> Tensor:
+    """Which answers are correct, in groups with 0, 1, ..., ``size`` of them."""
+    return torch.arange(size) < torch.arange(size + 1).unsqueeze(1)
+
+
+def weigh(embeddings: Float[Tensor, "N d"], groups: Int64[Tensor, "Q counts size"]) -> dict[str, Array]:
+    """Return CD, BoT and all weights (alpha = 0.6) of the groups of :func:`mixtures`, each (Q, G + 1).
+
+    Rewards are 2 for a correct and 0 for a wrong answer. Equal texts are one cluster, of which BoT knows nothing: n
+    copies of a text count as n clusters with its direction. To SE and KLE different texts contradict each other.
+    """
+    rewards = 2 * _correct(groups.shape[-1]).double().repeat(len(groups), 1)
+    pieces = zip(groups.flatten(0, 1).split(CHUNK), rewards.split(CHUNK), strict=True)
+    parts = [_weighed(embeddings[piece].double(), piece, reward) for piece, reward in pieces]
+    return {name: torch.cat([part[name] for part in parts]).view(groups.shape[:2]).numpy() for name in parts[0]}
+
+
+def _weighed(embedded: Tensor, groups: Tensor, rewards: Tensor) -> dict[str, Tensor]:
+    same = (groups.unsqueeze(-1) == groups.unsqueeze(-2)).double()
+    nli = torch.stack([same, 0 * same, 1 - same], -1)
+    rollouts = Rollouts(rewards, clusters=groups, embeddings=embedded, nli=nli)
+    weighed = {method: weights(method, rollouts, alpha=ALPHA)[:, 0] for method in METHODS}
+    return _disagreement(embedded, groups) | weighed
+
+
+def _disagreement(embedded: Tensor, clusters: Tensor) -> dict[str, Tensor]:
+    return {"cd": measures.cosine_dispersion(embedded), "bot": measures.barycentric_transport(embedded, clusters)}
+
+
+def most_dispersed(pairs: Float[Tensor, "N N"], size: int) -> Int64[Tensor, " size"]:
+    """Return, of N groups of different texts, the one with the largest sum over ``pairs``.
+
+    Each group begins with another text and takes in, one by one, the text that adds most. With ``pairs`` = clip(1 -
+    cos, 0, 1) the sum is G^2 CD (Eq. 7); with -cos it is -|sum of unit vectors|^2, by which BoT grows (Eq. 10).
+    """
+    chosen = torch.arange(len(pairs)).unsqueeze(1)
+    while chosen.shape[1] < size:
+        added = pairs[chosen].sum(1).scatter(1, chosen, -torch.inf)
+        chosen = torch.cat([chosen, added.argmax(1, keepdim=True)], 1)
+    return chosen[pairs[chosen.unsqueeze(2), chosen.unsqueeze(1)].sum((1, 2)).argmax()]
+
+
+def clustered(embedded: Float[Tensor, "Q G d"], seed: int = 0, n: int = 50) -> float:
+    """Return how far n random clusterings raise BoT above that of clusters of one answer each, at most over all groups.
+
+    Where no cosine is negative they cannot: with S_k the sum of a cluster's unit vectors, Eq. 10 has |sum of (n_k /
+    |S_k|) S_k|, every factor is at least 1, and no product of two S_k is negative.
+    """
+    size, generator = embedded.shape[1], torch.Generator().manual_seed(seed)
+    alone = measures.barycentric_transport(embedded, torch.arange(size).expand(embedded.shape[:2]))
+    drawn = [torch.randint(2 + k % (size - 1), embedded.shape[:2], generator=generator) for k in range(n)]
+    return max(float((measures.barycentric_transport(embedded, labels) - alone).max()) for labels in drawn)
+
+
+def _summary(values: Array, medians: Any, questions: int) -> dict[str, float]:
+    """Return quantiles of values and, from resampled medians, the 95 % interval of their median."""
+    ends = [*np.percentile(values, (5, 50, 95)).tolist(), *np.percentile(medians, (2.5, 97.5)).tolist()]
+    exact = [0.0 if abs(end) < 1e-12 else end for end in ends]  # without what rounding leaves of a zero
+    return dict(zip(("q05", "q50", "q95", "low", "high"), exact, strict=True)) | {"questions": questions}
+
+
+def over_questions(values: Array, seed: int = 0, n: int = 1000) -> dict[str, float]:
+    """Return quantiles of values, one per question, with the 95 % bootstrap interval of their median."""
+    drawn = np.random.default_rng(seed).integers(0, len(values), (n, len(values)))
+    return _summary(values, np.median(values[drawn], axis=1), len(values))
+
+
+def over_steps(weight: Array, prompts: int, seed: int = 0, n: int = 200, steps: int = 1000) -> dict[str, float]:
+    """Return quantiles of (highest - lowest) / mean over the weights of a step, with an interval of the median.
+
+    ``weight`` is (Q, G + 1), from :func:`weigh`. Each prompt of a step is a random question with 1, 2, ... or G - 1
+    correct answers, all equally likely: a group that is all correct or all wrong has no advantage to weigh. The
+    interval is over questions, resampled n times; quantiles are of n times ``steps`` steps.
+    """
+    rng, (questions, counts) = np.random.default_rng(seed), weight.shape
+
+    def ranges(listed: NDArray[np.int64], number: int) -> Array:
+        shape = (number, prompts)
+        drawn = weight[rng.choice(listed, shape), rng.integers(1, counts - 1, shape)]
+        return np.ptp(drawn, axis=1) / drawn.mean(axis=1)
+
+    every = np.arange(questions)
+    medians = [np.median(ranges(rng.choice(every, questions), steps)) for _ in range(n)]
+    return _summary(ranges(every, n * steps), medians, questions)
+
+
+def tables(benchmark: str, embedder: Embedder, sizes: tuple[int, ...] = SIZES) -> dict[str, pd.DataFrame]:
+    """Return the numbers of a benchmark, from its texts (:func:`gcpo.reports.answers.read`).
+
+    - "texts": how many questions, distinct correct texts, questions with several of them or with near wrong ones; the
+      share of these whose first near wrong text has the embedding of the correct one; ``clustered`` of the largest G.
+    - "measures": CD and BoT of groups with ``right`` correct answers, per G and kind of ``wrong`` answers; of correct
+      answers where there are several ("none"); of the most dispersed group ("dispersed").
+    - "steps": the range of each method's weights within a step.
+    """
+    answers = read(benchmark)
+    embeddings = embedder(answers.texts)
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
+    for size, wrong in itertools.product(sizes, ("others", "near")):
+        groups, kind = mixtures(answers, wrong, size), {"group_size": size, "wrong": wrong}
+        found = weigh(embeddings, groups)
+        for measure, k in itertools.product(("cd", "bot"), range(size + 1)):
+            rows["measures"].append(kind | {"right": k, "measure": measure} | over_questions(found[measure][:, k]))
+        for method, prompts in itertools.product(METHODS, PROMPTS):
+            rows["steps"].append(kind | {"method": method, "prompts": prompts} | over_steps(found[method], prompts))
+        if wrong == "others":
+            rows["measures"] += _extremes(answers, embeddings, found, size)
+            apart = clustered(embeddings[groups[:, 0]].double())
+    rows["texts"].append(_counts(answers, embeddings) | {"clustered": apart})
+    return {name: pd.DataFrame(listed).assign(benchmark=benchmark) for name, listed in rows.items()}
+
+
+def _extremes(answers: Pool, embeddings: Tensor, found: dict[str, Array], size: int) -> list[dict[str, Any]]:
+    """Rows of correct answers alone, where there are several, and of the most dispersed group of correct answers."""
+    several = np.array([len(right) > 1 for right in answers.right])
+    unit = torch.nn.functional.normalize(embeddings[sorted({*itertools.chain(*answers.right)})].double(), dim=-1)
+    cosine, rows = unit @ unit.mT, []
+    for measure, pairs in (("cd", (1 - cosine).clamp(0, 1)), ("bot", -cosine)):
+        kind = {"group_size": size, "measure": measure}
+        if several.any():
+            rows.append(kind | {"wrong": "none", "right": size} | over_questions(found[measure][several, -1]))
+        group = unit[most_dispersed(pairs, size)]
+        reached = _disagreement(group, torch.arange(size))[measure].reshape(1).numpy()
+        rows.append(kind | {"wrong": "dispersed", "right": 0} | over_questions(reached))
+    return rows
+
+
+def _counts(answers: Pool, embeddings: Tensor) -> dict[str, float]:
+    near = [(right[0], near[0]) for right, near in zip(answers.right, answers.near, strict=True) if near]
+    one, other = (embeddings[list(places)] for places in zip(*near, strict=True))
+    return {
+        "questions": len(answers.right),
+        "correct_texts": len({*itertools.chain(*answers.right)}),
+        "several": sum(len(right) > 1 for right in answers.right),
+        "near": len(near),
+        "unseen": float((one == other).all(-1).double().mean()),
+    }
