@@ -31,7 +31,7 @@ class GradientStats(NamedTuple):
     mean_squared_norm: float  # |(1/G) sum_j A_j g_j|^2
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """One rollout from its first to its last attended token; equal rows have equal gradients."""
 
     ids: tuple[int, ...]
@@ -67,14 +67,14 @@ def gradient_variance(
     not above 0.
     """
     parameters = chosen_parameters(model, params)
-    rows = _distinct_rows(input_ids, attention_mask, completion_mask)
+    rows = distinct_rows(input_ids, attention_mask, completion_mask)
     scale = _advantages(advantages, len(input_ids))
     active = {row: kept for row, members in rows.items() if (kept := [i for i in members if scale[i] != 0])}
     squared_norms = torch.zeros(len(scale), dtype=torch.float64)
-    mean = [torch.zeros_like(p, dtype=_accumulator(p), requires_grad=False) for p in parameters]
+    mean = [torch.zeros_like(p, dtype=accumulator(p), requires_grad=False) for p in parameters]
     count = len(scale) - sum(map(len, active.values()))
     deviation = 0.0
-    with _dropout_off(model):
+    with dropout_off(model):
         for row, members in active.items():
             gradient = _score_gradient(model, row, parameters, temperature)
             squared_norm = _squared_norm(map(_norm, gradient))
@@ -195,11 +195,11 @@ def _row_gradients(
 ) -> tuple[Float[Tensor, "R P"], Int[Tensor, " G"]]:
     """The gradients of the distinct rows, flattened, and after them a row of zeros; and which of these each row has."""
     parameters = chosen_parameters(model, params)
-    rows = _distinct_rows(input_ids, attention_mask, completion_mask)
+    rows = distinct_rows(input_ids, attention_mask, completion_mask)
     first, size = parameters[0], sum(p.numel() for p in parameters)
-    gradients = torch.zeros(len(rows) + 1, size, dtype=_accumulator(first), device=first.device)
+    gradients = torch.zeros(len(rows) + 1, size, dtype=accumulator(first), device=first.device)
     place = torch.full((len(input_ids),), len(rows))
-    with _dropout_off(model):
+    with dropout_off(model):
         for number, (row, members) in enumerate(rows.items()):
             parts = _score_gradient(model, row, parameters, temperature)
             torch.cat([part.flatten() for part in parts], out=gradients[number])
@@ -208,7 +208,7 @@ def _row_gradients(
 
 
 def _score_gradient(
-    model: nn.Module, row: _Row, parameters: Sequence[Tensor], temperature: float = 1.0
+    model: nn.Module, row: Row, parameters: Sequence[Tensor], temperature: float = 1.0
 ) -> tuple[Tensor, ...]:
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature is {temperature}, expected that of sampling, above 0")
@@ -221,21 +221,26 @@ def _score_gradient(
     with torch.enable_grad():
         logits = model(input_ids=ids, attention_mask=attended, position_ids=positions, **options).logits[0, :-1]
         logits = logits[scored[-len(logits) :]]
-        logits = logits.to(_accumulator(logits)) / temperature
+        logits = logits.to(accumulator(logits)) / temperature
         log_likelihood = -nn.functional.cross_entropy(logits, ids[0, 1:][scored], reduction="sum")
         return torch.autograd.grad(log_likelihood, parameters, allow_unused=True, materialize_grads=True)
 
 
+def keeps(model: Any) -> bool:
+    """Return True where a model can leave out the prompt's logits, most of the memory."""
+    forward = model.get_base_model().forward if hasattr(model, "get_base_model") else model.forward  # of adapters
+    return "logits_to_keep" in inspect.signature(forward).parameters
+
+
 def _keeps(model: Any, device: torch.device) -> bool:
-    """Return True where the prompt's logits, most of the memory, are left out.
+    """Return True where the prompt's logits are left out.
 
     Off on CPU: another matmul shape changes the last bit of recorded values.
     """
-    forward = model.get_base_model().forward if hasattr(model, "get_base_model") else model.forward  # of adapters
-    return device.type != "cpu" and "logits_to_keep" in inspect.signature(forward).parameters
+    return device.type != "cpu" and keeps(model)
 
 
-def _distinct_rows(input_ids: Tensor, attention_mask: Tensor, completion_mask: Tensor) -> dict[_Row, list[int]]:
+def distinct_rows(input_ids: Tensor, attention_mask: Tensor, completion_mask: Tensor) -> dict[Row, list[int]]:
     """The distinct rows that have a completion, each with the indices where it occurs."""
     if input_ids.ndim != 2:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}, expected (G, T)")
@@ -243,7 +248,7 @@ def _distinct_rows(input_ids: Tensor, attention_mask: Tensor, completion_mask: T
         if mask.shape != input_ids.shape:
             raise ValueError(f"{name} has shape {tuple(mask.shape)}, input_ids has {tuple(input_ids.shape)}")
     columns = (input_ids.tolist(), attention_mask.bool().tolist(), completion_mask.bool().tolist())
-    rows: dict[_Row, list[int]] = {}
+    rows: dict[Row, list[int]] = {}
     for index, (ids, attended, completion) in enumerate(zip(*columns, strict=True)):
         if not any(completion):
             continue
@@ -253,7 +258,7 @@ def _distinct_rows(input_ids: Tensor, attention_mask: Tensor, completion_mask: T
         if completion[first]:
             raise ValueError(f"row {index}: the first attended token is marked as completion, but nothing predicts it")
         span = slice(first, len(attended) - attended[::-1].index(True))
-        rows.setdefault(_Row(tuple(ids[span]), tuple(attended[span]), tuple(completion[span])), []).append(index)
+        rows.setdefault(Row(tuple(ids[span]), tuple(attended[span]), tuple(completion[span])), []).append(index)
     return rows
 
 
@@ -292,7 +297,8 @@ def _fits(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 
 
-def _accumulator(values: Tensor) -> torch.dtype:
+def accumulator(values: Tensor) -> torch.dtype:
+    """Return the type that sums are made in: float32, or that of the values if it has more digits."""
     return torch.promote_types(values.dtype, torch.float32)
 
 
@@ -311,7 +317,8 @@ def _squared_norm(norms: Iterable[Tensor]) -> float:
 
 
 @contextmanager
-def _dropout_off(model: nn.Module) -> Iterator[None]:
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """Put a model into its mode of evaluation, and restore every module's own."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the ground up: a file imports its own room and what is below it.
 FLOORS = [
     {"errors", "grader", "io", "masked", "papers", "paths", "processes", "seeds"},
-    {"clustering", "mathematics", "measures", "statistics", "gradients", "rewards"},
+    {"clustering", "mathematics", "measures", "statistics", "gradients", "one_pass", "rewards"},
     {"rollouts"},
     {"methods"},
     {"weights", "updates"},

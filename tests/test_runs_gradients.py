@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,23 @@ def test_the_variance_from_inner_products_is_that_of_eq_20(temperature: float, p
     assert found["V"] == pytest.approx(exact.variance, rel=1e-9)
     assert found["mean_squared_norm"] == pytest.approx(exact.mean_squared_norm, rel=1e-9)
     assert variance(gram, advantages) == pytest.approx(exact.variance, rel=1e-9)
+
+
+def test_a_run_that_shares_prompts_takes_both_temperatures_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch, advantages = qwen2(), rollouts(), advantages_of()
+    sampled: Any = SimpleNamespace(
+        ids=batch["input_ids"], attention=batch["attention_mask"], completion=batch["completion_mask"]
+    )
+    plans: Any = [
+        SimpleNamespace(params=validate({"group_size": 6, "temperature": 0.7, "share_prompts": shares}))
+        for shares in (False, True)
+    ]
+    gram, plain = module._gradients(plans[0], model, sampled, 0, advantages)
+    monkeypatch.setattr(module, "gradient_gram", None)
+    shared_gram, shared_plain = module._gradients(plans[1], model, sampled, 0, advantages)
+    torch.testing.assert_close(shared_gram, gram)
+    assert shared_plain == pytest.approx(plain, rel=1e-9)
+    assert plain != pytest.approx(variance(gram, advantages), rel=0.1)
 
 
 @for_all(seed=seeds, size=sizes)

@@ -23,6 +23,7 @@ from gcpo import measures, statistics
 from gcpo.gradients import gradient_gram, gradient_variance, gram_decomposition, gram_distances
 from gcpo.methods import base_advantages
 from gcpo.methods.components import likelihoods
+from gcpo.one_pass import gradient_grams
 from gcpo.rollouts import Rollouts
 from gcpo.runs.evaluate import Sampled, ask, in_parts, measured
 from gcpo.runs.params import Params
@@ -160,6 +161,9 @@ def _gradients(
     group = slice(params.group_size * query, params.group_size * (query + 1))
     batch = sampled.ids[group], sampled.attention[group], sampled.completion[group]
     chosen = params.gradient_parameters
+    if params.share_prompts:
+        gram, plain = gradient_grams(model, *batch, params=chosen, temperatures=(params.temperature, 1.0))
+        return gram, variance(plain, advantages)
     gram = gradient_gram(model, *batch, params=chosen, temperature=params.temperature)
     return gram, gradient_variance(model, *batch, advantages, params=chosen, temperature=1.0).variance
 

@@ -163,7 +163,9 @@ class Params(BaseModel):
     prompts_per_step: Positive = Field(2, le=10**5, description="prompts per optimiser step")
     micro_batch: Count = Field(0, description="completions per forward and backward pass; 0 is all that a process has")
     share_prompts: bool = Field(
-        False, description="read a prompt once for all its answers: faster, with other last bits"
+        False,
+        description="read a prompt once for all its answers, and take their gradients in one pass: faster, with other "
+        "last bits",
     )
     processes: Positive = Field(1, description="that train together, one per GPU; accelerate starts more than one")
     accelerate: Sharing = Field(

@@ -1,0 +1,268 @@
+"""Inner products of gradients from one pass, against those of gradients that are made row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import for_all, seeds
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from test_gradients import VOCABULARY, Absolute, advantages_of, padded, qwen2, rollouts
+from torch import Tensor, nn
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+)
+
+from gcpo import one_pass
+from gcpo.gradients import gradient_variance, score_gradients
+from gcpo.one_pass import gradient_grams
+from gcpo.runs.gradients import variance
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 3,
+}
+
+
+def llama(tied: bool = False) -> PreTrainedModel:
+    torch.manual_seed(2)
+    return LlamaForCausalLM(LlamaConfig(**SIZE, tie_word_embeddings=tied, mlp_bias=True))
+
+
+def gpt_neox(tied: bool = False) -> PreTrainedModel:
+    torch.manual_seed(3)
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**SIZE, tie_word_embeddings=tied, hidden_dropout=0.1))
+
+
+def gemma(tied: bool = False) -> PreTrainedModel:
+    torch.manual_seed(4)
+    return GemmaForCausalLM(GemmaConfig(**SIZE, head_dim=8, tie_word_embeddings=tied))
+
+
+def gpt2(tied: bool = True) -> PreTrainedModel:
+    torch.manual_seed(5)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, tie_word_embeddings=tied))
+
+
+def mixtral() -> PreTrainedModel:
+    torch.manual_seed(6)
+    return MixtralForCausalLM(MixtralConfig(**SIZE, num_local_experts=2))
+
+
+def adapted(**options: Any) -> nn.Module:
+    torch.manual_seed(7)
+    kept = {"init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    return get_peft_model(llama(), LoraConfig(r=2, lora_dropout=0.1, **kept, **options))
+
+
+MODELS = {"qwen2": qwen2, "llama": llama, "gpt_neox": gpt_neox, "gemma": gemma, "gpt2": gpt2}
+
+
+def explicit(model: nn.Module, batch: dict[str, Tensor], params: Any = None) -> Tensor:
+    gradients = score_gradients(model, **batch, params=params).double()
+    return gradients @ gradients.T
+
+
+def close(found: Tensor, expected: Tensor, rel: float = 1e-5) -> None:
+    """As near as 1e-5 of the two gradients' norms: products of nearly orthogonal ones have no digits of their own."""
+    norms = expected.diagonal().sqrt()
+    assert ((found - expected).abs() <= rel * norms[:, None] * norms).all()
+    assert norms.max() > 0
+
+
+@pytest.fixture
+def in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model is run row by row."""
+    monkeypatch.setattr(one_pass, "gradient_gram", None)
+
+
+@pytest.mark.usefixtures("in_one_pass")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_inner_products_are_those_of_explicit_gradients(name: str, tied: bool, dtype: torch.dtype) -> None:
+    model, batch = MODELS[name](tied).to(dtype), rollouts()
+    batch["input_ids"][:2, PAD] = 3  # a completion with the padding's token, which some tables do not learn
+    (gram,) = gradient_grams(model, **batch)
+    assert gram.dtype == torch.float64
+    close(gram, explicit(model, batch), 1e-5 if dtype == torch.float32 else 1e-12)
+
+
+PAD = 4  # a column of completions
+
+
+@pytest.mark.usefixtures("in_one_pass")
+@for_all(
+    seed=seeds,
+    size=st.integers(1, 7),
+    left=st.integers(0, 3),
+    right=st.integers(0, 3),
+    name=st.sampled_from(sorted(MODELS)),
+    tied=st.booleans(),
+)
+def test_padding_empty_and_repeated_rows(seed: int, size: int, left: int, right: int, name: str, tied: bool) -> None:
+    model, rng = MODELS[name](tied).double(), torch.Generator().manual_seed(seed)
+    batch = rollouts(size, seed)
+    order = torch.randint(size, (size + 2,), generator=rng)
+    batch = {part: values[order] for part, values in batch.items()}
+    batch["completion_mask"][torch.rand(size + 2, generator=rng) < 0.2] = 0
+    shifted = torch.cat([padded(batch, 4, 0)["input_ids"][:1], padded(batch, 0, 4)["input_ids"][1:]])
+    masks = {m: torch.cat([padded(batch, 4, 0)[m][:1], padded(batch, 0, 4)[m][1:]]) for m in batch}
+    batch = {part: padded({**masks, "input_ids": shifted}, left, right)[part] for part in batch}
+    (gram,) = gradient_grams(model, **batch)
+    expected = explicit(model, batch)
+    torch.testing.assert_close(gram, expected, rtol=1e-9, atol=1e-9 * float(expected.max()))
+    for i in range(len(order)):
+        same = order == order[i]
+        same &= batch["completion_mask"].any(1) == batch["completion_mask"][i].any()
+        assert (gram[same] == gram[i]).all()  # exactly, so that their distance is 0
+
+
+@pytest.mark.usefixtures("in_one_pass")
+def test_every_temperature_has_the_variance_of_eq_20() -> None:
+    model, batch, advantages = qwen2(tied=True), rollouts(), advantages_of()
+    temperatures = (0.7, 1.0, 1.6)
+    grams = gradient_grams(model, **batch, temperatures=temperatures)
+    for gram, temperature in zip(grams, temperatures, strict=True):
+        exact = gradient_variance(model, **batch, advantages=advantages, temperature=temperature)
+        assert variance(gram, advantages) == pytest.approx(exact.variance, rel=1e-9)
+    assert not torch.allclose(grams[0], grams[1])
+
+
+@pytest.mark.usefixtures("in_one_pass")
+@pytest.mark.parametrize("params", ["lm_head.weight", "embed_tokens.weight", "norm.weight", "bias", "*.layers.1.*"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_part_of_the_parameters(params: str, tied: bool) -> None:
+    model, batch = qwen2(tied), rollouts()
+    close(gradient_grams(model, **batch, params=params)[0], explicit(model, batch, params), 1e-12)
+
+
+@pytest.mark.usefixtures("in_one_pass")
+def test_adapters_are_covered_and_frozen_weights_are_not() -> None:
+    model, batch = adapted(target_modules="all-linear"), rollouts()
+    close(gradient_grams(model, **batch)[0], explicit(model, batch))
+
+
+@pytest.mark.usefixtures("in_one_pass")
+@pytest.mark.parametrize("by_tokens", [True, False])
+def test_both_ways_to_a_matrix_and_small_chunks(by_tokens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, rows = torch.Generator().manual_seed(0), 4
+    given, output = (torch.randn(rows, 5, width, generator=rng, dtype=torch.float64) for width in (30, 40))
+    explicit = torch.einsum("nto,nti->noi", output, given).flatten(1)
+    use = one_pass._Outer(given, output)
+    monkeypatch.setattr(one_pass, "CHUNK", 7 * 30 * rows)
+    if not by_tokens:
+        monkeypatch.setattr(one_pass, "_by_tokens", None)
+        use = one_pass._Outer(given.repeat(1, 40, 1), output.repeat(1, 40, 1) / 40)  # 200 tokens: more work by tokens
+    found = one_pass._of_parameter(nn.Parameter(torch.zeros(40, 30)), [use])
+    torch.testing.assert_close(found, explicit @ explicit.T)
+
+
+# --- what is run row by row -------------------------------------------------------------------------------------------
+
+
+class Reused(Absolute):
+    """Its head is used by itself once more, which no layer shows."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> SimpleNamespace:
+        found = super().forward(input_ids, attention_mask, position_ids)
+        return SimpleNamespace(logits=found.logits + self.token(input_ids) @ self.head.weight.T)
+
+
+class Changed(Absolute):
+    """A layer's input is changed in place after the layer has read it."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> SimpleNamespace:
+        state = self.token(input_ids).cumsum(1).tanh()
+        first = self.head(state)
+        with torch.no_grad():
+            state.mul_(2)
+        return SimpleNamespace(logits=first)
+
+
+class Mixing(Absolute):
+    """A layer that reads the tokens of all rows at once."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> SimpleNamespace:
+        state = self.token(input_ids).cumsum(1).tanh()
+        return SimpleNamespace(logits=self.head(state.flatten(0, 1)).unflatten(0, state.shape[:2]))
+
+
+@pytest.mark.parametrize(("make", "params"), [(Reused, "head.*"), (Mixing, "head.*"), (mixtral, None)])
+def test_a_model_with_other_uses_is_run_row_by_row(
+    make: Callable[[], nn.Module], params: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch, asked = make(), rollouts(), []
+    plain = one_pass.gradient_gram
+
+    def counted(*args: Any, temperature: float, **options: Any) -> Tensor:
+        asked.append(temperature)
+        return plain(*args, temperature=temperature, **options)
+
+    monkeypatch.setattr(one_pass, "gradient_gram", counted)
+    grams = gradient_grams(model, **batch, params=params, temperatures=(1.0, 0.5))
+    assert asked == [1.0, 0.5]
+    close(grams[0], explicit(model, batch, params))
+
+
+def test_an_input_that_is_changed_in_place_is_not_read() -> None:
+    model, batch = Changed(), rollouts()
+    rows = list(one_pass.distinct_rows(**batch))
+    assert one_pass._grams(model, rows, [*model.head.parameters()], [1.0]) is None
+
+
+def test_tables_of_adapters_are_run_row_by_row() -> None:
+    model, batch = adapted(target_modules=["embed_tokens", "q_proj"]), rollouts()
+    close(gradient_grams(model, **batch)[0], explicit(model, batch))
+
+
+# --- the model is untouched, and what is refused ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("in_one_pass")
+def test_modes_grad_fields_and_hooks_are_left_as_they_were() -> None:
+    model, batch = gpt_neox().train(), rollouts()
+    with torch.no_grad():
+        first, second = (gradient_grams(model, **batch)[0] for _ in range(2))
+    assert torch.equal(first, second)  # without dropout
+    assert model.training and all(p.grad is None for p in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+    batch["input_ids"][0, 0] = VOCABULARY + 1
+    with pytest.raises(IndexError):
+        gradient_grams(model, **batch)
+    assert model.training and not any(module._forward_hooks for module in model.modules())
+
+
+def test_no_completion_at_all_is_a_matrix_of_zeros() -> None:
+    batch = rollouts(3)
+    batch["completion_mask"][:] = 0
+    assert torch.equal(gradient_grams(qwen2(), **batch)[0], torch.zeros(3, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_temperature_that_is_not_above_0_is_an_error(temperature: float) -> None:
+    with pytest.raises(ValueError, match=f"temperature is {temperature}, expected that of sampling, above 0"):
+        gradient_grams(Absolute(), **rollouts(), temperatures=(1.0, temperature))
