@@ -20,7 +20,7 @@ import torch
 from gcpo import statistics
 from gcpo.methods import base_advantages
 from gcpo.reports.claims import FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Verdict
-from gcpo.reports.evidence import Comparison, Evidence, Wording, decide, together
+from gcpo.reports.evidence import Comparison, Evidence, decide, together
 from gcpo.reports.tables import with_interval
 from gcpo.statistics import Array, Draws, draws_of
 
@@ -45,7 +45,6 @@ NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddi
 CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": TOP, "mae": nan, "heldout_spearman": 0.0}
 STATISTICS = tuple(CHANCE)
 COLUMNS = ["measure", "statistic", "estimate", "low", "high", "p"]
-QUERIES = Wording(over=" over queries")
 CONSTANT = "nothing to rank, as one side is constant"
 
 
@@ -148,12 +147,12 @@ class Alignment:
         return self._found[key]
 
 
-def comparisons(found: Mapping[str, Draws], wording: Wording = QUERIES) -> list[Comparison]:
+def comparisons(found: Mapping[str, Draws], over: str = " over queries") -> list[Comparison]:
     """Return what is claimed to be above 0, by what it is called, corrected together by Holm's method.
 
     What cannot be computed has no estimate, and counts for nothing in the family.
     """
-    each = {name: Comparison(name, "", 0, "", what=name, unit="", wording=wording) for name in found}
+    each = {name: Comparison(name, "", 0, "", what=name, unit="", over=over) for name in found}
     known = {name: draws for name, draws in found.items() if len(draws.draws) and not np.isnan(draws.estimate)}
     tested = together({name: (each[name], _evidence(draws)) for name, draws in known.items()})
     return [tested.get(name, replace(one, absent=CONSTANT)) for name, one in each.items()]

@@ -28,17 +28,6 @@ NOTHING = Interval(nan, nan, nan)
 
 
 @dataclass(frozen=True)
-class Wording:
-    """Words of a kind of evidence: what is resampled, and the digits of its numbers."""
-
-    over: str = ""
-    digits: int | None = None  # None: two, or three where an end would otherwise read as 0 and is not
-
-
-TRAINING = Wording()
-
-
-@dataclass(frozen=True)
 class Comparison:
     """An estimate that is claimed to be above 0, corrected within its family; or why there is no such thing.
 
@@ -58,7 +47,8 @@ class Comparison:
         what: what is compared, where it is no difference of scores.
         level: of the ``corrected`` interval.
         unit: of the estimate.
-        wording: the words of its kind of evidence.
+        over: what is resampled, where it is not seeds and questions: " over queries".
+        digits: of its numbers; two, or three where an end would otherwise read as 0 and is not.
     """
 
     label: str
@@ -73,7 +63,8 @@ class Comparison:
     what: str = ""
     level: float = nan
     unit: str = "points"
-    wording: Wording = TRAINING
+    over: str = ""
+    digits: int | None = None
     absent: str = ""
 
     @property
@@ -150,9 +141,9 @@ class Part:
     def word(self) -> str:
         """The part's own verdict.
 
-        A claim that joins parts is false wherever one of them is, so each can be held to its own 95 % interval: all of
-        them hold by mistake in one of twenty cases at most (intersection-union). To fail or to be ruled out because of
-        any one of many takes the corrected interval.
+        A claim that joins parts is false wherever one of them is. So it is said to hold by mistake no more often than
+        one false part is, and each is held to its own 95 % interval (intersection-union). To fail or to be ruled out
+        because of any one of many takes the corrected interval.
         """
         one = self.comparison
         if not one.tested:
@@ -175,12 +166,12 @@ class Part:
         if not one.tested:
             return f"{one.name}: {one.absent or one.compared}".removesuffix(": ")
         unit = " points" if one.unit == "points" else ""
-        return f"{one.name}: {signed(*self.shown, digits=one.wording.digits)}{unit}"
+        return f"{one.name}: {signed(*self.shown, digits=one.digits)}{unit}"
 
     @property
     def meaning(self) -> str:
         """What that says of the effect in question, after a comma; nothing where there is none."""
-        digits, whose = self.comparison.wording.digits or 2, "the paper's" if self.effect > 0 else "the declared margin"
+        digits, whose = self.comparison.digits or 2, "the paper's" if self.effect > 0 else "the declared margin"
         if self.word == RULED_OUT:
             return f", so no effect of {self.size:.{digits}f} ({whose})"
         if self.word == INCONCLUSIVE and not isnan(self.size):
@@ -219,11 +210,8 @@ def decide(
     parts = [Part(one, x, margin, len(comparisons) > 1) for one, x in zip(comparisons, effects, strict=True)]
     final = claims.overall([part.word for part in parts])
     lines = tuple(f"{part.word}: {part.numbers}{part.meaning}" for part in parts)
-    against = [
-        f"{p.comparison.label} minus {p.comparison.against}: {p.effect:+.2f}"
-        for p in parts
-        if p.effect <= 0 and p.comparison.against
-    ]
+    opposed = [(part.comparison, part.effect) for part in parts if part.effect <= 0 and part.comparison.against]
+    against = [f"{one.label} minus {one.against}: {effect:+.2f}" for one, effect in opposed]
     denied = f"The paper's own table contradicts it ({'; '.join(against)})." if against else ""
     missing = command and any(not part.comparison.tested and not part.comparison.absent for part in parts)
     because = f"{_sentence(parts)} {denied} {f'First: {command}.' if missing else ''}".strip().replace("  ", " ")
@@ -256,7 +244,7 @@ def _how(parts: Sequence[Part]) -> str:
         return ""
     own = parts[0].joined and parts[0].word == HOLDS
     family = "each" if own else f"corrected for {known[0].family}" if known[0].family > 1 else ""
-    text = f"95 %{known[0].wording.over}{' ' if own else ', ' if family else ''}{family}"
+    text = f"95 %{known[0].over}{' ' if own else ', ' if family else ''}{family}"
     text += "".join(f"; {said}" for said in dict.fromkeys(one.compared for one in known) if said)
     most = max((one.mde for one in known if not isnan(one.mde)), default=nan)
     text += f"; detectable: {most:.2f}" if parts[0].word == INCONCLUSIVE and not isnan(most) else ""
