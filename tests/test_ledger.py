@@ -224,6 +224,16 @@ def test_a_check_that_was_not_reached_is_not_tested_and_one_that_does_not_exist_
     assert ledger.unmatched_checks(claims, found) == ["gcpo-one: no notebook gives the verdict 'most'."]
 
 
+def test_the_history_of_verdicts_ends_where_the_ledger_is() -> None:
+    history = pd.read_csv(paths.VERDICTS.parent / "verdict_history.csv", dtype=str, keep_default_na=False)
+    assert set(history["because"]) == {"data", "rule", "wording", "scope"} and (history["old"] != history["new"]).all()
+    now = pd.read_csv(paths.REFERENCE / "laptop" / "ledger.csv").set_index("id")["verdict"]
+    last = history.groupby("id")["new"].last()
+    gone = last.index.difference(now.index)
+    assert last[gone].str.match("dropped|merged into ").all()
+    assert last.drop(gone).to_dict() == now[last.index.difference(gone)].to_dict()
+
+
 def test_no_claim_of_a_paper_is_decided_by_a_reading_of_ours() -> None:
     found = ledger.read_verdicts("laptop", reference=True)
     own = set(found.loc[found["place"].str.match(r"(?i)(varied|ours|our)\b"), "id"])
@@ -286,5 +296,6 @@ def test_claims_flip_when_records_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for folder in (paths.REFERENCE / "laptop", tmp_path)
     )
     assert (before != after).sum() >= 3
-    flipped = after["GCPO beats RD alone"]
-    assert flipped.filter(like="tinyqa").tolist() == ["holds"] and flipped.filter(like="tinymath").tolist() == ["fails"]
+    flipped = after["GCPO beats all baselines"]
+    assert flipped.filter(like="tinyqa").tolist() == ["holds"]
+    assert flipped.filter(like="tinymath").tolist() == ["fails"]
