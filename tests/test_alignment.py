@@ -188,6 +188,16 @@ def test_a_mean_over_queries_resamples_queries_with_all_their_lines() -> None:
     assert not len(alignment.mean_over_queries(lines.iloc[3:], "x").draws)
 
 
+def test_a_contrast_resamples_queries_with_the_lines_of_both_sides() -> None:
+    lines = pd.DataFrame({"query": ["a", "a", "a", "b"], "x": [1.0, 3.0, 0.0, 2.0]})
+    chosen = pd.Series([True, True, False, False])
+    found = alignment.contrast_over_queries(lines, "x", chosen, n=2000)
+    assert found.estimate == 1  # 2 less the mean of 0 and 2
+    assert set(found.draws.round(6)) == {1.0, 2.0}  # one of each, twice a; twice b has no chosen line
+    assert 0.4 < len(found.draws) / 2000 < 0.9  # so three of four resamples have a contrast
+    assert not len(alignment.contrast_over_queries(lines, "x", chosen & False).draws)
+
+
 def test_near_pairs_are_ranked_within_their_group() -> None:
     """Two groups whose distances fall inside and rise between them; far pairs and equal texts do not count."""
     near = [0.01, 0.02, 0.03]
