@@ -61,7 +61,7 @@ def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:
 
 
 class Ledger(SphinxDirective):
-    """The reference's ledger as one table, with a menu for each of paper, scope and verdict.
+    """The reference's ledger as one table, with a menu for each of paper, kind, scope and verdict.
 
     ledger.js makes it a DataTable of itables, whose script stands in the page: a page from a disk imports no module.
     """
@@ -70,7 +70,7 @@ class Ledger(SphinxDirective):
         path = REFERENCE / "ledger.csv"
         self.env.note_dependency(str(path))
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
-        menus = "".join(self.menu(name, table[name]) for name in ("paper", "scope", "verdict"))
+        menus = "".join(self.menu(name, table[name]) for name in ("paper", "kind", "scope", "verdict"))
         rows = "".join(self.row(row) for _, row in table.iterrows())
         library = generate_init_offline_itables_html(options.dt_bundle)
         text = (
@@ -87,9 +87,9 @@ class Ledger(SphinxDirective):
     @staticmethod
     def row(row: pd.Series) -> str:
         said = {key: html.escape(value) for key, value in row.items()}
-        data = " ".join(f'data-{key}="{said[key]}"' for key in ("paper", "scope", "verdict"))
+        data = " ".join(f'data-{key}="{said[key]}"' for key in ("paper", "kind", "scope", "verdict"))
         note = f"<p><em>{said['note']}</em></p>" if said["note"] else ""
-        claim = f"<q>{said['quote']}</q><p>{said['paper']}, {said['place']}; {said['scope']}</p>"
+        claim = f"<q>{said['quote']}</q><p>{said['paper']}, {said['place']}; {said['kind']}; {said['scope']}</p>"
         because = re.sub(CHECKS, "<br>", said["because"])
         cells = f"<td>{claim}</td><td>{said['verdict']}</td><td>{because}{note}</td>"
         return f'<tr id="{said["id"]}" {data}>{cells}</tr>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 
@@ -147,7 +148,7 @@ def test_less_spread_is_above_zero_and_its_interval_is_that_of_the_ratio() -> No
     found = evidence.spreads(scores, "f1", [("se", "grpo"), ("grpo", "se"), ("kle", "grpo")])
     there, back, missing = found.values()
     assert there.interval.estimate == pytest.approx(math.log(np.std(wide) / np.std(narrow)))
-    assert decide([there]).label == "holds" and decide([back]).label == "does not hold"
+    assert decide([there]).label == "holds" and decide([back]).label == "fails"
     assert not missing.tested and missing.compared == "0 and 8 seeds: cannot be compared (3 are needed)"
     assert there.family == 2 and there.corrected.low < there.interval.low
     assert "ln of grpo's standard deviation over se's" in decide([there]).because
@@ -159,7 +160,7 @@ def test_runs_that_do_not_vary_have_no_ratio_of_spreads_and_runs_that_are_the_sa
     scores.loc[scores["label"] == "kle", "f1"] = 1.0
     same, _, flat = evidence.spreads(scores, "f1", [(name, "grpo") for name in ("care", "se", "kle")]).values()
     assert same.tested and same.corrected == pytest.approx((0, 0, 0), abs=1e-6)
-    assert decide([same], [0.5]).label == "effect excluded" and decide([same]).label == "cannot tell"
+    assert decide([same], [0.5]).label == "ruled out" and decide([same]).label == "inconclusive"
     assert not flat.tested and flat.compared == "3 seeds each (one does not vary)" and (same.family, same.p) == (2, 1)
 
 
@@ -186,46 +187,6 @@ def test_figures_of_runs_are_paired_by_seed() -> None:
     assert corrected["se", "grpo"].corrected.low < corrected["se", "grpo"].interval.low
 
 
-# --- over tasks -----------------------------------------------------------------------------------------------------
-
-
-def runs_of(**scores: dict[str, list[float]]) -> pd.DataFrame:
-    rows = [
-        {"task": task, "label": label, "seed": seed, "score": score}
-        for task, labels in scores.items()
-        for label, values in labels.items()
-        for seed, score in enumerate(values)
-    ]
-    return pd.DataFrame(rows)
-
-
-def test_scores_are_normalised_before_tasks_are_pooled() -> None:
-    # Task b has ten times task a's scale: start 0, grpo 1 on both, so "new" is 2 on a and 1.5 on b.
-    runs = runs_of(
-        a={"no training": [1, 1], "grpo": [2, 2], "new": [3, 3]},
-        b={"no training": [10, 10], "grpo": [20, 20], "new": [25, 25], "half": [1, 2]},
-    )
-    found = evidence.overall(runs).set_index("label")
-    assert found["IQM"].to_dict() == pytest.approx({"no training": 0, "grpo": 1, "new": 1.75})
-    assert found["improvement"].drop("grpo").to_dict() == {"no training": 0, "new": 1}
-    assert math.isnan(found.loc["grpo", "improvement"])
-
-
-def test_a_label_with_few_seeds_is_set_beside_the_base_on_these() -> None:
-    # grpo is 2 on its first two seeds and 4 on the others: "twin" is grpo on the first two, and no worse for it.
-    task = {"no training": [1, 1, 1, 1], "grpo": [2, 2, 4, 4], "twin": [2, 2], "once": [9]}
-    found = evidence.overall(runs_of(a=task, b=task)).set_index("label")
-    assert found.loc["twin", ["IQM", "improvement"]].to_list() == pytest.approx([1, 0.5])
-    assert "once" not in found.index
-
-
-def test_a_base_that_does_not_learn_cannot_be_the_unit() -> None:
-    with pytest.raises(ValueError, match="grpo is not above no training on b"):
-        evidence.overall(runs_of(a={"no training": [1], "grpo": [2]}, b={"no training": [2], "grpo": [1]}))
-    assert evidence.overall(runs_of(a={"grpo": [1, 2]})).empty
-    assert evidence.overall(runs_of(a={"grpo": [2, 2], "no training": [1, 1]}, b={"grpo": [1, 2]})).empty
-
-
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
@@ -233,26 +194,25 @@ def test_a_base_that_does_not_learn_cannot_be_the_unit() -> None:
     ("low", "high", "effect", "expected"),
     [
         (0.1, 2, 6.8, "holds"),
-        (-2, -0.1, 6.8, "does not hold"),
-        (-1, 1, 6.8, "effect excluded"),
-        (-1, 7, 6.8, "cannot tell"),  # zero and the paper's effect
-        (0, 1, 6.8, "effect excluded"),
-        (-1, 1, nan, "cannot tell"),  # the paper prints no effect
-        (-9, -8, 6.8, "does not hold"),
-        (-1, 1, -6, "cannot tell"),  # the paper's own table is on the other side
-        (-9, 1, -6, "cannot tell"),
+        (-2, -0.1, 6.8, "fails"),
+        (-1, 1, 6.8, "ruled out"),
+        (-1, 7, 6.8, "inconclusive"),  # zero and the paper's effect
+        (0, 1, 6.8, "ruled out"),
+        (-1, 1, nan, "inconclusive"),  # the paper prints no effect
+        (-9, -8, 6.8, "fails"),
+        (-1, 1, -6, "inconclusive"),  # the paper's own table is on the other side
+        (-9, 1, -6, "inconclusive"),
         (7, 9, 6.8, "holds"),
     ],
 )
 def test_every_word(low: float, high: float, effect: float, expected: str) -> None:
-    assert evidence.classify(low, high, effect) == expected
     assert decide([between(low, high)], [effect]).label == expected
 
 
 def test_the_corrected_interval_decides() -> None:
     wide = Comparison("a", "b", 3, "", Interval(1, 0.5, 1.5), Interval(1, -0.5, 2.5), 0.2, 1.0, 9)
-    assert decide([wide]).label == "cannot tell"
-    assert (decide([wide], [2.0]).label, decide([wide], [3.0]).label) == ("cannot tell", "effect excluded")
+    assert decide([wide]).label == "inconclusive"
+    assert (decide([wide], [2.0]).label, decide([wide], [3.0]).label) == ("inconclusive", "ruled out")
     assert (decide([wide]).low, decide([wide]).high) == (-0.5, 2.5)
 
 
@@ -282,14 +242,14 @@ def test_a_verdict_has_the_fields_of_what_decided_it() -> None:
     table = figures_of(a=[3, 4, 2, 5, 3], b=[0, 0, 0, 1, 0], c=[2, 5, 3, 4, 3.5])
     family = evidence.by_seed(table, [("a", "b"), ("a", "c")], "nats")
     found, made = decide([*family.values()], [2.0, -1.0]), family["a", "c"]
-    assert (found.label, found.subject, found.against, found.unit, found.n) == ("cannot tell", "a", "c", "nats", 5)
+    assert (found.label, found.subject, found.against, found.unit, found.n) == ("inconclusive", "a", "c", "nats", 5)
     assert (found.estimate, found.low, found.high) == made.corrected and found.effect == -1.0
     assert found.level == pytest.approx(0.95)  # the smaller p is judged at 5 % over 2, and then this one at 5 %
     assert [part.rpartition(":")[0] for part in found.parts] == [
-        "holds: nats, a minus b", "cannot tell: nats, a minus c",
+        "holds: nats, a minus b", "inconclusive: nats, a minus c",
     ]  # fmt: skip
     assert found.note == "The paper's own table contradicts it (a minus c: -1.00)."
-    assert decide([made, UNMADE]).parts[1] == "not tested: c and b: 1 and 10 seeds: cannot be compared"
+    assert decide([made, UNMADE]).parts[1] == "not tested: c minus b: 1 and 10 seeds: cannot be compared"
     assert math.isnan(decide([made]).effect)
 
 
@@ -300,11 +260,11 @@ UNMADE = Comparison("c", "b", 1, "1 and 10 seeds: cannot be compared")
     ("comparisons", "effects", "expected", "decisive"),
     [
         ([between(1, 2), between(0.5, 3)], [], "holds", 0.5),  # the weakest
-        ([between(1, 2), between(-1, 3)], [2.0, 2.0], "cannot tell", -1),
-        ([between(1, 2), between(-3, -1), UNMADE], [], "does not hold", -3),  # whatever is missing
+        ([between(1, 2), between(-1, 3)], [2.0, 2.0], "inconclusive", -1),
+        ([between(1, 2), between(-3, -1), UNMADE], [], "fails", -3),  # whatever is missing
         ([between(1, 2), UNMADE], [], "not tested", nan),
-        ([between(-1, 9), between(-2, 1)], [5.0, 5.0], "effect excluded", -2),  # of one, hence of both
-        ([between(-1, 1), between(-2, 9)], [nan, 5.0], "cannot tell", -2),
+        ([between(-1, 9), between(-2, 1)], [5.0, 5.0], "ruled out", -2),  # of one, hence of both
+        ([between(-1, 1), between(-2, 9)], [nan, 5.0], "inconclusive", -2),
     ],
 )
 def test_a_claim_that_joins_comparisons_needs_all(
@@ -315,10 +275,59 @@ def test_a_claim_that_joins_comparisons_needs_all(
     assert found.low == pytest.approx(decisive, nan_ok=True)
 
 
+def family_of(label: str, own: tuple[float, float], corrected: tuple[float, float]) -> Comparison:
+    """A comparison of a family of six, whose own interval Holm widens."""
+    one, wide = (Interval(sum(ends) / 2, *ends) for ends in (own, corrected))
+    return Comparison(label, "b", 10, "10 seeds each", one, wide, 0.06, 1.5, 6)
+
+
+WEAK, STRONG = family_of("weak", (0.1, 3), (-0.5, 3.6)), family_of("strong", (1, 2), (0.5, 2.5))
+
+
+def test_a_joined_claim_holds_by_each_part_s_own_interval_and_fails_by_a_corrected_one() -> None:
+    assert (decide([WEAK, STRONG]).label, decide([WEAK]).label) == ("holds", "inconclusive")  # alone: its family's
+    assert (decide([WEAK, STRONG]).low, decide([WEAK, STRONG]).level) == (0.1, 0.95)
+    below = family_of("below", (-3, -0.1), (-3.6, 0.5))
+    assert decide([STRONG, below], margin=9.0).label == "ruled out"  # below zero alone, and not after correction
+    assert decide([STRONG, family_of("below", (-3, -1), (-3.6, -0.4))]).label == "fails"
+    # A part that holds rules nothing out, also where its corrected interval holds zero and lies below the effect.
+    assert decide([WEAK, between(-1, 9)], [5.0, 5.0]).label == "inconclusive"
+
+
+def test_every_part_of_a_joined_claim_is_shown_with_the_interval_that_decides_it() -> None:
+    parts = [WEAK, STRONG, family_of("c", (-1, 0.5), (-2, 1.5)), replace(UNMADE, absent="its weight cannot act")]
+    found = decide(parts, [nan, 1.4, 6.2, nan], command="python -m gcpo grid g", margin=2.0)
+    assert found.label == "ruled out" and (found.low, found.high, found.effect) == (-2, 1.5, 6.2)
+    assert found.because == (
+        "Ruled out for 1 of 4 (95 %, corrected for 6; 10 seeds each): c minus b: -0.25 [-2.00, +1.50] points, "
+        "so no effect of 6.20 (the paper's). Not tested for 1 of 4: c minus b: its weight cannot act. "
+        "Holds for 2 of 4 (95 % each; 10 seeds each): weak minus b: +1.55 [+0.10, +3.00] points; "
+        "strong minus b: +1.50 [+1.00, +2.00] points, the paper's +1.40."
+    )
+
+
+def test_the_margin_is_the_size_where_the_paper_prints_no_gain() -> None:
+    assert decide([between(-1, 1)], margin=2.0).label == "ruled out"
+    assert decide([between(-1, 3)], margin=2.0).label == "inconclusive"
+    assert decide([between(-1, 3)], [6.0], margin=2.0).label == "ruled out"  # the paper's own is what was claimed
+    assert decide([between(-1, 1)], [-6.0], margin=2.0).label == "ruled out"  # its table has no gain to rule out
+    assert "too few runs to tell 0 from 2.00 (the declared margin)" in decide([between(-1, 3)], margin=2.0).because
+    assert "detectable: 1.50" in decide([between(-1, 3)], margin=2.0).because
+
+
+def test_what_does_not_occur_is_not_compared_and_counts_for_nothing() -> None:
+    scores = sampled({"grpo": BASE, "se": plus(GAINS), "kle": plus(GAINS)})
+    pairs = [("se", "grpo"), ("kle", "grpo")]
+    found = evidence.paired_comparisons(scores, "f1", pairs, absent={("kle", "grpo"): "its weight cannot act"})
+    assert found["se", "grpo"].family == 1 and not found["kle", "grpo"].tested
+    verdict = decide([found["kle", "grpo"]], [3.0], command="python -m gcpo grid g")
+    assert (verdict.label, verdict.because) == ("not tested", "kle minus grpo: its weight cannot act.")
+
+
 def test_the_effects_belong_to_their_comparisons() -> None:
     one, other = between(-1, 2), between(-1, 5)
-    assert decide([one, other], [3.0, 6.0]).label == "effect excluded"
-    assert decide([one, other], [1.0, 4.0]).label == "cannot tell"
+    assert decide([one, other], [3.0, 6.0]).label == "ruled out"
+    assert decide([one, other], [1.0, 4.0]).label == "inconclusive"
     assert decide([one, other], [1.0, 6.0]).effect == 6.0
     assert evidence.effects_of({"se": 72.24, "grpo": 67.02}, [("se", "grpo"), ("grpo", "se"), ("se", "x")]) == (
         pytest.approx([5.22, -5.22, nan], nan_ok=True)
@@ -331,7 +340,11 @@ def test_the_effects_belong_to_their_comparisons() -> None:
 
 def test_missing_runs_and_a_closed_gate_say_what_to_do() -> None:
     missing = decide([between(1, 2), UNMADE], command="python -m gcpo grid g")
-    assert missing.because == f"Runs are missing (c and b: {UNMADE.compared}). First: python -m gcpo grid g."
+    assert missing.because == (
+        "Not tested for 1 of 2: c minus b: 1 and 10 seeds: cannot be compared. "
+        "Holds for 1 of 2 (95 % each; 10 seeds each): a minus b: +1.50 [+1.00, +2.00] points. "
+        "First: python -m gcpo grid g."
+    )
     closed = decide([between(1, 2)], [3.0], closed="The gate failed on tinymath: ...")
     assert (closed.label, closed.because) == ("not tested", "The gate failed on tinymath: ...")
     assert math.isnan(closed.low) and closed.effect == 3.0
@@ -344,28 +357,28 @@ def test_a_verdict_carries_its_interval_the_papers_effect_and_what_is_detectable
     verdicts("one", "4.2", "a beats b", decide([between(-0.25, 0.75, family=4)], [6.8]), "More.")
     verdicts("two", "4.3", "a beats c", decide([between(1, 2)], [-6.06]))
     said = capsys.readouterr().out
-    assert "a minus b, points: +0.25 [-0.25, +0.75] (95 %, corrected for 4 comparisons; 10 seeds each)" in said
-    assert "the paper's effect: +6.80; detectable: 1.50. More." in said
+    assert "a minus b: +0.25 [-0.25, +0.75] points (95 %, corrected for 4; 10 seeds each)" in said
+    assert "10 seeds each), so no effect of 6.80 (the paper's). More." in said
     assert "The paper's own table contradicts it (a minus b: -6.06)." in said
     table = verdicts.table()
     assert [table.index.name, *table] == [
         "source", "claim", "verdict", "difference", "low", "high", "paper_effect", "mde", "seeds", "records",
     ]  # fmt: skip
     row = table.loc["4.2"]
-    assert row[["verdict", "seeds", "records"]].tolist() == ["effect excluded", 10, "reference of profile p"]
+    assert row[["verdict", "seeds", "records"]].tolist() == ["ruled out", 10, "reference of profile p"]
     assert row[["difference", "low", "high", "paper_effect", "mde"]].tolist() == [0.25, -0.25, 0.75, 6.8, 1.5]
 
 
-OPEN, NO, YES = (decide([between(*ends)], [5.0]) for ends in ((-1, 9), (-1, 1), (1, 2)))
+UNKNOWN, NO, YES = (decide([between(*ends)], [5.0]) for ends in ((-1, 9), (-1, 1), (1, 2)))
 
 
 @pytest.mark.parametrize(
     ("verdicts", "depends"),
     [
-        ([OPEN, OPEN, OPEN], "cannot tell"),
-        ([NO, OPEN, NO], "cannot tell"),
+        ([UNKNOWN, UNKNOWN, UNKNOWN], "inconclusive"),
+        ([NO, UNKNOWN, NO], "inconclusive"),
         ([NO, NO, NO], "no"),
-        ([NO, YES, OPEN], "yes"),  # two decide, and differently
+        ([NO, YES, UNKNOWN], "yes"),  # two decide, and differently
         ([NO, decide([UNMADE]), YES], "not tested"),
     ],
 )
@@ -374,7 +387,7 @@ def test_whether_a_word_depends_on_a_setting_is_not_known_where_a_setting_is_ope
 ) -> None:
     lines = [("tinyqa", rate, verdict) for rate, verdict in zip((0.5, 1, 2), verdicts, strict=True)]
     table = claims.by_setting(lines, ["task", "rate"])
-    shown = {"cannot tell": "cannot tell +4.0 [-1.0, +9.0]", "effect excluded": "effect excluded +0.0 [-1.0, +1.0]"}
+    shown = {"inconclusive": "inconclusive +4.0 [-1.0, +9.0]", "ruled out": "ruled out +0.0 [-1.0, +1.0]"}
     assert table["depends"].tolist() == [depends] and table[0.5].tolist() == [shown[verdicts[0].label]]
 
 
@@ -395,13 +408,13 @@ def test_a_verdict_changes_when_a_record_is_changed() -> None:
         finished(method="se", seed=seed, tables=evaluated(0.54 + 0.002 * seed))
     assert verdict_of("p").label == "holds"
     finished(method="se", seed=0, tables=evaluated(0.50))  # one of its runs is another
-    assert verdict_of("p").label == "cannot tell"
+    assert verdict_of("p").label == "inconclusive"
     path = planned(method="se", seed=1).folder / "eval.csv"
     path.write_text(path.read_text().replace("0.5", "0.4"))  # edited: no longer a record
-    assert verdict_of("p").label == "cannot tell" and verdict_of("p").n == 2
+    assert verdict_of("p").label == "inconclusive" and verdict_of("p").n == 2
     for seed in range(3):
         finished(method="se", seed=seed, tables=evaluated(0.46 - 0.002 * seed))
-    assert verdict_of("p").label == "does not hold"
+    assert verdict_of("p").label == "fails"
 
 
 # --- margins --------------------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_verdicts_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> None
     verdict("one", "Eq. 1", "a", np.bool_(True), "Yes.")
     verdict("two", "Eq. 2", "b", False, "No.")
     verdict("three", "Eq. 3", "c", None, "Perhaps.")
-    assert verdict.table()["verdict"].to_dict() == {"Eq. 1": "holds", "Eq. 2": "does not hold", "Eq. 3": "cannot tell"}
+    assert verdict.table()["verdict"].to_dict() == {"Eq. 1": "holds", "Eq. 2": "fails", "Eq. 3": "inconclusive"}
     assert list(verdict.table()["claim"]) == ["a", "b", "c"]
     assert "Eq. 2" in capsys.readouterr().out
     assert list(verdict.table()) == ["claim", "verdict"]

@@ -129,8 +129,8 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
     (tmp_path / "reference" / "p").mkdir(parents=True)
     (tmp_path / "reference" / "p" / "gate.csv").write_text("a\\d,b,records\n0.50,,runs of p\n")
     (tmp_path / "reference" / "p" / "headlines.csv").write_text(
-        "question,paper,place,quote,verdict,found,notebook,records\n"
-        'Why?,GCPO,Eq. 1,so it is,cannot tell,"By 5 [0, 9] (95 %, corrected for 2; 3 seeds).",01_why,runs of p\n'
+        "question,paper,kind,place,quote,verdict,found,notebook,records\n"
+        'Why?,GCPO,finding,Eq. 1,so it is,inconclusive,"By 5 [0, 9] (95 %, of 2; 3 seeds).",01_why,runs of p\n'
     )
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{pages.START}\nold\n{pages.END}\nafter\n")
@@ -143,22 +143,22 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
         assert found.count(f"{pages.README['gate']}\n\n| a\\d | b |\n") == 1
         assert "| 0.50 |  |\n" in found
         where = "([notebook 01](notebooks/01_why.ipynb))"
-        assert (
-            found.count(f"1. **Why?**<br>GCPO, Eq. 1: “so it is”: *cannot tell* {where}<br>By 5 [0, 9] (95 %).\n") == 1
-        )
+        said = "By 5 [0, 9] (95 %, of 2; 3 seeds)."
+        assert found.count(f"1. **Why?**<br>GCPO, Eq. 1, finding: “so it is”: *inconclusive* {where}<br>{said}\n") == 1
         assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(pages.README["gate"])
     (tmp_path / "reference" / "p" / "ledger.csv").write_text(
-        "id,paper,scope,place,quote,verdict,because,note,records\n"
-        "a,GCPO,toy,Eq. 1,so it is,holds,01: one (Eq. 1): holds. 1 / 2. / 02: two: holds. All.,by us,runs of p\n"
-        "b,EGPO,toy,Eq. 2,and so,not tested,no check yet,,runs of p\n"
+        "id,paper,kind,scope,place,quote,verdict,because,note,records\n"
+        "a,GCPO,finding,toy,Eq. 1,so it is,holds,01: one (Eq. 1): holds. 1 / 2. / 02: two: holds. All.,by us,"
+        "runs of p\n"
+        "b,EGPO,theorem,toy,Eq. 2,and so,not tested,no check yet,,runs of p\n"
     )
     pages.write_results("p")
     page = (tmp_path / "RESULTS.md").read_text()
     assert page.startswith("# Results") and "| 0.50 |  |\n" in page and page.count("runs of p") == 1
     because = "01: one (Eq. 1): holds. 1 / 2.<br>02: two: holds. All.<br>*by us*"
     assert "### GCPO\n\n| claim | verdict | because |\n| --- | --- | --- |\n| “so it is”" in page
-    assert f"| “so it is”<br>Eq. 1; toy; `a` | *holds* | {because} |\n" in page
-    assert "### EGPO" in page and "| “and so”<br>Eq. 2; toy; `b` | *not tested* | no check yet |\n" in page
+    assert f"| “so it is”<br>Eq. 1; finding; toy; `a` | *holds* | {because} |\n" in page
+    assert "### EGPO" in page and "| “and so”<br>Eq. 2; theorem; toy; `b` | *not tested* | no check yet |\n" in page
 
 
 def test_the_page_of_methods_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isnan, nan
+from math import nan
 
 import numpy as np
 import pandas as pd
@@ -19,8 +19,8 @@ import torch
 
 from gcpo import statistics
 from gcpo.methods import base_advantages
-from gcpo.reports.claims import EXCLUDED, FAILS, OPEN, UNTESTED, Verdict
-from gcpo.reports.evidence import Comparison, Evidence, Wording, decide, together
+from gcpo.reports.claims import FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Verdict
+from gcpo.reports.evidence import Comparison, Evidence, decide, together
 from gcpo.reports.tables import with_interval
 from gcpo.statistics import Array, Draws, draws_of
 
@@ -45,11 +45,7 @@ NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddi
 CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": TOP, "mae": nan, "heldout_spearman": 0.0}
 STATISTICS = tuple(CHANCE)
 COLUMNS = ["measure", "statistic", "estimate", "low", "high", "p"]
-QUERIES = Wording(
-    over=" over queries",
-    no_effect="; the paper prints no number",
-    missing="Nothing to rank: {}, where one side is constant.",
-)
+CONSTANT = "nothing to rank, as one side is constant"
 
 
 def selected(queries: pd.DataFrame, *, drop_top: float = 0.0, keep_zero: bool = True) -> pd.DataFrame:
@@ -151,14 +147,15 @@ class Alignment:
         return self._found[key]
 
 
-def comparisons(found: Mapping[str, Draws]) -> list[Comparison]:
+def comparisons(found: Mapping[str, Draws], over: str = " over queries") -> list[Comparison]:
     """Return what is claimed to be above 0, by what it is called, corrected together by Holm's method.
 
-    Where some cannot be computed these alone are returned, without an estimate: then nothing is decided.
+    What cannot be computed has no estimate, and counts for nothing in the family.
     """
-    each = {name: Comparison(name, "", 0, "", what=name, unit="", wording=QUERIES) for name in found}
-    undefined = [each[name] for name, draws in found.items() if not len(draws.draws) or np.isnan(draws.estimate)]
-    return undefined or [*together({name: (each[name], _evidence(draws)) for name, draws in found.items()}).values()]
+    each = {name: Comparison(name, "", 0, "", what=name, unit="", over=over) for name in found}
+    known = {name: draws for name, draws in found.items() if len(draws.draws) and not np.isnan(draws.estimate)}
+    tested = together({name: (each[name], _evidence(draws)) for name, draws in known.items()})
+    return [tested.get(name, replace(one, absent=CONSTANT)) for name, one in each.items()]
 
 
 def _evidence(draws: Draws) -> Evidence:
@@ -171,37 +168,28 @@ def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[st
 
     Args:
         found: by what a policy is called, what is claimed to be above 0 of it.
-        effects: the paper's own numbers, where it prints any; "effect excluded" is about these.
+        effects: the paper's own numbers, where it prints any.
 
-    Policies of which it cannot be asked do not count. Where some say "does not hold" and the others "effect excluded"
-    it is the latter; where they differ otherwise, "cannot tell". The numbers are those of the first policy that says
-    this, or else of the first.
+    Policies of which it cannot be asked do not count. Where some say "fails" and the others "ruled out" it is the
+    latter; where they differ otherwise, "inconclusive". The numbers are those of the first policy that says this, or
+    else of the first.
     """
-    effects, nothing = effects or {}, Verdict(UNTESTED, "There are no runs of it.")
-    families = {policy: comparisons(parts) for policy, parts in found.items()}
+    known, nothing = effects or {}, Verdict(UNTESTED, "There are no runs of it.")
     each = {
-        policy: decide(family, [effects.get(one.label, nan) for one in family]) if family else nothing
-        for policy, family in families.items()
+        policy: decide(comparisons(parts), [known.get(name, nan) for name in parts]) if parts else nothing
+        for policy, parts in found.items()
     }
     asked = [verdict for verdict in each.values() if verdict.label != UNTESTED]
     if not asked:
         return next(iter(each.values()), nothing)
     labels = {verdict.label for verdict in asked}
-    final = asked[0].label if len(labels) == 1 else EXCLUDED if labels == {EXCLUDED, FAILS} else OPEN
-    lines = tuple(f"{policy}: {verdict.label}, {_in_short(verdict)}" for policy, verdict in each.items())
-    said, family = "; ".join(lines), max(map(len, found.values()))
+    final = asked[0].label if len(labels) == 1 else RULED_OUT if labels == {RULED_OUT, FAILS} else INCONCLUSIVE
+    words = {policy: "" if len(verdict.parts) > 1 else f"{verdict.label}. " for policy, verdict in each.items()}
+    lines = tuple(f"{policy}: {words[policy]}{verdict.because}" for policy, verdict in each.items())
     depends = "It depends on the checkpoint, which the paper does not name." if len(labels) > 1 else ""
-    corrected = f", corrected for {family}" if family > 1 else ""
-    known = ", ".join(f"{name}: {effect:+.2f}" for name, effect in effects.items() if f" {name}: " in said)
-    text = f"{depends} {said[0].upper()}{said[1:]} (95 % over queries{corrected}); ".lstrip()
-    text += f"the paper's {known}." if known else "the paper prints no number."
+    said = " ".join(f"{line[0].upper()}{line[1:]}" for line in lines)
     shown = next((verdict for verdict in asked if verdict.label == final), asked[0])
-    return replace(shown, label=final, because=text, parts=lines, note=depends)
-
-
-def _in_short(verdict: Verdict) -> str:
-    detectable = "" if isnan(verdict.mde) else f", detectable {verdict.mde:.2f}"
-    return verdict.because.partition(" (95 %")[0] + detectable
+    return replace(shown, label=final, because=f"{depends} {said}".lstrip(), parts=lines, note=depends)
 
 
 def of_either_sign(draws: Draws) -> Draws:
@@ -217,6 +205,18 @@ def mean_over_queries(lines: pd.DataFrame, column: str, n: int = 10000, seed: in
         return Draws(nan, np.empty(0))
     counts = statistics.seen_and_resampled(len(sums), n, seed)
     return draws_of(counts @ sums["sum"].to_numpy(float) / (counts @ sums["size"].to_numpy(float)))
+
+
+def contrast_over_queries(lines: pd.DataFrame, column: str, chosen: pd.Series, n: int = 10000, seed: int = 0) -> Draws:
+    """The mean of a column over the chosen lines less that over the others, on the same resamples of queries."""
+    sides = [lines[kept].groupby("query")[column].agg(["sum", "size"]) for kept in (chosen, ~chosen)]
+    names = sides[0].index.union(sides[1].index)
+    if not all(map(len, sides)):
+        return Draws(nan, np.empty(0))
+    counts = statistics.seen_and_resampled(len(names), n, seed)
+    sums = [[counts @ side.reindex(names, fill_value=0)[of].to_numpy(float) for of in side] for side in sides]
+    with np.errstate(invalid="ignore"):  # a resample without lines of one side has no contrast
+        return draws_of(sums[0][0] / sums[0][1] - sums[1][0] / sums[1][1])
 
 
 def rank_correlations(pairs: pd.DataFrame, column: str = "gradient_distance", within: float = NEAR) -> pd.DataFrame:

@@ -13,13 +13,19 @@ from IPython.display import display
 
 from gcpo import io
 
-HOLDS, FAILS, EXCLUDED, OPEN, UNTESTED = "holds", "does not hold", "effect excluded", "cannot tell", "not tested"
-PRECEDENCE = (FAILS, UNTESTED, EXCLUDED, OPEN, HOLDS)  # a claim gets the first of these that any of its parts has
-SHOWN = (HOLDS, OPEN, EXCLUDED, FAILS, UNTESTED)  # their order in a table
-WORDS = {True: HOLDS, False: FAILS, None: OPEN}  # by what a check returns
+HOLDS, FAILS, RULED_OUT, INCONCLUSIVE, UNTESTED = "holds", "fails", "ruled out", "inconclusive", "not tested"
+PRECEDENCE = (
+    FAILS,
+    RULED_OUT,
+    UNTESTED,
+    INCONCLUSIVE,
+    HOLDS,
+)  # a claim gets the first of these that any of its parts has
+SHOWN = (HOLDS, INCONCLUSIVE, RULED_OUT, FAILS, UNTESTED)  # their order in a table
+WORDS = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}  # by what a check returns
 NUMBERS = ["difference", "low", "high", "paper_effect", "mde", "seeds"]
 RECORD = ["id", "label", "because", *NUMBERS, *"subject against estimate level unit n effect parts note".split()]
-RECORD += ["place", "heading", "notebook", "records"]  # the columns of a file of verdicts
+RECORD += ["place", "task", "heading", "notebook", "records"]  # the columns of a file of verdicts
 
 
 @dataclass(frozen=True)
@@ -27,13 +33,13 @@ class Verdict:
     """Verdict of runs on a claim, with its evidence.
 
     Attributes:
-        label: "holds", "does not hold", "effect excluded", "cannot tell" or "not tested".
-        because: the comparison that decided it, in words; or why there was none.
-        estimate: of that comparison, as the claim has it: above 0 is the claimed side.
-        low: its interval, 95 % over the family it was corrected in.
+        label: "holds", "fails", "ruled out", "inconclusive" or "not tested".
+        because: the comparisons that decided it, in words; or why there was none.
+        estimate: of the weakest of these, as the claim has it: above 0 is the claimed side.
+        low: its interval, 95 % alone or over the family it was corrected in.
         high: likewise.
         effect: the paper's own, in the same unit, where it prints one.
-        mde: the smallest difference that these seeds would detect with a probability of 80 %, at that interval's level.
+        mde: the smallest difference that these seeds would detect with a probability of 80 %, after correction.
         n: how many seeds the comparison was made on.
         subject: what is claimed to be above.
         against: what it is compared with.
@@ -74,9 +80,11 @@ class Verdicts:
 
     def __init__(self, notebook: str, records: str | None = None) -> None:
         self.notebook, self.records = notebook, records
-        self.rows: list[tuple[str, str, str, Verdict]] = []
+        self.rows: list[tuple[dict[str, str], Verdict]] = []
 
-    def __call__(self, check: str, place: str, heading: str, decided: bool | Verdict | None, because: str = "") -> None:
+    def __call__(
+        self, check: str, place: str, heading: str, decided: bool | Verdict | None, because: str = "", task: str = ""
+    ) -> None:
         """Show and keep a verdict.
 
         Args:
@@ -86,13 +94,15 @@ class Verdicts:
             decided: a verdict that :func:`decide` made of runs; or what another check returned, None when the data
                 cannot decide.
             because: the numbers that decided it; after the verdict's own words where it has some.
+            task: what it was decided on, which the place is followed by; empty for what is about no task.
         """
         if not isinstance(decided, Verdict):
             decided = Verdict(WORDS[None if decided is None else bool(decided)], "")
         verdict = replace(decided, because=f"{decided.because} {because}".strip())
+        place = f"{place}, {task}" if task else place
         text = f"**Verdict on “{heading}” ({place}): {verdict.label}.** {verdict.because}"
         display({"text/markdown": text, "text/plain": text.replace("**", "")}, raw=True)
-        self.rows.append((check, place, heading, verdict))
+        self.rows.append(({"id": check, "place": place, "task": task, "heading": heading}, verdict))
 
     def table(self) -> pd.DataFrame:
         """One row per verdict, in order: source, claim, verdict; of runs also difference, low, high, paper_effect, mde
@@ -106,8 +116,9 @@ class Verdicts:
 
     def _found(self) -> pd.DataFrame:
         """The verdicts as records, a column for each of :data:`RECORD`."""
-        rows = [{**asdict(verdict), "id": id_, "place": at, "heading": what} for id_, at, what, verdict in self.rows]
-        found = pd.DataFrame(rows, columns=[*(field.name for field in fields(Verdict)), "id", "place", "heading"])
+        rows = [{**asdict(verdict), **named} for named, verdict in self.rows]
+        known = [*(field.name for field in fields(Verdict)), "id", "place", "task", "heading"]
+        found = pd.DataFrame(rows, columns=known)
         found = found.assign(difference=found["estimate"], paper_effect=found["effect"], seeds=found["n"])
         compared = found["level"].notna()
         found[["estimate", "effect"]] = found[["estimate", "effect"]].where(compared)
@@ -133,7 +144,7 @@ def by_setting(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.Dat
 
     Returns:
         the rows, their verdicts ("holds +1.2 [+0.3, +2.1]"), and depends: "yes" where two settings decide differently;
-        "no" where all decide, and alike; "cannot tell" where one does not decide; "not tested" where one was not.
+        "no" where all decide, and alike; "inconclusive" where one does not decide; "not tested" where one was not.
     """
     table = pd.DataFrame(lines, columns=[*names, "verdict"])
     table["word"] = [verdict.label for verdict in table["verdict"]]
@@ -149,6 +160,6 @@ def by_setting(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.Dat
 def _depends(words: set[str]) -> str:
     if UNTESTED in words:
         return UNTESTED
-    if len(words - {OPEN}) > 1:
+    if len(words - {INCONCLUSIVE}) > 1:
         return "yes"
-    return OPEN if OPEN in words else "no"
+    return INCONCLUSIVE if INCONCLUSIVE in words else "no"

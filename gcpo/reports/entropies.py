@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gcpo.reports.evidence import Comparison, Evidence, Wording, together
+from gcpo.reports.evidence import Comparison, Evidence, together
 from gcpo.reports.figures import LINES, PALETTE, panels
 from gcpo.statistics import Array, Draws, seen_and_resampled
 
@@ -91,7 +91,7 @@ def comparisons(found: Mapping[str, Quantity], digits: int = 3) -> list[Comparis
     made = {}
     for name, quantity in found.items():
         seeds, drawn = int(quantity.notna().any().sum()), draws(quantity)
-        about: dict[str, Any] = {"what": name, "unit": "", "wording": Wording(digits=digits)}
+        about: dict[str, Any] = {"what": name, "unit": "", "digits": digits}
         made[name] = Comparison(name, "", seeds, f"{seeds} seeds", **about), Evidence(drawn.interval, drawn.p)
     return [*together(made).values()]
 

@@ -19,27 +19,12 @@ from scipy.stats import ttest_1samp
 
 from gcpo import statistics
 from gcpo.reports import claims
-from gcpo.reports.claims import EXCLUDED, FAILS, HOLDS, OPEN, UNTESTED, Verdict
+from gcpo.reports.claims import FAILS, HOLDS, INCONCLUSIVE, PRECEDENCE, RULED_OUT, UNTESTED, Verdict
 from gcpo.statistics import Interval
 
 Pair = tuple[str, str]
 K = TypeVar("K")
 NOTHING = Interval(nan, nan, nan)
-
-
-@dataclass(frozen=True)
-class Wording:
-    """Words of a kind of evidence: what is resampled, a family's members, the paper's effect or none, and gaps."""
-
-    over: str = ""
-    members: str = ""
-    effect: str = "the paper's"
-    no_effect: str = ""
-    missing: str = "Runs are missing ({})."
-    digits: int | None = None  # None: two, or three where an end would otherwise read as 0 and is not
-
-
-TRAINING = Wording(members=" comparisons", effect="the paper's effect")
 
 
 @dataclass(frozen=True)
@@ -51,6 +36,7 @@ class Comparison:
         against: what it is compared with.
         seeds: how many both have; the comparison is made on these alone.
         compared: the same in words: "10 seeds each", "10 and 3 seeds: compared on 3", "... cannot be compared".
+        absent: why the case that the claim is about does not occur (:mod:`gcpo.reports.occurrence`), or nothing.
         interval: the estimate with its 95 % interval; nan where it cannot be compared.
         corrected: the estimate with the interval that holds within the family, after Holm.
         p: of no difference, adjusted by Holm within the family; in [0, 1].
@@ -61,7 +47,8 @@ class Comparison:
         what: what is compared, where it is no difference of scores.
         level: of the ``corrected`` interval.
         unit: of the estimate.
-        wording: the words of its kind of evidence.
+        over: what is resampled, where it is not seeds and questions: " over queries".
+        digits: of its numbers; two, or three where an end would otherwise read as 0 and is not.
     """
 
     label: str
@@ -76,7 +63,9 @@ class Comparison:
     what: str = ""
     level: float = nan
     unit: str = "points"
-    wording: Wording = TRAINING
+    over: str = ""
+    digits: int | None = None
+    absent: str = ""
 
     @property
     def tested(self) -> bool:
@@ -86,12 +75,9 @@ class Comparison:
     @property
     def name(self) -> str:
         """The quantity in words."""
-        return self.what or f"{self.label} minus {self.against}, points"
-
-    @property
-    def numbers(self) -> str:
-        """The estimate with its corrected interval."""
-        return signed(*self.corrected, digits=self.wording.digits)
+        if self.what:
+            return self.what
+        return f"{self.label} minus {self.against}" if self.against else self.label
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,16 +116,68 @@ def together(found: Mapping[K, tuple[Comparison, Evidence]]) -> dict[K, Comparis
 # --- deciding -------------------------------------------------------------------------------------------------------
 
 
-def classify(low: float, high: float, paper_effect: float = nan) -> str:
-    """Return the label for an interval of an estimate whose claimed side is above 0.
+@dataclass(frozen=True)
+class Part:
+    """A comparison as part of a claim, with the sizes of effect that its interval can rule out.
 
-    "effect excluded" where it holds 0 and lies below the paper's effect; never without an effect on the claimed side.
+    Attributes:
+        comparison: claimed to be above 0.
+        effect: the paper's own; nan where it prints none.
+        margin: declared beforehand: the smallest effect that would matter; nan where none was.
+        joined: whether the claim has other parts too.
     """
-    if low > 0:
-        return HOLDS
-    if high < 0:
-        return FAILS
-    return EXCLUDED if paper_effect > 0 and high < paper_effect else OPEN
+
+    comparison: Comparison
+    effect: float = nan
+    margin: float = nan
+    joined: bool = False
+
+    @property
+    def size(self) -> float:
+        """The paper's effect where it is on the claimed side, else the margin."""
+        return self.effect if self.effect > 0 else self.margin
+
+    @property
+    def word(self) -> str:
+        """The part's own verdict.
+
+        A claim that joins parts is false wherever one of them is. So it is said to hold by mistake no more often than
+        one false part is, and each is held to its own 95 % interval (intersection-union). To fail or to be ruled out
+        because of any one of many takes the corrected interval.
+        """
+        one = self.comparison
+        if not one.tested:
+            return UNTESTED
+        if (one.interval if self.joined else one.corrected).low > 0:
+            return HOLDS
+        if one.corrected.high < 0:
+            return FAILS
+        return RULED_OUT if one.corrected.high < self.size else INCONCLUSIVE
+
+    @property
+    def shown(self) -> Interval:
+        """The interval that decides the word."""
+        return self.comparison.interval if self.joined and self.word == HOLDS else self.comparison.corrected
+
+    @property
+    def numbers(self) -> str:
+        """What is compared, with its estimate and the interval that decides; or why there is none."""
+        one = self.comparison
+        if not one.tested:
+            return f"{one.name}: {one.absent or one.compared}".removesuffix(": ")
+        unit = " points" if one.unit == "points" else ""
+        return f"{one.name}: {signed(*self.shown, digits=one.digits)}{unit}"
+
+    @property
+    def meaning(self) -> str:
+        """What that says of the effect in question, after a comma; nothing where there is none."""
+        digits, whose = self.comparison.digits or 2, "the paper's" if self.effect > 0 else "the declared margin"
+        if self.word == RULED_OUT:
+            return f", so no effect of {self.size:.{digits}f} ({whose})"
+        if self.word == INCONCLUSIVE and not isnan(self.size):
+            return f", too few runs to tell 0 from {self.size:.{digits}f} ({whose})"
+        told = self.word in (HOLDS, FAILS) and self.effect > 0
+        return f", the paper's {self.effect:+.{digits}f}" if told else ""
 
 
 def decide(
@@ -147,6 +185,7 @@ def decide(
     paper_effects: Sequence[float] = (),
     closed: str | None = None,
     command: str = "",
+    margin: float = nan,
 ) -> Verdict:
     """Return the verdict on a claim: every comparison is above 0, the first label above the second.
 
@@ -155,9 +194,10 @@ def decide(
         paper_effects: the paper's effect for each, nan where it prints none; none at all if it prints none.
         closed: why there is no verdict, such as a closed gate, or None.
         command: what makes the runs that are missing.
+        margin: the smallest effect that would matter, in the unit of the comparisons, where the paper prints none.
 
-    One that does not hold decides it; then a missing one; then they all hold, or the effect of one is excluded. The
-    numbers are those of the comparison that decided: among those of its label the one furthest from the claimed side.
+    The claim has the first of "fails", "ruled out", "not tested", "inconclusive" and "holds" that a part has
+    (:attr:`Part.word`). The numbers are those of one of these parts, the furthest from the claimed side.
     """
     effects = [*paper_effects] or [nan] * len(comparisons)
     only = effects[0] if len(effects) == 1 else nan
@@ -167,38 +207,48 @@ def decide(
         raise ValueError("a verdict needs a comparison: name the pairs of labels that the claim is about")
     if len(effects) != len(comparisons):
         raise ValueError(f"{len(effects)} effects for {len(comparisons)} comparisons: give one each, nan for none")
-    parts = [
-        (classify(*one.corrected[1:], effect) if one.tested else UNTESTED, one, effect)
-        for one, effect in zip(comparisons, effects, strict=True)
-    ]
-    said = tuple(f"{label}: {f'{c.name}: {c.numbers}' if c.tested else _absent(c)}" for label, c, _ in parts)
-    final = claims.overall([label for label, _, _ in parts])
-    if final == UNTESTED:
-        missing = [one for one in comparisons if not one.tested]
-        because = missing[0].wording.missing.format("; ".join(map(_absent, missing)))
-        because += f" First: {command}." if command else ""
-        return Verdict(UNTESTED, because, effect=only, parts=said)
-    _, found, effect = min((part for part in parts if part[0] == final), key=lambda part: part[1].corrected.low)
-    against = [f"{c.label} minus {c.against}: {x:+.2f}" for _, c, x in parts if x <= 0 and c.against]
+    parts = [Part(one, x, margin, len(comparisons) > 1) for one, x in zip(comparisons, effects, strict=True)]
+    final = claims.overall([part.word for part in parts])
+    lines = tuple(f"{part.word}: {part.numbers}{part.meaning}" for part in parts)
+    opposed = [(part.comparison, part.effect) for part in parts if part.effect <= 0 and part.comparison.against]
+    against = [f"{one.label} minus {one.against}: {effect:+.2f}" for one, effect in opposed]
     denied = f"The paper's own table contradicts it ({'; '.join(against)})." if against else ""
-    because = f"{_sentence(found, effect)} {denied}".strip()
-    about: dict[str, Any] = {"subject": found.label, "against": found.against, "level": found.level}
-    about |= {"unit": found.unit, "parts": said, "note": denied}
-    return Verdict(final, because, *found.corrected, effect, found.mde, found.seeds, **about)
+    missing = command and any(not part.comparison.tested and not part.comparison.absent for part in parts)
+    because = f"{_sentence(parts)} {denied} {f'First: {command}.' if missing else ''}".strip().replace("  ", " ")
+    if final == UNTESTED:
+        return Verdict(final, because, effect=only, parts=lines, note=denied)
+    weakest = min((part for part in parts if part.word == final), key=lambda part: part.shown.low)
+    found = weakest.comparison
+    about: dict[str, Any] = {"subject": found.label, "against": found.against, "unit": found.unit}
+    about |= {"level": 0.95 if weakest.shown == found.interval else found.level, "parts": lines, "note": denied}
+    return Verdict(final, because, *weakest.shown, weakest.effect, found.mde, found.seeds, **about)
 
 
-def _absent(found: Comparison) -> str:
-    return f"{found.label} and {found.against}: {found.compared}" if found.against else found.label
+def _sentence(parts: Sequence[Part]) -> str:
+    """Every part, grouped by its word, with how many have it, and how their intervals were made."""
+    if len(parts) == 1:
+        return f"{parts[0].numbers}{_how(parts)}{parts[0].meaning}."
+    said = []
+    for word in PRECEDENCE:
+        if own := [part for part in parts if part.word == word]:
+            counted = f"{word} for {len(own)} of {len(parts)}{_how(own)}"
+            listed = "; ".join(f"{part.numbers}{part.meaning}" for part in own)
+            said.append(f"{counted[0].upper()}{counted[1:]}: {listed}.")
+    return " ".join(said)
 
 
-def _sentence(found: Comparison, effect: float) -> str:
-    said, digits = found.wording, found.wording.digits or 2
-    text = f"{found.name}: {found.numbers} (95 %{said.over}"
-    text += f", corrected for {found.family}{said.members}" if found.family > 1 else ""
-    text += f"; {found.compared})" if found.compared else ")"
-    text += f"; {said.effect}: {effect:+.{digits}f}" if not isnan(effect) else said.no_effect
-    text += f"; detectable: {found.mde:.2f}" if not isnan(found.mde) else ""
-    return f"{text}."
+def _how(parts: Sequence[Part]) -> str:
+    """' (95 %, corrected for 4; 10 seeds each; detectable: 1.50)' of parts with one word."""
+    known = [part.comparison for part in parts if part.comparison.tested]
+    if not known:
+        return ""
+    own = parts[0].joined and parts[0].word == HOLDS
+    family = "each" if own else f"corrected for {known[0].family}" if known[0].family > 1 else ""
+    text = f"95 %{known[0].over}{' ' if own else ', ' if family else ''}{family}"
+    text += "".join(f"; {said}" for said in dict.fromkeys(one.compared for one in known) if said)
+    most = max((one.mde for one in known if not isnan(one.mde)), default=nan)
+    text += f"; detectable: {most:.2f}" if parts[0].word == INCONCLUSIVE and not isnan(most) else ""
+    return f" ({text})"
 
 
 def signed(estimate: float, low: float, high: float, digits: int | None = None) -> str:
@@ -216,7 +266,7 @@ def effects_of(means: Mapping[str, float], pairs: Sequence[Pair]) -> list[float]
 
 
 def paired_comparisons(
-    scores: pd.DataFrame, metric: str, pairs: Iterable[Pair], seed: int = 0
+    scores: pd.DataFrame, metric: str, pairs: Iterable[Pair], seed: int = 0, absent: Mapping[Pair, str] | None = None
 ) -> dict[Pair, Comparison]:
     """Return comparisons that are corrected together: each first label of ``pairs`` less the second.
 
@@ -225,6 +275,7 @@ def paired_comparisons(
         metric: the column to compare, in [0, 1].
         pairs: of labels; one that has no runs gives a comparison that is not ``tested``, and counts for nothing.
         seed: of the resampling.
+        absent: why the case of a pair does not occur: it is not compared, and counts for nothing.
 
     Raises:
         ValueError: runs that were tested on different questions.
@@ -247,10 +298,12 @@ def paired_comparisons(
         draws = statistics.training_draws(a, b, seed=seed)
         return Evidence(draws.interval, draws.p, lambda level: statistics.minimal_detectable(a, b, level=level))
 
-    return _compared(matrices, pairs, evidence)
+    return _compared(matrices, pairs, evidence, absent=absent)
 
 
-def spreads(scores: pd.DataFrame, metric: str, pairs: Iterable[Pair]) -> dict[Pair, Comparison]:
+def spreads(
+    scores: pd.DataFrame, metric: str, pairs: Iterable[Pair], absent: Mapping[Pair, str] | None = None
+) -> dict[Pair, Comparison]:
     """Return whether the first label's runs vary less than the second's: ln of the ratio of standard deviations, second
     over first, over the seeds that both have (at least 3), corrected as in :func:`paired_comparisons`; ``mde`` stays
     nan."""
@@ -266,7 +319,7 @@ def spreads(scores: pd.DataFrame, metric: str, pairs: Iterable[Pair]) -> dict[Pa
 
     what = "ln of {against}'s standard deviation over {label}'s"
     each = {str(label): runs[label] for label in runs.index.unique("label")}
-    return _compared(each, pairs, evidence, what, "ln of a ratio", fewest=3)
+    return _compared(each, pairs, evidence, what, "ln of a ratio", fewest=3, absent=absent)
 
 
 def by_seed(figures: pd.DataFrame, pairs: Iterable[Pair], what: str) -> dict[Pair, Comparison]:
@@ -300,6 +353,7 @@ def _compared(
     what: str = "",
     unit: str = "points",
     fewest: int = 2,
+    absent: Mapping[Pair, str] | None = None,
 ) -> dict[Pair, Comparison]:
     """Compare what labels have at the seeds of both: by ``evidence``, or by no test where that says why."""
     found: dict[Pair, tuple[Comparison, Evidence]] = {}
@@ -312,14 +366,15 @@ def _compared(
         if not (same and enough):
             said += f": compared on {len(common)}" if enough else ": cannot be compared"
         named = what.format(label=label, against=against)
-        comparison = Comparison(label, against, len(common), said, what=named, unit=unit)
+        why = (absent or {}).get((label, against), "")
+        comparison = Comparison(label, against, len(common), said, what=named, unit=unit, absent=why)
         few = " (3 are needed)" if fewest > 2 else ""
-        made = evidence(own.loc[common], other.loc[common], comparison) if enough else few
+        made = evidence(own.loc[common], other.loc[common], comparison) if enough and not why else few
         if isinstance(made, Evidence):
             found[label, against] = comparison, made
             every[label, against] = comparison
         else:
-            every[label, against] = replace(comparison, compared=f"{said}{made}")
+            every[label, against] = replace(comparison, compared=f"{said}{made}")  # also where it is absent
     return every | together(found)
 
 
@@ -357,53 +412,7 @@ def differences(
         same = statistics.equivalent(*one.interval[1:], margin) if one.tested and margin is not None else None
         row = {"label": label, "seeds": len(own), "mean": own.mean(), "std": own.std(ddof=1)}
         row |= {"each": own.round(2).tolist(), "gaps": gaps.round(2).tolist()}
-        row |= {"against": one.against, "compared": one.compared, **_named("difference", one.interval, "")}
+        row |= {"against": one.against, "compared": one.compared}
+        row |= dict(zip(("difference", "low", "high"), one.interval, strict=True))
         rows.append({**row, "p": one.p, "mde": one.mde, "equivalent": same})
-    return pd.DataFrame(rows)
-
-
-def _named(name: str, interval: Interval, prefix: str | None = None) -> dict[str, float]:
-    """Return an interval as columns: its estimate by ``name``, and its ends, "low" and "high" after ``prefix``."""
-    prefix = f"{name}_" if prefix is None else prefix
-    return dict(zip((name, f"{prefix}low", f"{prefix}high"), interval, strict=True))
-
-
-def overall(runs: pd.DataFrame, start: str = "no training", base: str = "grpo", seed: int = 0) -> pd.DataFrame:
-    """Return labels over several tasks, on scores normalised per task: 0 is the starting policy's mean, 1 the base's.
-
-    A label is set beside the base's runs of its own seeds, as seeds differ in how far they come.
-
-    Args:
-        runs: task, label, seed and score, a line per run.
-        start: the label of the starting policy.
-        base: the label that is 1.
-        seed: of the resampling.
-
-    Returns:
-        label, IQM (of all its normalised scores) with IQM_low and IQM_high, and improvement (the probability that a run
-        beats one of the base's, in [0, 1]) with improvement_low and improvement_high: 95 %, resampling runs within
-        tasks. Only labels with at least two seeds of the base's on every task, on these; empty without runs of start
-        and base.
-
-    Raises:
-        ValueError: a task on which the base is not above the start: there is nothing to normalise by.
-    """
-    wide = runs.pivot(index=["task", "seed"], columns="label", values="score")
-    means = wide.groupby("task").mean()
-    if not {start, base} <= set(means) or means[[start, base]].isna().any(axis=None):
-        return pd.DataFrame()
-    gain = means[base] - means[start]
-    if (gain <= 0).any():
-        raise ValueError(f"{base} is not above {start} on {gain.idxmin()}: scores cannot be normalised by its gain")
-    rows = []
-    for label in dict.fromkeys(runs["label"]):
-        shared = wide[wide[label].notna() & wide[base].notna()]
-        easier = shared[base].groupby("task").mean() - means[base]  # the seeds that the label has
-        scaled = shared.sub(means[start] + easier, axis=0, level="task").div(gain, axis=0, level="task")
-        own, other = ([part.to_numpy() for _, part in scaled[name].groupby("task")] for name in (label, base))
-        if len(own) == len(gain) and min(map(len, own)) > 1:
-            row = {"label": label, **_named("IQM", statistics.stratified_bootstrap(own, seed=seed).iqm)}
-            if label != base:
-                row |= _named("improvement", statistics.probability_of_improvement(own, other, seed=seed))
-            rows.append(row)
     return pd.DataFrame(rows)

@@ -16,13 +16,17 @@ from gcpo.errors import nearest
 from gcpo.reports.claims import SHOWN, UNTESTED, overall
 from gcpo.runs.params import profile_name
 from gcpo.runs.profiles import ParameterError, read_yaml
+from gcpo.tasks import get_task
 
 CLAIMS = Path(__file__).parents[1] / "claims.yaml"
 PAPERS = {"gcpo": "GCPO", "seed_grpo": "SEED-GRPO", "egpo": "EGPO", "cw_grpo": "CW-GRPO"}
-Scope = Literal["theorem", "toy", "paper", "embedded world", "real model"]
+Kind = Literal["finding", "theorem", "definition"]
+Scope = Literal["theorem", "toy", "printed", "embedded world", "real model"]
+REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which metric each kind of task is judged
 LONGEST = 25  # words of a quote
-NO_CHECK = "No check decides it."
-COLUMNS = ["id", "label", "because", "place", "heading", "notebook"]  # fields of a verdict's record that are read here
+NO_CHECK, BESIDE = "No check decides it.", "Beside it, "
+# Fields of a verdict's record that are read here.
+COLUMNS = ["id", "label", "because", "place", "task", "heading", "notebook", "level"]
 
 
 def _short(quote: str) -> str:
@@ -39,7 +43,10 @@ class Claim(BaseModel):
         paper: a key of :data:`PAPERS`.
         place: in the paper.
         quote: the paper's words, 25 at most.
+        kind: a finding, a theorem, or a definition, which is true by construction or hedged by "may".
         scope: the subject of the claim, which says what can decide it.
+        about: the kind of task that the sentence, or the table it names, is about; none where it is about no kind or
+            about both. Verdicts on other tasks stand beside it and decide nothing.
         checks: ids of the verdicts that decide it together; its own id unless others are named.
         note: a caveat on the check.
         question: of a claim that the README shows: a newcomer's question.
@@ -51,7 +58,9 @@ class Claim(BaseModel):
     paper: Literal["gcpo", "seed_grpo", "egpo", "cw_grpo"]
     place: str
     quote: Annotated[str, AfterValidator(_short)]
+    kind: Kind
     scope: Scope
+    about: Literal["question answering", "mathematics"] | None = None
     checks: tuple[str, ...] = Field(default_factory=lambda known: (known["id"],))
     note: str = ""
     question: str = ""
@@ -99,30 +108,40 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
 
 
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Every claim with its verdict, a row each: id, paper, scope, place, quote, verdict (one word for all its checks,
-    by :func:`gcpo.reports.claims.overall`), because (each check's verdict, with place and numbers), note, question,
-    found (place and numbers of the checks that decided, and the words of the others) and notebook (of the first).
+    """Every claim with its verdict, a row each: id, paper, kind, scope, place, quote, verdict (one word for all its
+    checks, by :func:`gcpo.reports.claims.overall`), because (each check's verdict, with place and numbers), note,
+    question, found (place and numbers of the checks that decided, and the words of the others) and notebook (of the
+    first).
 
     Claims and verdicts are joined by id. A check that no notebook has reached is "not tested", and so is a claim
-    without any.
+    without any. Verdicts on tasks that the claim is not about are listed last, and decide nothing.
     """
     known = {check: [*found.itertuples()] for check, found in verdicts[COLUMNS].groupby("id", sort=False)}
     rows = []
     for claim in declared:
-        lines = [line for check in claim.checks for line in known.get(check, [_unreached(check)])]
+        every = [line for check in claim.checks for line in known.get(check, [_unreached(check)])]
+        lines = [line for line in every if _in_scope(claim, line.task)]
+        beside = [line for line in every if line not in lines]
         word = overall([line.label for line in lines])
         decided = [line for line in lines if line.label == word]
         found = [f"{line.place}: {line.because}" for line in decided]
         found += [f"But {line.place}, {line.heading}: {line.label}." for line in lines if line.label != word]
-        row = {"id": claim.id, "paper": PAPERS[claim.paper], "scope": claim.scope, "place": claim.place}
-        row |= {"quote": claim.quote, "verdict": word, "because": " / ".join(map(_in_words, lines)) or NO_CHECK}
+        found += [f"Not of its scope, {line.place}: {line.label}." for line in beside]
+        said = [*map(_in_words, lines), *(f"{BESIDE}{_in_words(line)}" for line in beside)]
+        row = {"id": claim.id, "paper": PAPERS[claim.paper], "kind": claim.kind, "scope": claim.scope}
+        row |= {"place": claim.place, "quote": claim.quote, "verdict": word, "because": " / ".join(said) or NO_CHECK}
         row |= {"note": claim.note, "question": claim.question, "found": " ".join(found)}
         rows.append({**row, "notebook": decided[0].notebook if decided else ""})
     return pd.DataFrame(rows)
 
 
+def _in_scope(claim: Claim, task: str) -> bool:
+    """Whether a verdict on a task, or on none, is one on the claim."""
+    return not (claim.about and task) or get_task(task).reward_metric == REWARDED[claim.about]
+
+
 def _unreached(check: str) -> Any:
-    missing = {"because": "not executed on these runs", "place": "its notebook", "notebook": ""}
+    missing = {"because": "not executed on these runs", "place": "its notebook", "notebook": "", "task": ""}
     return SimpleNamespace(label=UNTESTED, heading=check, **missing)
 
 
@@ -144,13 +163,31 @@ def unmatched_checks(declared: Iterable[Claim], verdicts: pd.DataFrame) -> list[
 
 
 def display_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of :func:`ledger` as a page shows them: scope by scope, with question, quote, finding and note."""
-    ordered = table.sort_values("scope", key=lambda scope: scope.map(get_args(Scope).index), kind="stable")
-    return ordered[["scope", "place", "quote", "verdict", "because", "note"]]
+    """Rows of :func:`ledger` as a page shows them: findings first, scope by scope."""
+    order = [*get_args(Kind), *get_args(Scope)]
+    ordered = table.sort_values(["kind", "scope"], key=lambda column: column.map(order.index), kind="stable")
+    return ordered[["kind", "scope", "place", "quote", "verdict", "because", "note"]]
 
 
 def counts(table: pd.DataFrame, by: str = "paper") -> pd.DataFrame:
-    """Return the number of claims per verdict, a row per paper (or scope), with their sum."""
+    """Return how many claims have which verdict: of each kind, findings first, a row per paper (or scope).
+
+    Columns: kind, paper (or scope), a column for each verdict that there is, and claims.
+    """
     order = [word for word in SHOWN if word in set(table["verdict"])]
-    wide = pd.crosstab(table[by], table["verdict"])[order].reindex(table[by].unique())
+    kinds = [kind for kind in get_args(Kind) if kind in set(table["kind"])]
+    wide = pd.crosstab([table["kind"], table[by]], table["verdict"])[order]
+    rows = [(kind, value) for kind in kinds for value in table[by].unique() if (kind, value) in wide.index]
+    wide = wide.reindex(pd.MultiIndex.from_tuples(rows, names=["kind", by]))
     return wide.assign(claims=wide.sum(axis=1)).rename_axis(columns=None).reset_index()
+
+
+def expected_errors(verdicts: pd.DataFrame, level: float = 0.95) -> tuple[int, float]:
+    """Return how many verdicts rest on an interval, and how many of them its error rate would lead one to expect wrong.
+
+    Verdicts are those on claims and on our own questions, of read notebooks none: these are no samples of runs. Each is
+    wrong at most as often as its interval misses the truth, which is an upper bound on average, as "inconclusive" is
+    never wrong.
+    """
+    intervals = int(pd.to_numeric(verdicts["level"]).notna().sum())
+    return intervals, intervals * (1 - level)

@@ -18,16 +18,18 @@ from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import load_profile
 
-CHECKS = r" / (?=\d\d: )"  # between two checks of a claim in the ledger
-HOW = r"(?<=\] )\(95 %[^)]*\)"  # after an interval: its level, family and seeds
+CHECKS = r" / (?=(?:Beside it, )?\d\d: )"  # between two checks of a claim in the ledger
 
 NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->", "<!-- end of needs -->"
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
-WORDS = """A verdict is on the paper's words as quoted, and one of five: *holds* and *does not hold* (a proof, a
-counter-example or an interval decides), *effect excluded* (the interval holds zero, and no effect as large as the
-paper's), *cannot tell* (the interval holds zero, and the paper's effect where it prints one), *not tested* (its runs
-are not there, its case does not occur here, or no check decides it: its note says why). Of a claim with several checks,
-the first of *does not hold*, *not tested*, *effect excluded*, *cannot tell*, *holds* that one of them says."""
+WORDS = """A verdict is on the paper's words as quoted: *holds* (an interval, a proof or an exact computation is on the
+claimed side), *fails* (on the other side, or a counter-example), *ruled out* (the interval includes zero, and no effect
+as large as the paper's, or where it prints none as large as the margin declared beforehand), *inconclusive* (it
+includes both: too few runs), *not tested* (its runs are not there, its case does not occur here, or no check decides
+it: its note says why). A claim that joins comparisons holds if each one's own 95 % interval does; it fails or is ruled
+out by one that says so after Holm's correction for all. A claim about question answering is decided on tinyqa, one
+about mathematics on tinymath. Of several verdicts it has the first of *fails*, *ruled out*, *not tested*,
+*inconclusive*, *holds*. Findings could have come out otherwise; theorems and definitions are counted apart."""
 # The tables that the README shows, and what it says above them.
 README = {
     "gate": "Does training work here at all? The gate: what plain GRPO gains over the start, in points (95 %):",
@@ -36,8 +38,8 @@ README = {
 GLOSSARY = """
 V is the variance of a question's policy gradient over its rollouts, ρ a rank correlation over questions, and points are
 hundredths of a score. "Detectable" is the difference that the seeds at hand would find in four of five repetitions.
-tinyqa (short answers) and tinymath (problems in several steps) are generated tasks. Intervals of findings 3 to 5 are
-corrected for all comparisons of their family, and so wider than those of single rows in tables and figures.
+tinyqa (short answers) and tinymath (problems in several steps) are generated tasks. Corrected intervals are wider than
+those of single rows in tables and figures.
 """
 PREAMBLE = f"""# Results
 
@@ -64,8 +66,9 @@ def ledger_markdown(ledger: pd.DataFrame) -> str:
     parts = []
     for paper, rows in ledger.groupby("paper", sort=False):
         notes = ("<br>*" + rows["note"] + "*").where(rows["note"] != "", "")
+        where = rows["place"] + "; " + rows["kind"] + "; " + rows["scope"] + "; `" + rows["id"] + "`"
         shown = {
-            "claim": "“" + rows["quote"] + "”<br>" + rows["place"] + "; " + rows["scope"] + "; `" + rows["id"] + "`",
+            "claim": "“" + rows["quote"] + "”<br>" + where,
             "verdict": "*" + rows["verdict"] + "*",
             "because": rows["because"].replace(CHECKS, "<br>", regex=True) + notes,
         }
@@ -111,18 +114,15 @@ def results(profile: str, captions: Mapping[str, str], first: str = "") -> str:
 
 
 def findings(profile: str) -> str:
-    """Return the questions of ``headlines.csv`` as a numbered list: the paper's words, the verdict, and the finding.
-
-    Family and seeds of its intervals stand in RESULTS.md.
-    """
+    """Return the questions of ``headlines.csv`` as a numbered list: the paper's words, the verdict, and the finding."""
     path = paths.REFERENCE / profile / "headlines.csv"
     table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
     lines = []
     for number, row in enumerate(table.to_dict("records"), start=1):
         notebook = row["notebook"]
         link = f" ([notebook {notebook[:2]}](notebooks/{notebook}.ipynb))" if notebook else ""
-        words = f"{row['paper']}, {row['place']}: “{row['quote']}”: *{row['verdict']}*{link}"
-        lines.append(f"{number}. **{row['question']}**<br>{words}<br>{re.sub(HOW, '(95 %)', row['found'])}\n")
+        words = f"{row['paper']}, {row['place']}, {row['kind']}: “{row['quote']}”: *{row['verdict']}*{link}"
+        lines.append(f"{number}. **{row['question']}**<br>{words}<br>{row['found']}\n")
     return "".join(lines)
 
 
