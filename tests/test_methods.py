@@ -175,7 +175,7 @@ def test_weights_lie_within_their_range(method: str, seed: int, size: int, alpha
             assert found.eq(found[:, :1]).all()
 
 
-@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.granularity == "group"])
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.alpha is not None])
 @both_types
 def test_without_alpha_a_group_weight_leaves_the_methods_own_base_bit_for_bit(method: str, dtype: torch.dtype) -> None:
     base = {"seed_grpo": "dr_grpo"}.get(method, "grpo")
@@ -186,7 +186,7 @@ def test_without_alpha_a_group_weight_leaves_the_methods_own_base_bit_for_bit(me
             assert torch.equal(advantages(method, rollouts, alpha=0.0, alpha_norm=norm), advantages(base, rollouts))
 
 
-@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.granularity != "group"])
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.alpha is None])
 def test_a_method_without_alpha_does_not_read_it_and_a_product_without_alpha_is_it_bit_for_bit(method: str) -> None:
     x = features_of(3, 4, 5)
     expected = outcome(method, x)

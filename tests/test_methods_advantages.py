@@ -125,7 +125,7 @@ def test_the_product_of_the_factors_is_the_weight_and_each_is_logged_under_its_n
         own = found.columns[factor.weight]
         product = product * own.view(*own.shape, *[1] * (product.ndim - own.ndim))
     order = permutation(3, 0) if row.permuted else range(3)
-    torch.testing.assert_close(found.weight, product[order])
+    torch.testing.assert_close(found.weight, product[order] ** row.power)
     torch.testing.assert_close(found.advantages, advantages(method, rollouts))
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import papers
 import pytest
+import torch
 from papers import Group, features
 
 from gcpo.methods import get_method, modulate, weights
 from gcpo.rollouts import Rollouts
+from gcpo.weights import weight_range
 
 A = 0.6 / math.log(4)  # alpha_G of four responses
 
@@ -93,3 +95,29 @@ def test_an_impossible_token_leaves_the_other_responses_shares_alone() -> None:
     """A log-likelihood of log 0 has no share of the likelihood."""
     broken = LIKELY | {"logps": [*LIKELY["logps"][:2], [-math.inf, -1], LIKELY["logps"][3]]}
     assert score("seed_grpo", rollouts(**broken)) == pytest.approx(papers.entropy([1 / 7, 4 / 7, 2 / 7]))
+
+
+def test_half_of_the_groups_drawn_by_the_seed_have_no_weight() -> None:
+    rewards = torch.arange(20.0).view(5, 4)
+    dropped = torch.stack([weights("drop_half", Rollouts(rewards), seed=seed)[:, 0] == 0 for seed in range(400)])
+    assert dropped.sum(1).eq(2).all()  # half of five, rounded down
+    assert (dropped.float().mean(0) - 0.4).abs().max() < 0.12  # five standard deviations
+    rewards[1] = torch.nan
+    assert all(weights("drop_half", Rollouts(rewards), seed=seed)[1].eq(1).all() for seed in range(9))
+
+
+def test_a_power_raises_weights_and_their_range() -> None:
+    x = Rollouts(
+        torch.tensor([[0.0, 2.0], [1.0, 1.0]]),
+        embeddings=torch.eye(2).expand(2, 2, 2),
+        clusters=torch.arange(2).expand(2, 2),
+    )
+    own = weights("gcpo_bot", x)
+    for power in (1, 4, 16):
+        torch.testing.assert_close(weights("gcpo_strong", x, power=power), own**power)
+        low, high = weight_range("gcpo_bot", None, 2)
+        assert weight_range("gcpo_strong", None, 2, power=power) == pytest.approx((low**power, high**power))
+    with pytest.raises(ValueError, match="power must be at least 0, got -1"):
+        weights("gcpo_strong", x, power=-1)
+    with pytest.raises(ValueError, match="gcpo_strong is a control on its own; it raises its weights to a power"):
+        weights(["gcpo_strong", "egpo"], x)

@@ -149,7 +149,8 @@ def test_rewards_of_0_and_1_give_rd_as_its_formula_says(make: Make) -> None:
 # --- what is asked for ----------------------------------------------------------------------------------------------
 
 ASKING_RIGHT = ["care", "care_agreement", "egpo", *(f"egpo_c{i}" for i in range(1, 7))]
-MEASURING = ["care", "care_agreement", "dapo", "gcpo_bot", "gcpo_cd", "gcpo_shuffled", "qhawkeye", "rd_only"]
+MEASURING = ["care", "care_agreement", "dapo", "gcpo_bot", "gcpo_cd", "gcpo_shuffled", "gcpo_strong", "qhawkeye"]
+MEASURING += ["rd_only"]
 
 
 def test_methods_that_measure_rewards_are_those_whose_result_depends_on_the_range() -> None:

@@ -62,7 +62,7 @@ from gcpo.tasks.sampling import load_policy
 from gcpo.trainer.trainer import _text
 from gcpo.weights import weight_range
 
-WITH_ALPHA = [name for name, row in METHODS.items() if row.granularity == "group"]
+WITH_ALPHA = [name for name, row in METHODS.items() if row.alpha is not None]
 IN_LOSS = ("r2vpo", "clip_cov", "kl_cov")  # test_trainer_loss.py
 GRPO = {"loss_type": "grpo", "scale_rewards": "group"}  # the base of all, seed_grpo too
 

@@ -16,7 +16,7 @@ from gcpo.rollouts import Rollouts
 from gcpo.weights import FORMS, alpha_g, boost, damp, damp_square, exponential, focal, reciprocal, weight_range
 
 INF = math.inf
-GROUP_WEIGHTS = [name for name, row in METHODS.items() if row.granularity == "group"]
+GROUP_WEIGHTS = [name for name, row in METHODS.items() if row.alpha is not None]
 OTHERS = [name for name in METHODS if name not in GROUP_WEIGHTS]
 sizes = pytest.mark.parametrize("size", [2, 5, 16])
 

@@ -203,7 +203,10 @@ class RewardVariance(GroupFactor):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomHalf(Factor):
-    """Weight 0 for a random half of the batch's groups, rounded down: a control that throws away what it asked for."""
+    """Weight 0 for a random half of the batch's groups, rounded down: a control that throws away what it asked for.
+
+    A group without a reward keeps weight 1.
+    """
 
     kind = "RandomHalf"
     granularity = "group"
@@ -223,4 +226,5 @@ class RandomHalf(Factor):
         kept = torch.ones_like(rollouts.rewards[:, 0])
         order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(self.seed))
         kept[order[: len(kept) // 2].to(kept.device)] = 0
+        kept = kept.where(rollouts.scorable.any(1), 1)
         return {self.measure: kept, self.weight: kept}
