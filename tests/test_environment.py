@@ -15,9 +15,10 @@ import pytest
 
 from gcpo import paths
 from gcpo.__main__ import main as command
+from gcpo.reports import reach
 from gcpo.runs.profiles import read_yaml
 
-PACKED = (paths.NOTEBOOKS, paths.PARAMS, paths.READY)
+PACKED = (paths.NOTEBOOKS, paths.PARAMS, paths.READY, reach.FOLDER)
 
 
 def name_of(requirement: str) -> str:

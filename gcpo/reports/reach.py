@@ -24,7 +24,7 @@ from gcpo.reports.tables import write_table
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder
 
-FOLDER = paths.ROOT / "outputs" / "reference" / "real_answers"  # numbers alone: no text of a benchmark
+FOLDER = paths.READY.parents[1] / "real_answers"  # numbers alone: no text of a benchmark
 SIZES = (8, 16)  # answers of a group, G
 PROMPTS = (4, 8, 32)  # of a step
 ALPHA = 0.6  # GCPO, App. E.3
@@ -71,8 +71,8 @@ def _correct(size: int) -> Tensor:
 def weigh(embeddings: Float[Tensor, "N d"], groups: Int64[Tensor, "Q counts size"]) -> dict[str, Array]:
     """Return CD, BoT and all weights (alpha = 0.6) of the groups of :func:`mixtures`, each (Q, G + 1).
 
-    Rewards are 2 for a correct and 0 for a wrong answer. Equal texts are one cluster, of which BoT knows nothing: n
-    copies of a text count as n clusters with its direction. To SE and KLE different texts contradict each other.
+    Rewards are 2 for a correct and 0 for a wrong answer. Equal texts are one cluster, different ones are apart, and to
+    KLE contradict each other. To BoT n copies are the same as one cluster or as n (Eq. 9 adds n/G of one direction).
     """
     rewards = 2 * _correct(groups.shape[-1]).double().repeat(len(groups), 1)
     pieces = zip(groups.flatten(0, 1).split(CHUNK), rewards.split(CHUNK), strict=True)
