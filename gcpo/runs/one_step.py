@@ -95,7 +95,8 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
     found = gains(read_table(run.folder / "updates.csv"))
     run.table("gains.csv", found)
     own = found.query("weights == 'own' and optimizer == 'adam'").set_index("method")["gain"]
-    run.manifest["results"] = {"batches": len(parts), "questions": len(questions), **own.to_dict()}
+    reached = {f"gain_{name}": float(gain) for name, gain in own.items() if name != BASE}
+    run.manifest["results"] = {"batches": len(parts), "questions": len(questions), **reached}
 
 
 @dataclass(frozen=True)

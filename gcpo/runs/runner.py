@@ -216,6 +216,8 @@ def _reached(done: Run) -> str:
     said += [
         f"{name.replace('_', ' ')} {results[name]:.3g}" for name in ("success_rate", "pair_spearman") if name in results
     ]
+    gained = [name for name in results if name.startswith("gain_")][:2]
+    said += [f"{name.removeprefix('gain_')} gains {100 * results[name]:+.1f} % over grpo" for name in gained]
     path = done.folder / "validation.csv"
     if path.exists():
         table = pd.read_csv(path)
