@@ -64,8 +64,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup  ## overhead of each method over TRL's own trainer, as ratios in one process
-	$(BIN)/python benchmarks/overhead.py
+bench: setup  ## what each method costs over TRL's own trainer, and what single parts cost: benchmarks/results
+	@$(BIN)/python benchmarks/overhead.py; first=$$?; $(BIN)/python benchmarks/parts.py && exit $$first
 
 reference: setup  ## copy this machine's records of PROFILE to outputs/reference and rewrite its reports
 	$(BIN)/python -m gcpo report --profile $(PROFILE) --publish

@@ -2,21 +2,20 @@
 
 Every method is measured with TRL's own pass and with prompts that are shared. Steps of all trainers alternate, so that
 a slow minute of the machine hits all of them; ratios are medians over rounds, of the processor's time on a CPU. Methods
-that read pi / pi_old take two steps per generation, and are compared with a GRPOTrainer that does so too. `make bench`
-prints a line per trainer, and ends with 1 where a limit is missed.
+that read pi / pi_old take two steps per generation, and are compared with a GRPOTrainer that does so too. It writes
+`benchmarks/results/overhead.csv`, and ends with 1 where a limit is missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from lines import Line, now, ratio, report
 from trl import GRPOConfig, GRPOTrainer
 
 from gcpo import world
@@ -33,7 +32,6 @@ SHARED = {
     "tinyqa": {"grpo": 0.35, "gcpo_cd": 0.5, "gcpo_bot": 0.65},
     "tinymath": {"grpo": 0.65, "gcpo_cd": 1.0, "gcpo_bot": 1.15},
 }
-now = time.perf_counter if torch.cuda.is_available() else time.process_time
 
 
 class Case(NamedTuple):
@@ -98,7 +96,7 @@ def generations(trainer: GRPOTrainer) -> Any:
 
 
 def main() -> int:
-    """Print a line per trainer: median time, ratio to TRL's own with its quartiles over rounds, and its limit."""
+    """Print and write a line per trainer: ratio to TRL's own with its quartiles over rounds, and its limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--tasks", nargs="*", default=[*SHARED])
@@ -107,12 +105,12 @@ def main() -> int:
     quiet()
     torch.set_num_threads(1)
     steps = {method: 2 if METHODS[method].in_loss else 1 for method in options.methods}
-    missed = 0
+    lines = []
     for task in options.tasks:
         cases = [Case(task, None, False, n) for n in sorted({*steps.values()})]
         cases += [Case(task, method, shares, n) for method, n in steps.items() for shares in (False, True)]
-        missed += sum(line(case, times) for case, times in measured(cases, options.rounds).items())
-    return 1 if missed else 0
+        lines += [line(case, times) for case, times in measured(cases, options.rounds).items() if case.method]
+    return 1 if report("overhead", lines) else 0
 
 
 def measured(cases: list[Case], rounds: int) -> dict[Case, tuple[list[float], list[float]]]:
@@ -130,19 +128,10 @@ def measured(cases: list[Case], rounds: int) -> dict[Case, tuple[list[float], li
     return {case: (own, times[Case(case.task, None, False, case.num_iterations)]) for case, own in times.items()}
 
 
-def line(case: Case, times: tuple[list[float], list[float]]) -> bool:
-    """Print what was found of a case, and return whether its limit is missed."""
-    ratios = sorted(own / trl for own, trl in zip(*times, strict=True))
-    ratio, low, high = statistics.median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-    name = (case.method or "TRL's GRPOTrainer") + (", shared" if case.shares else "")
-    missed = case.limit is not None and ratio > case.limit
-    print(
-        f"{case.task:9s} {name:22s} {statistics.median(times[0]):6.3f} s, {case.num_iterations} step(s): "
-        f"{ratio:5.3f} of TRL's [{low:.3f}, {high:.3f}]"
-        + (f", limit {case.limit}{' MISSED' if missed else ''}" if case.limit else ""),
-        flush=True,
-    )
-    return missed
+def line(case: Case, times: tuple[list[float], list[float]]) -> Line:
+    """Return what was found of a case."""
+    name = f"{case.task} {case.method or 'plain'}, {case.num_iterations} step(s)" + (", shared" if case.shares else "")
+    return ratio(name, "TRL's GRPOTrainer", {name: times[0], "TRL's GRPOTrainer": times[1]}, case.limit)
 
 
 if __name__ == "__main__":

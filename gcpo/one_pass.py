@@ -22,6 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from gcpo.gradients import Row, accumulator, chosen_parameters, distinct_rows, dropout_off, gradient_gram, keeps
 
 CHUNK = 2**22  # numbers of materialised gradients at a time, of all rows together
+PIECE = 2**14  # numbers of a row that are summed in float32: over a million, rounding would show in the fifth digit
 
 
 class _Call(NamedTuple):
@@ -87,7 +88,7 @@ def gradient_grams(
     with one input that treat rows one by one (norms) are known, tied weights add up, and every use of a parameter in
     the graph is accounted for: with one that is not (experts that see tokens of several rows, tables of adapters,
     shared weights outside their layer), the result is that of `gradient_gram`, row by row. Memory: the activations
-    of a batch of G rows. Products are summed in the parameters' type, or float32 if that has more digits, over chunks,
+    of a batch of G rows. Products are summed in the parameters' type, or float32 if that has more digits, over pieces,
     and these in float64.
     """
     for temperature in temperatures:
@@ -238,7 +239,8 @@ def _of_parameter(parameter: nn.Parameter, uses: list[_Use]) -> Float[Tensor, "N
     step = max(1, CHUNK * len(parameter) // (rows * parameter.numel()))
     for start in range(0, size, step):
         part = reduce(torch.add, (use.part(slice(start, start + step)) for use in uses)).flatten(1)
-        gram += (part @ part.T).cpu()
+        for piece in part.split(PIECE, dim=1):
+            gram += (piece @ piece.T).cpu()
     return gram
 
 

@@ -181,6 +181,13 @@ def test_both_ways_to_a_matrix_and_small_chunks(by_tokens: bool, monkeypatch: py
     torch.testing.assert_close(found, explicit @ explicit.T)
 
 
+def test_sums_over_many_numbers_keep_their_digits() -> None:
+    values = torch.rand(2, 2**20, generator=torch.Generator().manual_seed(0))
+    expected = values.double() @ values.double().T
+    found = one_pass._of_parameter(nn.Parameter(torch.zeros(2**20)), [one_pass._Whole(values)])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
+
+
 # --- what is run row by row -------------------------------------------------------------------------------------------
 
 
