@@ -56,7 +56,8 @@ def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:
             path.relative_to(ROOT).with_suffix("").as_posix() for path in sorted(ROOT.glob(f"{pattern}.ipynb"))
         )
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
-    rest = "docs/ledger\ndocs/runs\nnotebooks/90_claims\nRESULTS\nMETHODS\nDEVIATIONS\nCONTRIBUTING\nCHANGELOG"
+    rest = "docs/ledger docs/runs notebooks/90_claims RESULTS METHODS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
+    rest = rest.replace(" ", "\n")
     source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: Look up\n\n{rest}\n```\n"
 
 

@@ -150,11 +150,11 @@ def test_an_id_that_has_become_another_is_named(places: Path, monkeypatch: pytes
 
 
 def test_the_nine_are_made_again_first_and_then_every_kind_and_method_before_any_comes_twice() -> None:
-    runs = replay.chosen("laptop", 34)
+    runs = replay.chosen("laptop", 35)
     assert {run.manifest["id"] for run in runs[:9]} == set(replay.NINE)
     kinds = [run.manifest["kind"] for run in runs[9:]]
-    assert sorted(kinds[:2]) == ["evaluate", "gradients"] and set(kinds[2:]) == {"train"}
-    assert len({run.manifest["params"]["method"] for run in runs[11:]}) == 23
+    assert sorted(kinds[:3]) == ["evaluate", "gradients", "one_step"] and set(kinds[3:]) == {"train"}
+    assert len({run.manifest["params"]["method"] for run in runs[12:]}) == 23
 
 
 @pytest.mark.replay
