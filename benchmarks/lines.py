@@ -1,4 +1,4 @@
-"""What benchmarks have in common: times of alternating calls, and a table of ratios with quartiles and limits."""
+"""Parts that benchmarks share: times of alternating calls, and a table of ratios with quartiles and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single parts cost: shared prompts over their length, gradient variance, entailment, measures, start-up, records.
+"""Costs of single parts: shared prompts over their length, gradient variance, entailment, measures, start-up, records.
 
 Times of the ways to do the same thing alternate in one process; a figure is the median of their ratios over rounds, of
 the processor's time on a CPU. `python benchmarks/parts.py NAME...` runs some parts, without a name all of them; it
@@ -140,12 +140,11 @@ def pairs(_: int) -> list[Line]:
         model, tokens = load_policy(world.resolve(plan.params.policy, "policy"))
         rows, size = plan.task.load("train", limit=32).rows, plan.params.group_size
         torch.manual_seed(0)
-        texts = ask(plan, model, tokens, rows, size, plan.params.temperature).texts
+        sampled = ask(plan, model, tokens, rows, size, plan.params.temperature)
         entailment = Entailment(world.resolve(plan.params.entailment, "entailment"))
         settings = {"extract": plan.task.extract, "full_completion": plan.task.full_completion, "embedder": None}
         threshold = plan.params.entailment_threshold
-        groups = [texts[start : start + size] for start in range(0, len(texts), size)]
-        of = [TextFeatures([g], **settings, entailment=entailment, threshold=threshold) for g in groups]
+        of = [TextFeatures([g], **settings, entailment=entailment, threshold=threshold) for g in sampled.groups(size)]
         shares, greedy = [], []
         for features in of:
             before = entailment.misses
@@ -226,9 +225,8 @@ def find(rounds: int) -> list[Line]:
                 name = f"{manifest['id'].rsplit('-', 1)[0]}-{digest(resolved)}"
                 copied = {**manifest, "id": name, "resolved": resolved, "files": {}, "contents": {}}
                 Run(Path(folder) / "laptop" / "runs" / name, copied).write()
-            seconds = alternating({"find": lambda: records.find("laptop", any_code=True)}, min(rounds, 3), warm=0)[
-                "find"
-            ]
+            calls = {"find": lambda: records.find("laptop", any_code=True)}
+            seconds = alternating(calls, min(rounds, 3), warm=0)["find"]
             assert len(records.find("laptop", any_code=True)) == number
         lines.append(Line(f"records.find of {number} runs", "", *quartiles(seconds), unit="s", rounds=len(seconds)))
     return lines

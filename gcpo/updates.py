@@ -82,10 +82,21 @@ def gain(weights: Array, dots: Array, gram: Array) -> float:
     return float(weights @ dots / np.sqrt(square)) if square > 0 else 0.0
 
 
-def total_gain(dots: Array, squares: Array) -> float:
-    """Return sum_b <h, u_b> / sqrt(sum_b |u_b|^2) of updates of several batches, for the mean h of F gradients; 0 where
-    no update moves. ``dots`` (b, F) are the inner products, ``squares`` (b,) the squared lengths."""
-    return float(dots.mean(-1).sum() / np.sqrt(squares.sum())) if squares.any() else 0.0
+def total_gain(dots: Array, squares: Array, batches: Array | None = None, folds: Array | None = None) -> Array:
+    """Return sum_b <h, u_b> / sqrt(sum_b |u_b|^2) of updates of several batches, for the mean h of F gradients, in n
+    resamples; 0 where no update moves.
+
+    Args:
+        dots: (b, F), the inner products.
+        squares: (b,), the squared lengths.
+        batches: (n, b), how often each batch counts; None: once, in one row.
+        folds: (n, F), how often each gradient counts; likewise.
+    """
+    batches = np.ones((1, len(squares))) if batches is None else batches
+    folds = np.ones((1, dots.shape[1])) if folds is None else folds
+    along = (batches @ dots * folds).sum(1) / np.maximum(folds.sum(1), 1)
+    lengths = np.sqrt(batches @ squares)
+    return np.divide(along, lengths, out=np.zeros_like(along), where=lengths > 0)
 
 
 def ceiling(dots: Array, gram: Array, low: float = 0.0, high: float = np.inf) -> Array:

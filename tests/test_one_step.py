@@ -151,7 +151,7 @@ def test_gains_by_hand() -> None:
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    """Of a method that gains 10 %, in runs, batches and folds that vary: 50 of 60 intervals at the least."""
+    """A method gains 10 %, in runs, batches and folds that vary: 50 of 60 intervals at the least."""
     rng, held = np.random.default_rng(0), 0
     for trial in range(60):
         runs, fold = {}, rng.normal(0, 0.1, FOLDS)

@@ -1,4 +1,4 @@
-"""What GCPO's weights can do on real answers: groups made of texts, their numbers, and the committed tables."""
+"""Reach of GCPO's weights on real answers: groups made of texts, their numbers, and the committed tables."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_where_nothing_gains_the_oracle_does_not_step() -> None:
 
 def test_the_gain_of_several_batches_by_hand() -> None:
     dots, squares = np.array([[1.0, 3.0], [0.0, 2.0]]), np.array([9.0, 16.0])  # means 2 and 1; lengths 3 and 4
-    assert total_gain(dots, squares) == pytest.approx(3 / 5)
+    assert total_gain(dots, squares) == pytest.approx([3 / 5])
 
 
 # --- the coefficients of tokens -------------------------------------------------------------------------------------

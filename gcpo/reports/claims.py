@@ -14,13 +14,8 @@ from IPython.display import display
 from gcpo import io
 
 HOLDS, FAILS, RULED_OUT, INCONCLUSIVE, UNTESTED = "holds", "fails", "ruled out", "inconclusive", "not tested"
-PRECEDENCE = (
-    FAILS,
-    RULED_OUT,
-    UNTESTED,
-    INCONCLUSIVE,
-    HOLDS,
-)  # a claim gets the first of these that any of its parts has
+# A claim gets the first of these that any of its parts has.
+PRECEDENCE = (FAILS, RULED_OUT, UNTESTED, INCONCLUSIVE, HOLDS)
 SHOWN = (HOLDS, INCONCLUSIVE, RULED_OUT, FAILS, UNTESTED)  # their order in a table
 WORDS = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}  # by what a check returns
 NUMBERS = ["difference", "low", "high", "paper_effect", "mde", "seeds"]

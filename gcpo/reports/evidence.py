@@ -161,7 +161,7 @@ class Part:
 
     @property
     def numbers(self) -> str:
-        """What is compared, with its estimate and the interval that decides; or why there is none."""
+        """Return the quantity with its estimate and the interval that decides, or why there is none."""
         one = self.comparison
         if not one.tested:
             return f"{one.name}: {one.absent or one.compared}".removesuffix(": ")
@@ -170,7 +170,7 @@ class Part:
 
     @property
     def meaning(self) -> str:
-        """What that says of the effect in question, after a comma; nothing where there is none."""
+        """Return the meaning for the effect in question, after a comma; nothing where there is none."""
         digits, whose = self.comparison.digits or 2, "the paper's" if self.effect > 0 else "the declared margin"
         if self.word == RULED_OUT:
             return f", so no effect of {self.size:.{digits}f} ({whose})"

@@ -13,6 +13,7 @@ from gcpo import statistics
 from gcpo.reports.figures import PALETTE, panels
 from gcpo.runs.one_step import BASE, COUNTED_ON, DOTS, FOLDS
 from gcpo.statistics import Array, Draws
+from gcpo.updates import total_gain
 
 KINDS = {"own": ["own"], "ceiling": ["ceiling"], "halves": ["even", "odd"]}  # what is shown -> kinds of weights
 
@@ -50,10 +51,7 @@ def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[
 
     def total(own: pd.DataFrame, kind: str) -> Array:
         some = COUNTED_ON[kind]
-        each = batches @ own[DOTS].to_numpy()[:, some]
-        weight = folds[:, some]
-        dots, squares = (each * weight).sum(1) / np.maximum(weight.sum(1), 1), batches @ own["square"].to_numpy()
-        return np.divide(dots, np.sqrt(squares), out=np.zeros_like(dots), where=squares > 0)
+        return total_gain(own[DOTS].to_numpy()[:, some], own["square"].to_numpy(), batches, folds[:, some])
 
     base = of[BASE, "own"]
     return {(name, kind): total(own, kind) for (name, kind), own in of.items()} | {

@@ -128,6 +128,14 @@ class Sampled(NamedTuple):
     mask: Int[Tensor, "N T"]
     texts: list[str]
 
+    def groups(self, size: int) -> list[list[str]]:
+        """Return the texts in groups of ``size``, the answers to one question."""
+        return [self.texts[start : start + size] for start in range(0, len(self.texts), size)]
+
+    def of_tokens(self, size: int) -> dict[str, Float[Tensor, "B G T"]]:
+        """Return logps, entropies and mask in groups of ``size``."""
+        return {name: getattr(self, name).unflatten(0, (-1, size)) for name in ("logps", "entropies", "mask")}
+
 
 def ask(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], n: int, temperature: float) -> Sampled:
     """Return ``n`` answers to each question; temperature 0 is greedy decoding."""

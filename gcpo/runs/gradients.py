@@ -9,7 +9,6 @@ and pairs are of g_i unless they say otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,9 +27,8 @@ from gcpo.rollouts import Rollouts
 from gcpo.runs.evaluate import Sampled, ask, in_parts, measured
 from gcpo.runs.params import Params
 from gcpo.runs.plan import CHUNK, Plan
-from gcpo.runs.policies import judge
+from gcpo.runs.policies import rollouts_of
 from gcpo.runs.record import Run
-from gcpo.semantics import Embedder, from_texts
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import batches, grade
 
@@ -63,15 +61,7 @@ def gradient_statistics(params: Params) -> Run:
 
 def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any) -> None:
     params = plan.params
-    rollouts = partial(
-        from_texts,
-        extract=plan.task.extract,
-        full_completion=plan.task.full_completion,
-        embedder=Embedder(params.embedder),
-        entailment=judge(params),
-        threshold=params.entailment_threshold,
-        reward_range=plan.task.reward_range,
-    )
+    rollouts = rollouts_of(plan)
 
     def measure(part: slice, seed: int) -> dict[str, pd.DataFrame]:
         rng, lines, pairs = np.random.default_rng(seed), [], []
@@ -121,10 +111,9 @@ def _statistics(
 ) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """Yield the line of ``queries.csv`` and the table of pairs of each query."""
     task, size = plan.task, plan.params.group_size
-    groups = [sampled.texts[start : start + size] for start in range(0, len(sampled.texts), size)]
+    groups, per_token = sampled.groups(size), sampled.of_tokens(size)
     scores = grade(task, rows, groups)
     rewards = torch.tensor([[task.reward_of(score) for score in group] for group in scores])
-    per_token = {name: getattr(sampled, name).unflatten(0, (-1, size)) for name in ("logps", "entropies", "mask")}
 
     def first(count: int) -> Rollouts:
         texts = [group[:count] for group in groups]

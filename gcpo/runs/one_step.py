@@ -32,9 +32,8 @@ from gcpo.rollouts import Rollouts
 from gcpo.runs.evaluate import Sampled, ask, in_parts, measured
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
-from gcpo.runs.policies import judge
+from gcpo.runs.policies import rollouts_of
 from gcpo.runs.record import Run, read_table
-from gcpo.semantics import Embedder, from_texts
 from gcpo.tasks.base import Row, check_disjoint
 from gcpo.tasks.sampling import grade
 from gcpo.trainer.prefix import sharing
@@ -108,33 +107,24 @@ class Asker:
     tokens: Any
     parameters: list[torch.nn.Parameter]
     methods: dict[str, Method]
-    features: dict[str, Any]
+    read: Callable[..., Rollouts]
 
     @classmethod
     def of(cls, plan: Plan, model: Any, tokens: Any) -> Asker:
         """Return that of a plan, with only the models that a method reads."""
         params, task, methods = plan.params, plan.task, updates.of_one_step((BASE, *plan.params.compared))
-        embedder = any("embeddings" in row.reads for row in methods.values())
-        entailment = any(row.needs_entailment(task.full_completion) for row in methods.values())
-        features = {
-            "extract": task.extract,
-            "full_completion": task.full_completion,
-            "embedder": Embedder(params.embedder) if embedder else None,
-            "entailment": judge(params) if entailment else None,
-            "threshold": params.entailment_threshold,
-            "reward_range": task.reward_range,
-            "max_completion_length": params.max_completion_length,
-        }
-        return cls(plan, model, tokens, chosen_parameters(model, params.gradient_parameters), methods, features)
+        embeds = any("embeddings" in row.reads for row in methods.values())
+        entails = any(row.needs_entailment(task.full_completion) for row in methods.values())
+        parameters = chosen_parameters(model, params.gradient_parameters)
+        return cls(plan, model, tokens, parameters, methods, rollouts_of(plan, embeds, entails))
 
     def rollouts(self, rows: Sequence[Row]) -> tuple[Sampled, Rollouts]:
         """Return G answers to each question, and what methods read of them."""
         size, task = self.plan.params.group_size, self.plan.task
         sampled = ask(self.plan, self.model, self.tokens, rows, size, self.plan.params.temperature)
-        groups = [sampled.texts[start : start + size] for start in range(0, len(sampled.texts), size)]
+        groups = sampled.groups(size)
         scores = [[task.reward_of(score) for score in group] for group in grade(task, rows, groups)]
-        of_tokens = {name: getattr(sampled, name).unflatten(0, (-1, size)) for name in ("logps", "entropies", "mask")}
-        return sampled, from_texts(torch.tensor(scores), groups, **of_tokens, **self.features)
+        return sampled, self.read(torch.tensor(scores), groups, **sampled.of_tokens(size))
 
     def gradients(self, sampled: Sampled, group: int, sets: Sequence[Float[Tensor, "B G T"]]) -> list[Tensor]:
         """Return sum c grad log pi over the tokens of a group, with c of each set of coefficients, as flat vectors."""
@@ -253,7 +243,7 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
     less 1. Weights that one half of the folds chose count on the other half; nan where GRPO's update is zero."""
 
     def total(lines: pd.DataFrame, kind: str) -> float:
-        return updates.total_gain(lines[DOTS].to_numpy()[:, COUNTED_ON[kind]], lines["square"].to_numpy())
+        return float(updates.total_gain(lines[DOTS].to_numpy()[:, COUNTED_ON[kind]], lines["square"].to_numpy())[0])
 
     found = []
     base = table[(table["method"] == BASE) & (table["weights"] == "own")].groupby("optimizer")

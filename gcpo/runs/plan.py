@@ -234,7 +234,7 @@ class Plan:
 
     @property
     def _one_step(self) -> dict[str, Any]:
-        """What one step reads of methods and of the optimiser."""
+        """Constants of the methods and settings of the optimiser that one step reads."""
         methods = updates.of_one_step(self.params.compared)
         optimiser = ("max_grad_norm", "adam_beta2", "adam_epsilon")
         constants = {name: row.constants() for name, row in methods.items()}

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import transformers
 
 from gcpo import io, world
+from gcpo.rollouts import Rollouts
 from gcpo.runs.params import Params
 from gcpo.runs.plan import BACKWARD, Plan
 from gcpo.runs.record import Run
-from gcpo.semantics import Entailment
+from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import check_lengths, load_policy
 
@@ -75,6 +77,22 @@ def judge(params: Params) -> Entailment:
     """Return the entailment model of a run; the embedded one is made when first asked for."""
     name = world.resolve(params.entailment, "entailment", params.world_seed)
     return Entailment(name, error=params.entailment_error)
+
+
+def rollouts_of(plan: Plan, embeds: bool = True, entails: bool = True) -> Callable[..., Rollouts]:
+    """Return :func:`gcpo.semantics.from_texts` with the task's rules and the run's models; those that are not read are
+    not loaded."""
+    params, task = plan.params, plan.task
+    return partial(
+        from_texts,
+        extract=task.extract,
+        full_completion=task.full_completion,
+        embedder=Embedder(params.embedder) if embeds else None,
+        entailment=judge(params) if entails else None,
+        threshold=params.entailment_threshold,
+        reward_range=task.reward_range,
+        max_completion_length=params.max_completion_length,
+    )
 
 
 def lora(params: Params) -> Any:
