@@ -140,6 +140,7 @@ def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None
         ({"method_options": {(1, 2): 3}}, "method_options.*", "Input should be a valid string"),
         ({"micro_batch": 3}, "micro_batch", "3 does not divide the 8 completions"),
         ({"trained_on": "math"}, "trained_on", "set both"),
+        ({"training_seed": 1}, "training_seed", "set both"),
         ({"trained_on": "mth", "at_step": 2}, "trained_on", "Unknown task 'mth'. Did you mean 'math'"),
         ({"processes": 3}, "processes", "3 do not divide the 8 completions"),
         ({"processes": 4, "micro_batch": 4}, "micro_batch", "not divide the 2 completions .* each of 4 processes"),

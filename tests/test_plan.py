@@ -73,7 +73,7 @@ def id_of(kind: str = "train", **values: Any) -> str:
 
 
 def test_another_value_is_tried_for_every_parameter() -> None:
-    named = {"profile", "skip_malformed", "at_step", "report_to", "accelerate", "trained_on"}
+    named = {"profile", "skip_malformed", "at_step", "report_to", "accelerate", "trained_on", "training_seed"}
     assert set(OTHER) == set(Params.model_fields) - named
     assert id_of(skip_malformed=True) == id_of()  # it can only turn an error into this very run
     assert id_of(report_to="tensorboard") == id_of()
@@ -137,6 +137,14 @@ def test_aime24_is_asked_of_the_very_policies_that_the_grid_trains_on_olympiadbe
     assert len({plan.id for plan in asked}) == len(asked) == len(trained)
     other = asked[0].params.model_copy(update={"trained_on": "math"})
     assert Plan("evaluate", other).id != asked[0].id
+
+
+def test_answers_of_one_policy_are_drawn_by_seeds_of_their_own() -> None:
+    values = {"seed": 2, "at_step": 4, "training_seed": 100}
+    drawn = Plan("gradients", validate(values))
+    assert drawn.training and drawn.training.id == id_of(seed=100, max_steps=4)
+    assert drawn.id != id_of("gradients", seed=2, at_step=4) != id_of("gradients", **{**values, "seed": 3}) != drawn.id
+    assert id_of("gradients", seed=2, at_step=4, training_seed=2) == id_of("gradients", seed=2, at_step=4)
 
 
 def test_runs_read_no_parameter_that_is_no_part_of_their_values() -> None:

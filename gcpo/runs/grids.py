@@ -16,7 +16,7 @@ from gcpo.runs.plan import KINDS, Plan, recorded
 from gcpo.runs.profiles import TOY, ParameterError, file_of, load_profile, names_in, over, read_yaml
 from gcpo.tasks import GENERATED
 
-END = "max_steps"  # as a grid's at_step: the profile's max_steps
+END, HALF = "max_steps", "max_steps / 2"  # as a grid's at_step: the profile's max_steps, or half of them
 
 
 def grids() -> list[str]:
@@ -29,8 +29,9 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
 
     A grid is a list of blocks; a block names a ``kind`` (a key of ``KINDS``) and gives lists of values for any
     parameters, and every combination is a run. Among methods, "all" is every one, and "-name" leaves one out; an
-    ``at_step`` of "max_steps" is the end of the profile's training, whose runs the grid may have too. A plan's
-    ``varied`` are the parameters that its block lists and that differ within the grid, beside task, method and seed.
+    ``at_step`` of "max_steps" is the end of the profile's training, whose runs the grid may have too, and one of
+    "max_steps / 2" its middle. A plan's ``varied`` are the parameters that its block lists and that differ within the
+    grid, beside task, method and seed.
 
     Raises:
         ParameterError: no such grid, a block without a kind, or a bad parameter.
@@ -53,8 +54,8 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
         axes = {key: [_at_most(toy, key, value) for value in values] for key, values in axes.items()}
         for values in itertools.product(*axes.values()):
             chosen = over(base, dict(zip(axes, values, strict=True)), overrides or {})
-            if chosen.get("at_step") == END:
-                chosen["at_step"] = chosen["max_steps"]
+            if chosen.get("at_step") in (END, HALF):
+                chosen["at_step"] = chosen["max_steps"] // (1 if chosen["at_step"] == END else 2)
             plan = Plan(kind, validate(chosen, f"run of {path.name} with {profile}.yaml"))
             listed[plan.id] = plan, set(axes)
     differing = varied((plan.kind, plan.params.model_dump()) for plan, _ in listed.values())

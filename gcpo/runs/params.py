@@ -195,6 +195,7 @@ class Params(BaseModel):
     )
     at_step: Steps = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
     trained_on: TaskName | None = Field(None, description="the task of that training, if another than ``task``")
+    training_seed: Seed | None = Field(None, description="of the training whose policy is looked at; the run's if null")
     gradient_parameters: list[str] | None = Field(
         None, description="patterns of names for V(q) and for one step; all that train if null"
     )
@@ -229,8 +230,9 @@ class Params(BaseModel):
                 f"train_limit: {self.train_limit} questions are fewer than the {self.prompts_per_step} of a step "
                 "(prompts_per_step)"
             )
-        if self.trained_on is not None and not self.at_step:
-            raise ValueError("trained_on: says whose policy is looked at, and at_step after how many steps: set both")
+        for name in ("trained_on", "training_seed"):
+            if getattr(self, name) is not None and not self.at_step:
+                raise ValueError(f"{name}: says whose policy is looked at, and at_step after how many steps: set both")
         if self.processes > 1:
             try:
                 sharing(self.accelerate)

@@ -144,7 +144,8 @@ class Plan:
             return None
         params = self.params
         theirs = {"task": params.trained_on or params.task, "max_steps": params.at_step, "at_step": 0}
-        return Plan("train", params.model_copy(update={**theirs, "trained_on": None}))
+        theirs["seed"] = params.seed if params.training_seed is None else params.training_seed
+        return Plan("train", params.model_copy(update={**theirs, "trained_on": None, "training_seed": None}))
 
     @cached_property
     def task(self) -> Task:
@@ -211,7 +212,7 @@ class Plan:
         named = {"profile", "alpha", "method_options", "grpo", "skip_malformed", "at_step", "reward", "full_completion"}
         # Which the trainer's settings hold, which changes nothing, and which the values of that training hold. How
         # processes share a policy counts by its content, and a world by its key.
-        named |= {"micro_batch", "report_to", "trained_on", "accelerate", "world_seed", "compared"}
+        named |= {"micro_batch", "report_to", "trained_on", "training_seed", "accelerate", "world_seed", "compared"}
         task, training = self.task, self.kind == "train"
         trainer = {key: value for key, value in self.trainer.items() if key not in ADDRESSES} if training else None
         values = {
