@@ -473,6 +473,20 @@ def draws_of(values: Array) -> Draws:
     return Draws(float(values[0]), values[1:][~np.isnan(values[1:])])
 
 
+def draws_over_seeds(values: Array, seed: int = 0) -> Draws:
+    """Return the draws of a mean over trainings, from (1 + n, trainings) values, what was seen first.
+
+    Rows are resamples of the queries, which all trainings share. Each draw adds what other trainings would do: Student's
+    t with their number less 1, times the standard error over them; the noise that single queries share with it is
+    counted twice, to the safe side. Of one training the queries alone are drawn. Draws that are nan are left out.
+    """
+    count, means = values.shape[1], values.mean(axis=1)
+    if count > 1:
+        spread = values[0].std(ddof=1) / np.sqrt(count)
+        means[1:] += spread * np.random.default_rng(seed).standard_t(count - 1, size=len(means) - 1)
+    return draws_of(means)
+
+
 def _seen(statistic: str, u: Values, v: Values, *share: float) -> float:
     """Return the statistic of the observed queries: of the resample that holds each query once."""
     u, v = _columns(u=u, v=v)

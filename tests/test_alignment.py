@@ -87,6 +87,21 @@ def test_differences_are_paired() -> None:
     assert list(table["measure"]) == ["Entropy", "SE"] and (table["low"] <= table["estimate"]).all()
 
 
+def test_several_trainings_widen_the_interval_by_their_spread() -> None:
+    parts = [queries(runs=2, seed=seed).assign(training_seed=100.0 + seed) for seed in range(4)]
+    found = alignment.Alignment(pd.concat(parts), n=4000)
+    each = [alignment.Alignment(part, n=4000).less("bot", "se") for part in parts]
+    own = found.less("bot", "se")
+    assert own.estimate == pytest.approx(np.mean([one.estimate for one in each]))
+    over_queries = np.mean([one.draws for one in each], axis=0).std()
+    over_trainings = (
+        np.std([one.estimate for one in each], ddof=1) / 2 * np.sqrt(3 / (3 - 2))
+    )  # t with 3 has variance 3
+    assert own.draws.std() == pytest.approx(np.hypot(over_queries, over_trainings), rel=0.15)
+    alone = alignment.Alignment(parts[0].assign(training_seed=nan), n=4000).less("bot", "se")
+    np.testing.assert_array_equal(alone.draws, each[0].draws)  # of the starting policy: queries alone
+
+
 def test_a_measure_that_is_constant_has_no_rank() -> None:
     found = alignment.Alignment(queries().assign(bot=1.0), n=50)
     assert np.isnan(found.draws("bot").estimate) and not len(found.draws("bot").draws)

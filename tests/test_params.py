@@ -320,6 +320,17 @@ def test_every_grid_is_valid_with_every_profile(grid: str, profile: str) -> None
     assert {plan.params.profile for plan in found} == {profile}
 
 
+def test_a_grid_knows_the_middle_and_the_end_of_training() -> None:
+    steps = {plan.params.at_step for plan in expand("steps", "world_a")}
+    most = validate(load_profile("world_a")).max_steps
+    assert steps == {0, most // 2, most}
+
+
+def test_the_two_worlds_differ_in_their_seed_alone() -> None:
+    a, b = (load_profile(name) for name in ("world_a", "world_b"))
+    assert {key for key in a.keys() | b.keys() if a.get(key) != b.get(key)} == {"profile", "world_seed"}
+
+
 def test_the_smoke_profile_is_the_defaults() -> None:
     assert validate(load_profile("smoke")) == Params()
     assert Params().profile == "smoke"

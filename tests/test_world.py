@@ -201,15 +201,18 @@ def test_a_ready_made_world_is_copied_and_trained_only_on_request(
         world.bootstrap(SMALL, tmp_path / "elsewhere")
 
 
-def test_the_usual_world_is_ready_made() -> None:
-    assert io.broken(paths.READY / world.key()) is None
-    check_quality(json.loads((paths.READY / world.key() / "quality.json").read_text()))
+@pytest.mark.parametrize(("seed", "ready"), [(0, paths.READY), (1, paths.READY_B)])
+def test_both_worlds_are_ready_made(seed: int, ready: Path) -> None:
+    made = ready / world.key(world.settings_of(seed=seed))
+    assert io.broken(made) is None
+    check_quality(json.loads((made / "quality.json").read_text()))
 
 
 def test_a_seed_draws_another_world_in_another_folder(
     making: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "WORLDS", tmp_path)
+    monkeypatch.setattr(paths, "READY_B", tmp_path / "none")
     for kind, name in (("policy", "tiny"), ("entailment", "tiny"), ("policy", "tiny-llama")):
         places = {world.resolve(name, kind, seed) for seed in (0, 1)}
         assert places == {str(world.folder(kind, name, seed)) for seed in (0, 1)} and len(places) == 2

@@ -2,7 +2,7 @@
 
 An interval is over queries: one set of bootstrap resamples serves every measure and every rollout seed, so that what is
 compared is compared on the same queries (App. D.6). A figure is the mean over rollout seeds of the figure of each; the
-noise of rollouts is averaged over seeds, not resampled.
+noise of rollouts is averaged over seeds, not resampled. Of several trainings the interval is over these too.
 
 The paper does not say of which checkpoint its Figure 1 is: :func:`at_checkpoints` decides its claims.
 """
@@ -22,7 +22,7 @@ from gcpo.methods import base_advantages
 from gcpo.reports.claims import FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Verdict
 from gcpo.reports.evidence import Comparison, Evidence, decide, together
 from gcpo.reports.tables import with_interval
-from gcpo.statistics import Array, Draws, draws_of
+from gcpo.statistics import Array, Draws, draws_of, draws_over_seeds
 
 # Column -> what figures call it. The paper's four measures come first.
 MEASURES = {
@@ -72,7 +72,8 @@ class Alignment:
     """Agreement of the measures' rankings of queries with ``target``, with one shared bootstrap.
 
     Args:
-        queries: lines of ``queries.csv`` of one or more runs; with several, ``seed`` tells them apart.
+        queries: lines of ``queries.csv`` of one or more runs; with several, ``seed`` tells them apart, and
+            ``training_seed``, where it is there, the trainings whose policies they are of.
         target: the column to rank by: V, or success_rate (Table 3).
         drop_top, keep_zero: the queries of each run that count, as in :func:`selected`.
         n: resamples of the queries.
@@ -89,7 +90,10 @@ class Alignment:
         n: int = 10000,
         seed: int = 0,
     ) -> None:
-        runs = [part for _, part in queries.groupby("seed")] if "seed" in queries else [queries]
+        apart = [name for name in ("training_seed", "seed") if name in queries]
+        runs = [part for _, part in queries.groupby(apart, dropna=False)] if apart else [queries]
+        of = [part["training_seed"].fillna(-1).iloc[0] if "training_seed" in part else -1 for part in runs]
+        self._trainings = [[i for i, training in enumerate(of) if training == one] for one in dict.fromkeys(of)]
         kept = [selected(run, drop_top=drop_top, keep_zero=keep_zero).set_index("query").sort_index() for run in runs]
         names = pd.Index(sorted(set(queries["query"])))
         self.target, self.seed = target, seed
@@ -100,17 +104,19 @@ class Alignment:
         self._found: dict[tuple[str, str], Array] = {}
 
     def draws(self, measure: str, statistic: str = "spearman") -> Draws:
-        """One of :data:`STATISTICS` of a measure: the mean over runs, and its resamples.
+        """One of :data:`STATISTICS` of a measure: the mean over runs, and its draws.
 
         spearman (Eq. 21), auc and precision at the top 10 % (Eq. 22-23, ties in expectation), mae (in V's unit) and
         heldout_spearman of a line fitted on the other folds (App. D.7; folds of queries, which resamples keep apart).
         """
-        return draws_of(self._replicates(measure, statistic))
+        return draws_over_seeds(self._replicates(measure, statistic), self.seed)
 
     def less(self, measure: str, other: str, statistic: str = "spearman", of: Alignment | None = None) -> Draws:
         """The statistic of one measure less that of another, on the same resamples (App. D.6); the other's with another
         target where ``of`` is an alignment of the same queries."""
-        return draws_of(self._replicates(measure, statistic) - (of or self)._replicates(other, statistic))
+        return draws_over_seeds(
+            self._replicates(measure, statistic) - (of or self)._replicates(other, statistic), self.seed
+        )
 
     def table(self, measures: Sequence[str] = FOUR, kinds: Sequence[str] = STATISTICS) -> pd.DataFrame:
         """measure, statistic, estimate, low, high (95 %), p (of chance; two-sided, same resamples), queries, seeds."""
@@ -143,7 +149,7 @@ class Alignment:
             for table, counts in self._runs:
                 u, v = (table[name].to_numpy(float) for name in (measure, self.target))
                 each.append(statistics.replicates(statistic, u, v, counts))
-            self._found[key] = np.mean(each, axis=0)
+            self._found[key] = np.stack([np.mean([each[i] for i in own], axis=0) for own in self._trainings], axis=1)
         return self._found[key]
 
 

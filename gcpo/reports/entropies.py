@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from gcpo.reports.evidence import Comparison, Evidence, together
 from gcpo.reports.figures import LINES, PALETTE, panels
-from gcpo.statistics import Array, Draws, seen_and_resampled
+from gcpo.statistics import Array, Draws, draws_over_seeds, seen_and_resampled
 
 PARTS = {"nll": "whole answer", "nll_thinking": "thinking", "nll_answer": "answer"}
 RATES = tuple(round(0.1 * i, 1) for i in range(1, 10))  # false positive rates that ROC curves are compared at
@@ -31,11 +31,7 @@ def draws(quantity: Quantity, seed: int = 0) -> Draws:
 
     A difference of two quantities is paired by seed and by resample; seeds that one of them lacks do not count.
     """
-    own = quantity.dropna(axis=1, how="all")
-    count, means = own.shape[1], own.mean(axis=1).to_numpy()
-    spread = own.iloc[0].std(ddof=1) / np.sqrt(count) if count > 1 else 0.0
-    of_seeds = spread * np.random.default_rng(seed).standard_t(max(1, count - 1), size=len(means) - 1)
-    return Draws(float(means[0]), means[1:] + of_seeds)
+    return draws_over_seeds(quantity.dropna(axis=1, how="all").to_numpy(), seed)
 
 
 def statistics_of(answers: pd.DataFrame, weights: Array) -> pd.DataFrame:

@@ -186,6 +186,7 @@ def decide(
     closed: str | None = None,
     command: str = "",
     margin: float = nan,
+    blind: str = "",
 ) -> Verdict:
     """Return the verdict on a claim: every comparison is above 0, the first label above the second.
 
@@ -195,6 +196,8 @@ def decide(
         closed: why there is no verdict, such as a closed gate, or None.
         command: what makes the runs that are missing.
         margin: the smallest effect that would matter, in the unit of the comparisons, where the paper prints none.
+        blind: why a null says nothing here (:attr:`gcpo.reports.headline.Controls.blind`), which makes "ruled out" "not
+            tested"; or nothing.
 
     The claim has the first of "fails", "ruled out", "not tested", "inconclusive" and "holds" that a part has
     (:attr:`Part.word`). The numbers are those of one of these parts, the furthest from the claimed side.
@@ -217,6 +220,8 @@ def decide(
     because = f"{_sentence(parts)} {denied} {f'First: {command}.' if missing else ''}".strip().replace("  ", " ")
     if final == UNTESTED:
         return Verdict(final, because, effect=only, parts=lines, note=denied)
+    if final == RULED_OUT and blind:
+        return Verdict(UNTESTED, f"{blind} {because}", effect=only, parts=lines, note=denied)
     weakest = min((part for part in parts if part.word == final), key=lambda part: part.shown.low)
     found = weakest.comparison
     about: dict[str, Any] = {"subject": found.label, "against": found.against, "unit": found.unit}

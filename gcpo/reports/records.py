@@ -325,12 +325,13 @@ def write_reference(folder: Path, finished: list[Run]) -> None:
             pd.concat(parts, ignore_index=True).to_parquet(folder / f"{name}.parquet", index=False)
     lines = "".join(json.dumps(to_commit(run.manifest), sort_keys=True) + "\n" for run in finished)
     (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
-    made = world.folder("policy").parent
     weights = {run.manifest.get("contents", {}).get("policy", {}).get("model.safetensors") for run in finished}
-    for place in (made, paths.REFERENCE / folder.name / "world" / made.name):
-        if io.broken(place) is None and io.sha256(place / "policy" / "model.safetensors") in weights:
-            shutil.copytree(place, folder / "world" / made.name)
-            break
+    for seed in sorted({recorded(run.manifest["params"], "world_seed") for run in finished}):
+        made = world.folder("policy", seed=seed).parent
+        for place in (made, paths.REFERENCE / folder.name / "world" / made.name):
+            if io.broken(place) is None and io.sha256(place / "policy" / "model.safetensors") in weights:
+                shutil.copytree(place, folder / "world" / made.name)
+                break
     io.seal(folder)
     if (codes := paths.REFERENCE / folder.name / CODES).exists():  # grows with each code that is shown to be the same
         shutil.copy(codes, folder)

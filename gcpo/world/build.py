@@ -1,6 +1,7 @@
 """The embedded world: a starting policy and an entailment model, ready-made, or trained from nothing in minutes.
 
-A seed draws all of a world: texts, weights and the order of training. That of seed 0 is committed and only copied.
+A seed draws all of a world: texts, weights and the order of training. Those of seeds 0 and 1, worlds A and B, are
+committed and only copied.
 Both models are ordinary Hugging Face models saved in Hub format, so that every line that runs here also runs on
 Qwen2.5 and roberta-large-mnli. The policy (Qwen2 architecture) learns tinyqa and tinymath by supervised learning, first
 from right answers, then from a corpus that is noisy and misunderstands some kinds of question, which leaves room to
@@ -125,8 +126,8 @@ def bootstrap(settings: Settings | None = None, root: Path | None = None, *, fro
     """
     settings = settings or settings_of()
     made = (root or paths.WORLDS) / key(settings)
-    ready = paths.READY / made.name
-    if from_scratch or not ready.exists():
+    ready = next((at / made.name for at in (paths.READY, paths.READY_B) if (at / made.name).exists()), None)
+    if from_scratch or ready is None:
         build_once(made, lambda draft: _make(settings, draft), anew=from_scratch)
     else:
         build_once(made, lambda draft: _copy(ready, draft))

@@ -1,0 +1,99 @@
+"""The comparisons of PROTOCOL.md: pairs of the headline claims on training, and the controls that let a null count.
+
+Labels are those of the grids ``headline`` and ``table1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from gcpo.reports.evidence import Comparison, Pair, paired_comparisons
+
+GCPO = ("gcpo_cd", "gcpo_bot")
+BASELINES = ("grpo", "se", "kle", "empo", "care")  # of the paper's Table 1
+RIGHT = ("care reward=binary", "grpo reward=binary")  # trained on right or wrong, as CARE's own paper does
+ALONE = {
+    ("gcpo_cd", "rd_only"): "cd_only",
+    ("gcpo_bot", "rd_only"): "bot_only",
+}  # the weight that such a pair differs by
+CONTROLS = ("drop_half", "se_shuffled", "gcpo_strong power=4.0", "gcpo_strong power=16.0")
+
+UNCERTAIN, ALL, RD, SHUFFLED = (
+    "all uncertainty-based methods beat GRPO",
+    "GCPO beats all baselines",
+    "GCPO beats RD alone",
+    "GCPO-BoT beats its shuffled weights",
+)
+
+
+def claims_on(labels: Collection[str]) -> dict[str, list[Pair]]:
+    """Return the pairs of each headline claim on one task, the first of which is claimed to be above the second.
+
+    Args:
+        labels: of the task's runs. Where they have a CARE that was trained on right or wrong, that one is compared with
+            a GRPO trained so.
+    """
+    own = {method: (method, "grpo") for method in (*BASELINES[1:], *GCPO)}
+    if {*RIGHT} <= {*labels}:
+        own["care"] = RIGHT
+    return {
+        UNCERTAIN: [*own.values()],
+        ALL: [(method, other) for method in GCPO for other in BASELINES],
+        RD: [(method, "rd_only") for method in GCPO],
+        SHUFFLED: [("gcpo_bot", "gcpo_shuffled")],
+    }
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Differences of the positive controls from GRPO on one task, corrected together by Holm.
+
+    Attributes:
+        task: the task.
+        found: of each control that has runs with GRPO's seeds.
+    """
+
+    task: str
+    found: Mapping[str, Comparison]
+
+    @property
+    def told(self) -> list[str]:
+        """The controls whose corrected interval is clear of zero, on either side."""
+        return [name for name, one in self.found.items() if one.corrected.low > 0 or one.corrected.high < 0]
+
+    @property
+    def blind(self) -> str:
+        """A sentence that says why no null counts on the task; nothing where a control is told from GRPO."""
+        if self.told:
+            return ""
+        if not self.found:
+            return f"No positive control was trained on {self.task}, so that a null says nothing."
+        seen = max(abs(one.corrected.estimate) for one in self.found.values())
+        return (
+            f"None of {len(self.found)} positive controls is told from GRPO on {self.task} (the largest difference is "
+            f"{seen:.1f} points), so that a null says nothing."
+        )
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """task, control, difference with low and high (points, 95 %, corrected), seeds, mde and told."""
+        rows = [
+            (self.task, name, *one.corrected, one.seeds, one.mde, name in self.told) for name, one in self.found.items()
+        ]
+        return pd.DataFrame(rows, columns="task control difference low high seeds mde told".split())
+
+
+def controls(task: str, scores: pd.DataFrame, metric: str) -> Controls:
+    """Return the controls of a task.
+
+    Args:
+        task: the task.
+        scores: lines of its evaluations with columns label, seed, query and the metric, of one decoding.
+        metric: the column that says how an answer was scored.
+    """
+    pairs = [(name, "grpo") for name in CONTROLS if name in set(scores["label"])]
+    found = paired_comparisons(scores, metric, pairs)
+    return Controls(task, {name: one for (name, _), one in found.items() if one.tested})

@@ -1,0 +1,96 @@
+"""The comparisons of PROTOCOL.md: its pairs, its controls, and how often its claims get which verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gcpo.reports import evidence, headline, power
+from gcpo.reports.headline import GCPO, RIGHT
+from gcpo.runs.grids import expand
+
+
+def runs(means: Mapping[str, float], spread: float = 0.01, seeds: int = 8, questions: int = 40) -> pd.DataFrame:
+    """Scores whose seeds scatter by ``spread`` around a method's mean; questions are the same for all."""
+    rng = np.random.default_rng(0)
+    hardness = 0.2 * rng.normal(size=questions)
+    parts = []
+    for label, mean in means.items():
+        for seed in range(seeds):
+            scores = mean + spread * rng.normal() + hardness + 0.01 * rng.normal(size=questions)
+            parts.append(pd.DataFrame({"label": label, "seed": seed, "query": range(questions), "f1": scores}))
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.mark.parametrize("profile", ["world_a", "world_b"])
+def test_the_grid_has_the_runs_of_every_pair_and_control_with_equal_seeds(profile: str) -> None:
+    plans = expand("headline", profile)
+    seeds = {
+        (task, plan.label): {
+            other.params.seed for other in plans if (other.params.task, other.label) == (task, plan.label)
+        }
+        for plan in plans
+        for task in [plan.params.task]
+    }
+    assert set(map(frozenset, seeds.values())) == {frozenset(range(100, 108))}
+    for task in ("tinyqa", "tinymath"):
+        labels = {label for of, label in seeds if of == task}
+        pairs = [pair for listed in headline.claims_on(labels).values() for pair in listed]
+        assert {label for pair in pairs for label in pair} | {*headline.CONTROLS, "no training"} <= labels
+
+
+def test_care_is_compared_with_a_grpo_of_its_own_where_there_is_one() -> None:
+    claims = headline.claims_on({"grpo", "care", *RIGHT})
+    assert RIGHT in claims[headline.UNCERTAIN] and ("care", "grpo") not in claims[headline.UNCERTAIN]
+    assert ("care", "grpo") in headline.claims_on({"grpo", "care"})[headline.UNCERTAIN]
+    assert all(("gcpo_bot", name) in claims[headline.ALL] for name in headline.BASELINES)
+
+
+def test_a_null_counts_only_where_a_control_is_told_from_grpo() -> None:
+    null = runs({"grpo": 0.5, "gcpo_bot": 0.5})
+    comparison = evidence.paired_comparisons(null, "f1", [("gcpo_bot", "grpo")]).values()
+    seen = headline.controls("tinyqa", runs({"grpo": 0.5, "drop_half": 0.3, "se_shuffled": 0.5}), "f1")
+    unseen = headline.controls("tinyqa", runs({"grpo": 0.5, "drop_half": 0.5}), "f1")
+    assert seen.told == ["drop_half"] and not seen.blind
+    assert list(seen.table["told"]) == [True, False]
+    assert not unseen.told and unseen.blind.startswith("None of 1 positive controls is told from GRPO on tinyqa")
+    nothing = headline.controls("tinyqa", null, "f1")
+    assert nothing.blind == "No positive control was trained on tinyqa, so that a null says nothing."
+    for controls, word in ((seen, "ruled out"), (unseen, "not tested"), (nothing, "not tested")):
+        verdict = evidence.decide([*comparison], [20.0], blind=controls.blind)
+        assert verdict.label == word
+        assert verdict.because.startswith(controls.blind)
+
+
+def test_what_is_seen_stands_without_controls() -> None:
+    scores = runs({"grpo": 0.3, "gcpo_bot": 0.5})
+    comparison = evidence.paired_comparisons(scores, "f1", [("gcpo_bot", "grpo")]).values()
+    assert evidence.decide([*comparison], [20.0], blind="No control.").label == "holds"
+
+
+def test_power_is_that_of_students_t_on_the_seeds() -> None:
+    scores = runs(dict.fromkeys(["grpo", "gcpo_bot"], 0.5), spread=0.02, seeds=40)
+    pilot = scores.groupby(["label", "seed"])["f1"].mean().unstack("label")
+    error = (pilot["gcpo_bot"] - pilot["grpo"]).std(ddof=1) * np.sqrt(1 / 8)
+    claims = {"a": [("gcpo_bot", "grpo")]}
+    size = 100 * error * 3  # of three standard errors: t with 7 degrees of freedom finds it in 73 % of the experiments
+    truth = {"grpo": 50.0, "gcpo_bot": 50.0 + size}
+    drawn = power.verdicts_drawn(scores, "f1", claims, truth, effects=truth, n=200)["a"]
+    assert drawn["holds"] / 200 == pytest.approx(0.73, abs=0.1)
+    alike = power.verdicts_drawn(scores, "f1", claims, dict.fromkeys(truth, 50.0), effects=truth, n=200)["a"]
+    assert alike["holds"] / 200 < 0.08 and alike["ruled out"] / 200 == pytest.approx(0.73, abs=0.1)
+    shown = power.table({power.PAPER: {"a": drawn}, power.NOTHING: {"a": alike}}).iloc[0]
+    assert list(shown) == ["a", drawn["holds"] / 2, alike["holds"] / 2, alike["ruled out"] / 2]
+
+
+def test_what_the_paper_does_not_print_is_a_margin_below_gcpo() -> None:
+    paper = {"grpo": 67.0, "care": 71.0, **dict(zip(GCPO, (73.0, 74.0), strict=True))}
+    truths = power.truths(paper, ["grpo", "rd_only", "care reward=binary", *GCPO], margin=2)
+    assert truths[power.PAPER] == {"grpo": 67, "rd_only": 71, "care reward=binary": 71, "gcpo_cd": 73, "gcpo_bot": 74}
+    assert len(set(truths[power.NOTHING].values())) == 1
+    scores = runs({"grpo": 0.5, "gcpo_bot": 0.5}, seeds=1)
+    with pytest.raises(ValueError, match="share 1 seeds"):
+        power.verdicts_drawn(scores, "f1", {"a": [("gcpo_bot", "grpo")]}, paper, effects={})
