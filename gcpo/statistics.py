@@ -476,9 +476,10 @@ def draws_of(values: Array) -> Draws:
 def draws_over_seeds(values: Array, seed: int = 0) -> Draws:
     """Return the draws of a mean over trainings, from (1 + n, trainings) values, what was seen first.
 
-    Rows are resamples of the queries, which all trainings share. Each draw adds what other trainings would do: Student's
-    t with their number less 1, times the standard error over them; the noise that single queries share with it is
-    counted twice, to the safe side. Of one training the queries alone are drawn. Draws that are nan are left out.
+    Rows are resamples of the queries, which all trainings share. To each draw comes what other trainings would do:
+    Student's t with their number less 1, times the standard error over them. The noise of single queries, which that
+    error has too, is counted twice, to the safe side. Of one training the queries alone are drawn. Draws that are nan
+    are left out.
     """
     count, means = values.shape[1], values.mean(axis=1)
     if count > 1:
