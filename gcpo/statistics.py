@@ -8,6 +8,7 @@ All drawing is seeded, and every interval is the 95 % percentile interval of `n`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -168,26 +169,6 @@ def stratified_bootstrap(scores: Scores, n: int = 10000, seed: int = 0) -> Strat
         mean=_interval(float(np.mean([runs.mean() for runs in strata])), np.concatenate(means)),
         iqm=_interval(interquartile_mean(np.concatenate(strata)), np.concatenate(iqms)),
     )
-
-
-def probability_of_improvement(a: Scores, b: Scores, n: int = 10000, seed: int = 0) -> Interval:
-    """P(a > b) + P(a = b)/2 for a random run of `a` and of `b` on one task, averaged over tasks; in [0, 1].
-
-    `a` and `b` as in `stratified_bootstrap`, with the same tasks in the same order; the runs of both are resampled
-    within each task, independently. 1/2 is no difference.
-    Raises ValueError for different numbers of tasks, and as `stratified_bootstrap`.
-    """
-    runs_a, runs_b = _strata("a", a), _strata("b", b)
-    if len(runs_a) != len(runs_b):
-        raise ValueError(f"a has {len(runs_a)} tasks and b has {len(runs_b)}: give both the same tasks, in one order")
-    rng = _generator(n, seed)
-    estimates, replicates = [], []
-    for x, y in zip(runs_a, runs_b, strict=True):
-        wins = (x[:, None] > y) + (x[:, None] == y) / 2
-        draws_x, draws_y = (_multiplicities(rng, n, len(runs)) for runs in (x, y))
-        estimates.append(wins.mean())
-        replicates.append(((draws_x @ wins) * draws_y).sum(axis=1) / wins.size)
-    return _interval(float(np.mean(estimates)), np.mean(replicates, axis=0))
 
 
 def best_of(x: Values, k: int) -> Array:
@@ -554,9 +535,12 @@ def resamples(size: int, n: int, seed: int, multinomial: bool = False) -> Iterat
         yield rng.multinomial(size, share, rows).astype(float) if multinomial else _multiplicities(rng, rows, size)
 
 
+@lru_cache(maxsize=4)
 def seen_and_resampled(size: int, n: int, seed: int) -> Array:
     """Return counts that several statistics share: a row of ones, which is what was seen, and `n` resamples of it."""
-    return np.vstack([np.ones(size), *resamples(size, n, seed, multinomial=True)])
+    counts = np.vstack([np.ones(size), *resamples(size, n, seed, multinomial=True)])
+    counts.flags.writeable = False  # whoever asks for the same draws gets this very table
+    return counts
 
 
 def _bootstrap(of: Callable[[Array], Array], size: int, n: int, seed: int) -> Interval:

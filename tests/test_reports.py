@@ -158,7 +158,7 @@ COMMITTED = paths.ROOT / "outputs" / "reference" / "laptop"
 @pytest.mark.slow
 @pytest.mark.parametrize("name", site.reports())
 def test_a_committed_report_is_what_the_committed_records_give(name: str, tmp_path: Path) -> None:
-    """Executed once, by nbval, which compares its outputs; and the tables that it writes are the committed ones."""
+    """Executed here alone, by nbval, which compares its outputs; the tables that it writes are the committed ones."""
     copy, tables = tmp_path / f"{name}.ipynb", tmp_path / "tables"
     written = {"write_to": str(tables)}
     papermill.execute_notebook(paths.NOTEBOOKS / copy.name, copy, written, prepare_only=True)

@@ -268,23 +268,6 @@ def test_stratified_bootstrap_names_the_value_that_is_not_finite() -> None:
         s.stratified_bootstrap([[1.0, 2.0], [math.nan, 1.0]])
 
 
-def test_probability_of_improvement_by_hand() -> None:
-    # Task 0: 3 beats both, 1 ties 1 and loses: 2.5 of 4. Task 1: always better.
-    a, b = [[3.0, 1.0], [5.0, 6.0]], [[1.0, 2.0], [0.0, 1.0, 2.0]]
-    assert s.probability_of_improvement(a, b, n=200).estimate == pytest.approx((2.5 / 4 + 1) / 2)
-    assert s.probability_of_improvement(b, a, n=200).estimate == pytest.approx(1 - (2.5 / 4 + 1) / 2)
-
-
-def test_probability_of_improvement_interval_is_the_plain_loop() -> None:
-    a, b = np.random.default_rng(0).normal(size=(2, 6))
-    rng = np.random.default_rng(5)
-    drawn_a, drawn_b = rng.integers(6, size=(400, 6)), rng.integers(6, size=(400, 6))
-    draws = zip(a[drawn_a], b[drawn_b], strict=True)
-    replicates = [np.mean(x[:, None] > y) + np.mean(x[:, None] == y) / 2 for x, y in draws]
-    expected = (np.mean(a[:, None] > b), *np.percentile(replicates, [2.5, 97.5]))
-    assert s.probability_of_improvement(a, b, n=400, seed=5) == pytest.approx(expected, abs=1e-12)
-
-
 def test_paired_query_bootstrap_averages_seeds_and_resamples_queries() -> None:
     rng = np.random.default_rng(2)
     a, b = rng.random((3, 80)), rng.random((5, 80))
@@ -344,7 +327,7 @@ def test_errors_say_what_is_wrong_and_where(name: str) -> None:
 
 def test_a_bootstrap_needs_a_replicate() -> None:
     u = np.arange(3.0)
-    for call in (s.spearman_interval, s.paired_query_bootstrap, s.probability_of_improvement):
+    for call in (s.spearman_interval, s.paired_query_bootstrap):
         with pytest.raises(ValueError, match="n is 0, expected at least 1"):
             call(u, u, n=0)
 

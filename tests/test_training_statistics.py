@@ -93,7 +93,7 @@ def test_standard_errors_are_those_of_the_analysis_of_variance_by_loops() -> Non
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("seeds", [3, 5, 10, 20])
 def test_an_interval_covers_the_truth_in_95_of_100_cases(seeds: int, spread: str) -> None:
-    rng, cases = np.random.default_rng(seeds), 2000
+    rng, cases = np.random.default_rng(seeds), 1000
     hits = 0
     for case in range(cases):
         paired = scores(rng, seeds, 60, SPREADS[spread])
