@@ -18,6 +18,7 @@ from itables.javascript import generate_init_offline_itables_html
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from gcpo.reports import explorer
 from gcpo.reports.pages import CHECKS
 
 ROOT = Path(__file__).parents[1]
@@ -56,8 +57,8 @@ def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:
             path.relative_to(ROOT).with_suffix("").as_posix() for path in sorted(ROOT.glob(f"{pattern}.ipynb"))
         )
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
-    rest = "docs/ledger docs/runs notebooks/90_claims RESULTS METHODS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
-    rest = rest.replace(" ", "\n")
+    rest = "docs/explorer docs/ledger docs/runs notebooks/90_claims RESULTS METHODS DEVIATIONS PROTOCOL"
+    rest = f"{rest} CONTRIBUTING CHANGELOG".replace(" ", "\n")
     source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: Look up\n\n{rest}\n```\n"
 
 
@@ -96,6 +97,15 @@ class Ledger(SphinxDirective):
         return f'<tr id="{said["id"]}" {data}>{cells}</tr>'
 
 
+class Explorer(SphinxDirective):
+    """The explorer of one group of answers, whole: its script and its data stand in the page."""
+
+    def run(self) -> list[nodes.Node]:
+        for path in explorer.HERE.iterdir():
+            self.env.note_dependency(str(path))
+        return [nodes.raw("", explorer.fragment(), format="html")]
+
+
 def add_index(app: Sphinx, error: Exception | None) -> None:
     """The front page under the name that a browser asks for."""
     if error is None:
@@ -107,3 +117,4 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", add_navigation)
     app.connect("build-finished", add_index)
     app.add_directive("ledger", Ledger)
+    app.add_directive("explorer", Explorer)

@@ -18,7 +18,15 @@ from PIL import Image, ImageChops, ImageStat
 
 from gcpo import paths
 
-PAGES = ["index", "docs/ledger", "docs/runs", "RESULTS", "notebooks/01_anisotropic_gap", "notebooks/21_table1"]
+PAGES = [
+    "index",
+    "docs/explorer",
+    "docs/ledger",
+    "docs/runs",
+    "RESULTS",
+    "notebooks/01_anisotropic_gap",
+    "notebooks/21_table1",
+]
 PAGES += ["notebooks/90_claims"]
 SEVERE = ("SEVERE", "WARNING")
 
