@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce reproduce-all test replay test-chaos unit second-world world setup smoke zoo lint bench reference site notebooks clean clean-runs
+.PHONY: reproduce reproduce-all test replay test-chaos unit second-world world setup smoke zoo lint bench reference site examples notebooks clean clean-runs
 
 reproduce: world  ## the headline tables and figures on three seeds, and these numbers beside the committed ones
 	$(BIN)/python -m gcpo grid reproduce --profile $(PROFILE) --jobs $(JOBS)
@@ -73,6 +73,9 @@ reference: setup  ## copy this machine's records of PROFILE to outputs/reference
 site: setup  ## the notebooks, the ledger with filters and every page, in build/site; nothing is executed
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site
 	@echo "open build/site/index.html"
+
+examples: world  ## the run notebooks with the laptop profile on one seed, kept with their outputs (ten to twenty minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python docs/run_examples.py
 
 notebooks: setup  ## the notebooks in JupyterLab
 	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb

@@ -6,6 +6,7 @@ Built from the project's root (``make site``), so that links between files are l
 from __future__ import annotations
 
 import html
+import importlib
 import re
 import shutil
 import sys
@@ -18,16 +19,19 @@ from itables.javascript import generate_init_offline_itables_html
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from gcpo.methods import METHODS
+from gcpo.reports import explorer
 from gcpo.reports.pages import CHECKS
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "outputs" / "reference" / "laptop"
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+method_pages = importlib.import_module("method_pages")
 
 project, author, html_title = "gcpo", "the gcpo authors", "gcpo"
 project_copyright = "Apache-2.0"
 root_doc = "README"
-include_patterns = ["*.md", "notebooks/*.ipynb", "docs/*.md"]
+include_patterns = ["*.md", "notebooks/*.ipynb", "docs/*.md", "docs/methods/*.md", "outputs/reference/examples/*.ipynb"]
 exclude_patterns = ["build"]
 
 extensions = ["myst_nb", "sphinx-mathjax-offline"]
@@ -41,10 +45,18 @@ html_theme_options |= {"navbar_persistent": []}  # there is a field for searchin
 html_context = {"default_mode": "light"}
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_js_files = ["ledger.js"]
+html_js_files = ["ledger.js", "site.js"]
 html_show_sphinx = False
+html_copy_source = False
+MATHJAX = "tex-chtml.js"  # the bundle that pages load
 
-PARTS = {"Read": "notebooks/0*", "Run": "notebooks/1*", "Report": "notebooks/2*", "Appendices": "notebooks/3*"}
+PARTS = {
+    "Read": "notebooks/0*",
+    "Run": "notebooks/1*",
+    "Runs with their outputs": "outputs/reference/examples/*",
+    "Report": "notebooks/2*",
+    "Appendices": "notebooks/3*",
+}
 
 
 def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:
@@ -56,8 +68,10 @@ def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:
             path.relative_to(ROOT).with_suffix("").as_posix() for path in sorted(ROOT.glob(f"{pattern}.ipynb"))
         )
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
-    rest = "docs/ledger docs/runs notebooks/90_claims RESULTS METHODS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
-    rest = rest.replace(" ", "\n")
+    methods = "\n".join(f"docs/methods/{name}" for name in METHODS)
+    source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: Methods\n\nMETHODS\n{methods}\n```\n"
+    rest = "docs/explorer docs/ledger docs/runs notebooks/90_claims RESULTS DEVIATIONS PROTOCOL"
+    rest = f"{rest} CONTRIBUTING CHANGELOG".replace(" ", "\n")
     source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: Look up\n\n{rest}\n```\n"
 
 
@@ -96,14 +110,30 @@ class Ledger(SphinxDirective):
         return f'<tr id="{said["id"]}" {data}>{cells}</tr>'
 
 
-def add_index(app: Sphinx, error: Exception | None) -> None:
-    """The front page under the name that a browser asks for."""
-    if error is None:
-        shutil.copy(Path(app.outdir) / f"{root_doc}.html", Path(app.outdir) / "index.html")
+class Explorer(SphinxDirective):
+    """The explorer of one group of answers, whole: its script and its data stand in the page."""
+
+    def run(self) -> list[nodes.Node]:
+        for path in explorer.HERE.iterdir():
+            self.env.note_dependency(str(path))
+        return [nodes.raw("", explorer.fragment(), format="html")]
+
+
+def finish(app: Sphinx, error: Exception | None) -> None:
+    """Put the front page under the name that a browser asks for, and leave out MathJax's other bundles, 18 MB."""
+    if error is not None:
+        return
+    out = Path(app.outdir)
+    shutil.copy(out / f"{root_doc}.html", out / "index.html")
+    for bundle in (out / "_static" / "mathjax").glob("*.js"):
+        if bundle.name != MATHJAX:
+            bundle.unlink()
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    method_pages.write()  # before Sphinx looks for pages
     app.connect("source-read", add_navigation)
-    app.connect("build-finished", add_index)
+    app.connect("build-finished", finish)
     app.add_directive("ledger", Ledger)
+    app.add_directive("explorer", Explorer)

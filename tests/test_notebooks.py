@@ -113,6 +113,33 @@ class TestNotebook:
         assert path.stat().st_size < 1_000_000
 
 
+EXAMPLES = paths.ROOT / "outputs" / "reference" / "examples"
+
+
+@pytest.mark.parametrize("name", sorted(RUN))
+def test_a_run_notebook_is_shown_executed_with_its_own_code_and_linked_from_its_head(name: str) -> None:
+    path = EXAMPLES / f"{name}.ipynb"
+    original, shown = read(paths.NOTEBOOKS / path.name), read(path)
+    again = f"make it again: make examples, or python docs/run_examples.py {name}"
+    sources = [[cell.source for cell in code(notebook)[1:]] for notebook in (original, shown)]  # parameters apart
+    assert sources[0] == sources[1], again
+    assert [cell.execution_count for cell in code(shown)] == list(range(1, len(sources[0]) + 2)), again
+    outputs = [output for cell in code(shown) for output in cell.outputs]
+    assert outputs and not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"], again
+    assert not re.search(r"/(work|tmp|home|root)/", path.read_text()), again
+    assert path.stat().st_size < 1_000_000
+    assert f"[Executed example](../outputs/reference/examples/{path.name})" in original.cells[0].source
+    for target in re.findall(
+        r"\]\((\.\./[^)#]+)", "\n".join(c.source for c in shown.cells if c.cell_type == "markdown")
+    ):
+        assert (EXAMPLES / target).exists(), target
+
+
+def test_the_example_of_a_training_shows_its_curves() -> None:
+    drawn = [output for cell in code(read(EXAMPLES / "10_train.ipynb")) for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in drawn) >= 2  # as it went, and at the end
+
+
 def nbval(path: Path) -> subprocess.CompletedProcess[str]:
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval-lax", "--nbval-current-env"]
     command += ["--nbval-sanitize-with", str(SANITIZE), "-p", "conftest", str(path)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import runpy
 import shutil
@@ -15,10 +16,21 @@ import pandas as pd
 import pytest
 from filelock import FileLock
 from PIL import Image, ImageChops, ImageStat
+from selenium.webdriver import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 from gcpo import paths
+from gcpo.methods import METHODS
 
-PAGES = ["index", "docs/ledger", "docs/runs", "RESULTS", "notebooks/01_anisotropic_gap", "notebooks/21_table1"]
+PAGES = [
+    "index",
+    "docs/explorer",
+    "docs/ledger",
+    "docs/runs",
+    "RESULTS",
+    "notebooks/01_anisotropic_gap",
+    "notebooks/21_table1",
+]
 PAGES += ["notebooks/90_claims"]
 SEVERE = ("SEVERE", "WARNING")
 
@@ -64,6 +76,16 @@ def test_every_notebook_and_claim_is_there(site: Path) -> None:
     assert re.findall(r'<tr id="(.*?)"', page) == claims.tolist()
 
 
+@pytest.mark.slow
+def test_the_site_is_small_enough_to_carry_and_has_a_page_for_every_method(site: Path) -> None:
+    files = [path for path in site.rglob("*") if path.is_file() and ".doctrees" not in path.parts]
+    assert sum(path.stat().st_size for path in files) < 30e6
+    for name, row in METHODS.items():
+        page = html.unescape(re.sub(r"<[^>]+>", "", (site / "docs" / "methods" / f"{name}.html").read_text()))
+        assert row.paper in page and row.rule in page
+        assert all(f"class {type(part).__name__}" in page for part in row.parts)
+
+
 @pytest.fixture(params=[(1280, 1000), (390, 800)], ids=["desk", "phone"])
 def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
@@ -97,6 +119,23 @@ def test_pages_load_without_errors_and_fit_the_screen(site: Path, browser: Any) 
         assert browser.execute_script(missing) == [], page
         width, shown = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
         assert width <= shown, f"{page} is {width} wide on a screen of {shown}"
+
+
+@pytest.mark.slow
+def test_set_up_cells_are_folded_and_code_can_be_copied(site: Path, browser: Any) -> None:
+    browser.get((site / "notebooks" / "00_start_here.html").as_uri())
+    folds = browser.find_elements("css selector", "details.set-up")
+    assert [fold.text for fold in folds] == ["Parameters", "Set-up: imports and settings"]
+    inside = folds[0].find_element("css selector", ".cell_input")
+    assert not inside.is_displayed()
+    folds[0].find_element("tag name", "summary").send_keys(Keys.ENTER)
+    assert inside.is_displayed()
+    button = inside.find_element("css selector", "button.copy")
+    button.send_keys(Keys.ENTER)
+    WebDriverWait(browser, 5).until(lambda _: button.text in ("copied", "selected"))
+    if button.text == "selected":  # a page from a disk may not write to the clipboard
+        assert "group_size = 8" in browser.execute_script("return getSelection().toString()")
+    assert browser.execute_script("return document.querySelector('iframe').title") == "Explorer of one group"
 
 
 @pytest.mark.slow

@@ -1,0 +1,117 @@
+"""A page per method for the site, from its row of ``METHODS``: rule, range, curve, code, open choices and commands."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from pathlib import Path
+
+import torch
+
+from gcpo.methods import METHODS
+from gcpo.methods.forms import FORMS
+from gcpo.methods.group import GroupFactor
+from gcpo.methods.table import Method
+from gcpo.weights import weight_range
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "methods"
+SIZES = (4, 8, 16)
+WIDTH, HEIGHT, EDGE = 360, 200, 44  # of a curve's picture, in pixels
+
+
+def write() -> list[str]:
+    """Write the pages that have changed into docs/methods, which git ignores, and return their names."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, row in METHODS.items():
+        path, text = FOLDER / f"{name}.md", page(name, row)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+    return list(METHODS)
+
+
+def page(name: str, row: Method) -> str:
+    """Return the page of a method in Markdown."""
+    facts = {
+        "Paper": row.paper,
+        "Rule": f"`{row.rule}`",
+        "Acts on": {"base": "nothing: it is a base advantage", "advantage": "advantages", "reward": "rewards"}.get(
+            row.acts, "the loss"
+        ),
+        "One weight per": row.granularity,
+        "Effect": row.direction or "none beside its base advantage",
+        "Reads": ", ".join(["rewards", *sorted(row.reads)]),
+        "Weight": "; ".join(f"{spoken(name, size)} at G = {size}" for size in SIZES),
+    }
+    table = "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())])
+    parts = [f"# `{name}`\n\n{table}"]
+    curves = [
+        curve(factor) for factor in row.factors if isinstance(factor, GroupFactor) and factor.highest(16) < math.inf
+    ]
+    if curves:
+        parts.append("## Weight against measure\n\n" + "\n\n".join(curves))
+    if sources := dict.fromkeys(type(part) for part in row.parts):
+        code = "\n\n".join(f"```python\n{inspect.getsource(source)}```" for source in sources)
+        parts.append(f"## Code\n\n{code}")
+    if rows := choices(name):
+        parts.append("## Where the paper is silent\n\n| | gap, and what we do |\n|---|---|\n" + "\n".join(rows))
+    parts.append(f"""## Use it
+In a script of your own, in place of TRL's classes:
+
+```python
+from gcpo import GCPOConfig, GCPOTrainer
+
+args = GCPOConfig("output", method="{name}")
+```
+
+As a run of this project, on the embedded policy and on Qwen2.5-1.5B (one GPU of 80 GB):
+
+```
+gcpo run --profile laptop -p method {name}
+gcpo run --profile paper -p method {name} -p task math
+```""")
+    return "\n\n".join(parts) + "\n"
+
+
+def spoken(name: str, size: int) -> str:
+    """Return a weight's range in words."""
+    low, high = (f"{end:.3g}" if end < math.inf else "∞" for end in weight_range(name, None, size))
+    return low if low == high else f"{low} to {high}"
+
+
+def choices(name: str) -> list[str]:
+    """Return the rows of DEVIATIONS.md that name a method."""
+    lines = (ROOT / "DEVIATIONS.md").read_text().splitlines()
+    named = [line.split(" | ") for line in lines if re.match(r"\| \d", line) and f"`{name}`" in line]
+    return [f"{cells[0]} | {cells[1]} |" for cells in named]
+
+
+def curve(factor: GroupFactor) -> str:
+    """Return a factor's weight over all values of its measure for groups of 16, as a drawing in HTML."""
+    most = factor.highest(16)
+    score = torch.linspace(0, most, 61, dtype=torch.float64)
+    weight = FORMS[factor.form](score, factor.strength(16))
+    low, high = min(0.75, weight.min().item()), max(1.25, weight.max().item())
+
+    def across(value: float) -> float:
+        return EDGE + (WIDTH - EDGE - 10) * value / most
+
+    def down(value: float) -> float:
+        return 10 + (HEIGHT - EDGE) * (high - value) / (high - low)
+
+    points = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in zip(score.tolist(), weight.tolist(), strict=True))
+    said = f"Weight {factor.weight} over {factor.measure}: {weight[0]:.3f} at 0, {weight[-1]:.3f} at {most:.3g}"
+    text = 'font-size="12" fill="currentColor"'
+    marks = "".join(
+        f'<text {text} x="{EDGE - 6}" y="{down(value) + 4:.1f}" text-anchor="end">{value:.3f}</text>'
+        for value in dict.fromkeys((1.0, round(weight[-1].item(), 3)))
+    )
+    return (
+        f'<svg role="img" aria-label="{said}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" style="max-width: 100%">'
+        f'<path d="M {EDGE} {down(1):.1f} H {WIDTH}" stroke="currentColor" stroke-dasharray="3"/>'
+        f'<polyline points="{points}" fill="none" stroke="#3182bd" stroke-width="3"/>{marks}'
+        f'<text {text} x="{EDGE}" y="{HEIGHT - 16}">0</text>'
+        f'<text {text} x="{WIDTH}" y="{HEIGHT - 16}" text-anchor="end">{most:.3g}</text>'
+        f'<text {text} x="{WIDTH / 2}" y="{HEIGHT - 2}" text-anchor="middle">{factor.measure} (G = 16)</text></svg>'
+    )

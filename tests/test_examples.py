@@ -1,0 +1,81 @@
+"""The example without the package, against the trainer's own advantages and the package's clusters."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from helpers import G, Rewards, by_group, for_all, generate, seeds, table
+from torch import Tensor
+
+from gcpo import paths
+from gcpo.rollouts import Rollouts
+from gcpo.semantics import Entailment, cluster_texts
+
+FILE = paths.ROOT / "examples" / "gcpo_in_one_file.py"
+# Ties, equal rewards (no spread at all), and one above the others.
+GROUPS = [((0, 2, 2, 0), (1, 1, 1, 1), (0, 0, 0, 0.7)), ((2, 2, 2, 0.3), (0, 0.5, 1, 2), (0.1, 0.1, 0.1, 0.1))]
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gcpo_in_one_file", FILE)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_example_does_without_the_package_and_can_be_read_in_one_go() -> None:
+    source = FILE.read_text()
+    imported = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {getattr(node, "module", None) or node.names[0].name for node in imported}
+    assert not [name for name in names if name.split(".")[0] == "gcpo"]
+    assert len([line for line in source.splitlines() if line.strip()]) <= 160
+
+
+@pytest.mark.parametrize("geometry", ["bot", "cd"])
+@pytest.mark.parametrize("rewards", GROUPS)
+def test_its_advantages_are_those_that_the_trainer_hands_to_the_loss(
+    example: ModuleType, make: Callable[..., Any], rewards: tuple[Rewards, ...], geometry: str
+) -> None:
+    seen: list[Rollouts] = []
+    trainer = make(f"gcpo_{geometry}", reward_funcs=table(*rewards), callback=seen.append)
+    trained_on = by_group(generate(trainer)["advantages"])
+    (rollouts,) = seen
+    assert len({tuple(row) for row in rollouts.clusters.tolist()}) > 1, "groups of one kind only"
+    groups = zip(rollouts.rewards, rollouts.embeddings, rollouts.clusters.tolist(), strict=True)
+    own = torch.stack([example.advantages(*group, geometry) for group in groups])
+    torch.testing.assert_close(own, trained_on, rtol=1e-5, atol=1e-6)
+    flat = torch.tensor([len(set(group)) == 1 for group in rewards])
+    assert own[flat].eq(0).all() and own[~flat].ne(0).any(1).all()
+
+
+@for_all(seed=seeds)
+def test_its_clusters_are_those_of_the_package(example: ModuleType, seed: int) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    texts = [str(int(n)) for n in torch.randint(6, (2 * G,), generator=chance)]
+    entailed = torch.rand((6, 6), generator=chance)
+
+    def outcomes(pairs: Sequence[tuple[str, str]]) -> Tensor:
+        found = torch.stack([entailed[int(premise), int(hypothesis)] for premise, hypothesis in pairs])
+        return torch.stack([found, (1 - found) / 2, (1 - found) / 2], dim=1)
+
+    own = example.clusters(texts, lambda *pair: float(outcomes([pair])[0, 0]))
+    assert own == cluster_texts(texts, Entailment(outcomes), example.THRESHOLD).tolist()
+
+
+@pytest.mark.slow
+def test_one_step_makes_the_answers_with_high_advantages_likelier(
+    example: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example.main()
+    *questions, last = capsys.readouterr().out.splitlines()
+    assert len(questions) == len(example.QUESTIONS)
+    before, after = (float(word.rstrip(",")) for word in last.split() if word[0] in "+-")
+    assert before == pytest.approx(0, abs=1e-3) and after > before + 0.01
