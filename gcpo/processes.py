@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -12,10 +13,12 @@ from typing import Any
 
 
 def exit_with_parent(parent: int) -> None:
-    """End this process soon after its parent (a process id), however the parent ended."""
+    """End this process soon after its parent (a process id), however the parent ended; and after the one that asked for
+    it, where multiprocessing has a server between the two."""
+    asked = multiprocessing.parent_process()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent and (asked is None or asked.is_alive()):
             time.sleep(0.5)
         os._exit(1)
 

@@ -45,8 +45,11 @@ def processes(outputs: Path) -> list[psutil.Process]:
 
 
 def role(process: psutil.Process) -> str:
-    words = " ".join(process.cmdline())
-    return "kernel" if "ipykernel" in words else "runner" if process.ppid() == os.getpid() else "worker"
+    if process.ppid() == os.getpid():
+        return "runner"
+    # A kernel leads a session of its own; it has the command of the server that it is a fork of.
+    server = "forkserver" in " ".join(process.cmdline())
+    return "kernel" if os.getsid(process.pid) == process.pid else "server" if server else "worker"
 
 
 def manifests(outputs: Path) -> dict[str, Path]:

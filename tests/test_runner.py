@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from filelock import FileLock
 from record_builders import failed, finished, planned, write_grid
@@ -265,3 +267,77 @@ def test_a_training_of_one_process_sees_one_gpu_before_cuda_starts(monkeypatch: 
             pass
     with record.record(planned()):
         assert os.environ[distributed.VISIBLE] == "2"
+
+
+# --- warm kernels -----------------------------------------------------------------------------------------------------
+
+
+def _computes(answer: Any) -> None:
+    """Multiply in two threads, and say who is here."""
+    import torch
+
+    torch.set_num_threads(2)
+    product = torch.full((600, 600), 2.0) @ torch.full((600, 600), 3.0)
+    answer.send((os.getppid(), "trl" in sys.modules, product.unique().tolist(), torch.get_num_threads()))
+
+
+def test_kernels_are_forks_of_a_server_that_has_imported_all_and_has_no_thread_that_could_hold_a_lock() -> None:
+    script = """
+import multiprocessing, os, sys
+from pathlib import Path
+from multiprocessing import forkserver
+from test_runner import _computes
+from gcpo.runs import kernels
+os.environ["OMP_NUM_THREADS"] = "2"
+kernels.serve(), kernels.serve()
+assert os.environ["OMP_NUM_THREADS"] == "2"
+server = forkserver._forkserver._forkserver_pid
+receive, answer = multiprocessing.Pipe(False)
+for _ in range(2):
+    kernel = kernels.WarmKernel(target=_computes, args=(answer,))
+    kernel.start()
+    parent, warm, product, threads = receive.recv()
+    assert kernel.wait() == kernel.poll() == 0
+    names = [Path(f"/proc/{server}/task/{task}/comm").read_text() for task in os.listdir(f"/proc/{server}/task")]
+    # The one of an allocator, which steps aside for every fork, is no thread of Python or of arithmetic.
+    print(parent == server, warm, product, threads, [name for name in names if not name.startswith("jemalloc")])
+"""
+    tests = str(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(runner.__file__).parents[2]), tests])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout == 2 * "True True [3600.0] 2 ['python\\n']\n", done.stderr
+
+
+@pytest.mark.parametrize("killed", ["worker", "server", "kernel"])
+def test_a_warm_kernel_answers_and_ends_with_its_worker_and_with_its_server(killed: str) -> None:
+    script = """
+import asyncio, os, sys
+from multiprocessing import forkserver
+from gcpo.runs import kernels, runner
+
+async def main():
+    manager = runner.IPCKernelManager()
+    await manager.start_kernel(cwd="/", env={**os.environ, "ASKED": "yes"})
+    client = manager.client()
+    client.start_channels()
+    await client.wait_for_ready()
+    show = lambda message: print(message["content"].get("text", ""), end="")
+    await client.execute_interactive("import os; print(os.environ['ASKED'], os.getcwd())", output_hook=show)
+    print(manager.provisioner.pid, forkserver._forkserver._forkserver_pid, flush=True)
+    while await manager.is_alive():
+        await asyncio.sleep(0.1)
+    print(manager.provisioner.process.poll(), flush=True)
+
+kernels.IMPORTED, runner._warm = "json", True  # nothing heavy
+asyncio.run(main())
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(runner.__file__).parents[2])}
+    worker = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    with worker:
+        assert worker.stdout and worker.stdout.readline() == "yes /\n"
+        kernel, server = map(psutil.Process, map(int, worker.stdout.readline().split()))
+        {"worker": worker, "server": server, "kernel": kernel}[killed].send_signal(signal.SIGKILL)
+        said = worker.stdout.read().split()  # to its end, which is that of all three: they share it
+        assert said == {"worker": [], "server": ["255"], "kernel": ["-9"]}[killed]
+    _, alive = psutil.wait_procs([kernel, server], timeout=60)
+    assert not alive

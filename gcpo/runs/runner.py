@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
@@ -23,13 +24,14 @@ from jupyter_client.manager import AsyncKernelManager
 
 from gcpo import paths
 from gcpo.processes import exit_with_parent
-from gcpo.runs import distributed
+from gcpo.runs import distributed, kernels
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.runs.profiles import ParameterError
 from gcpo.runs.progress import SHOWN, Board, duration
 from gcpo.runs.record import Run, claim, describe, load
 
 PREFIX = "gcpo-"  # prefix of temporary folders
+_warm = False  # whether kernels of this process are forks of a server
 _gpus: list[str] = []  # GPUs of this worker process; if empty, its kernels see all GPUs that it sees
 
 
@@ -45,6 +47,13 @@ class IPCKernelManager(AsyncKernelManager):
         self._alive.acquire()
         self.transport = "ipc"
         self.ip = str(Path(self._folder.name) / "kernel")
+
+    async def _async_launch_kernel(self, kernel_cmd: list[str], **settings: Any) -> None:
+        given: Any = self.provisioner
+        if not _warm:
+            return await super()._async_launch_kernel(kernel_cmd, **settings)
+        given.process = kernels.start(kernel_cmd, settings["env"], settings.get("cwd") or Path.cwd())
+        given.pid = given.pgid = given.process.pid
 
     async def _async_interrupt_kernel(self) -> None:
         # A kernel that is being shut down has nothing left to interrupt; it would only print that it was.
@@ -193,8 +202,9 @@ def _workers(shares: list[list[str]]) -> Iterator[ProcessPoolExecutor]:
 def _worker(parent: int, shares: Any) -> None:
     """Take a share of the GPUs, and let this process end when its parent has; an interrupt of the terminal is the
     parent's to handle."""
-    global _gpus
+    global _gpus, _warm
     _gpus = shares.get()
+    _warm = not _gpus and sys.platform == "linux"  # a fork cannot use CUDA if the server has; Apple's libraries crash
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent(parent)
 
