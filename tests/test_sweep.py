@@ -140,3 +140,41 @@ def test_the_time_that_a_run_took_is_the_processor_s_without_a_gpu_and_the_clock
     hardware = [{"gpus": []}, {"gpus": ["RTX 4090"]}]
     runs = pd.DataFrame({"hardware": hardware, "seconds": [232.0, 100.0], "cpu_seconds": [106.0, 60.0]})
     assert sweep.taken(runs).tolist() == [106, 100]
+
+
+# --- the operating point ----------------------------------------------------------------------------------------------
+
+
+def setting(prompts: int, steps: int, rate: float, sampled: float, late: float, mde: float, fell: bool = False) -> Any:
+    places = [(task, world) for task in ("tinyqa", "tinymath") for world in (0, 1)]
+    columns = ["task", "world_seed", *sweep.SETTING, "sampled", "last_quarter", "mde_hour"]
+    rows = [(*place, prompts, steps, rate, sampled, late, mde) for place in places]
+    return pd.DataFrame(rows, columns=columns).assign(fell=[False, False, False, fell])
+
+
+def test_the_operating_point_is_chosen_by_rate_then_steps_then_prompts() -> None:
+    table = pd.concat(
+        [
+            setting(4, 64, 1e-4, 50, 0.5, 3.0),
+            setting(4, 64, 2e-4, 55, 0.5, 2.0),
+            setting(4, 64, 4e-4, 60, 0.5, 1.0, fell=True),  # greedy falls on one task of one world
+            setting(4, 128, 2e-4, 58, 0.1, 0.5),
+            setting(8, 64, 2e-4, 56, 1.5, 0.1),  # still gains in its last quarter
+            setting(8, 128, 1e-4, 57, 0.2, 1.5),
+            setting(8, 128, 2e-4, 56, 0.2, 0.1),
+        ]
+    )
+    found = sweep.operating_point(table)
+    kept = {stage: [tuple(row) for row in rows[sweep.SETTING].to_numpy()] for stage, rows in found.groupby("stage")}
+    assert kept[1] == [(4, 64, 2e-4), (4, 128, 2e-4), (8, 64, 2e-4), (8, 128, 1e-4)]
+    assert kept[2] == [(4, 64, 2e-4), (8, 128, 1e-4)]
+    assert kept[3] == [(8, 128, 1e-4)]
+    one = setting(8, 128, 4e-4, 99, 0, 0.01).query("task == 'tinyqa'")  # was not swept everywhere
+    assert sweep.operating_point(pd.concat([table, one])).equals(found)
+
+
+def test_the_last_quarter_of_both_tasks_decides_about_the_steps() -> None:
+    short = setting(4, 64, 2e-4, 50, 0.0, 1.0)
+    short.loc[short["task"] == "tinymath", "last_quarter"] = [0.5, 1.7]  # 1.1 in the mean over worlds
+    found = sweep.operating_point(pd.concat([short, setting(4, 128, 2e-4, 50, 2.0, 1.0)]))
+    assert found[found["stage"] == 3].iloc[0]["max_steps"] == 128  # the larger, though it gains a point too

@@ -106,3 +106,59 @@ def common(table: pd.DataFrame) -> pd.DataFrame:
         mde_hour=("mde_hour", lambda per_task: per_task.mean(skipna=False)),
     )
     return choice(pooled[pooled["tasks"] == table["task"].nunique()].assign(task="all"))
+
+
+SETTING = ["prompts_per_step", "max_steps", "learning_rate"]
+
+
+def settings(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return what plain GRPO learns at each setting of the grid ``operating_point``, a row per task, world and setting.
+
+    Args:
+        runs: of both worlds, as :func:`gcpo.records.find` gives them.
+
+    Returns:
+        task, world_seed, prompts_per_step, max_steps, learning_rate, seeds; sampled (validation score at the last
+        step, mean over seeds, per cent) with sampled_std (n - 1); last_quarter (how much of it came in the last quarter
+        of the steps, points); fell (whether greedy ends below its start); hours (of a run) and mde_hour, as in
+        :func:`summary`.
+    """
+    keys = ["task", "world_seed", *SETTING]
+    scores = records.gather(runs, "validation", [*keys, "seed"])
+    hours: dict[Any, float] = (taken(runs) / 3600).groupby([runs[key] for key in keys]).mean().to_dict()
+    rows = []
+    for names, part in scores.groupby(keys):
+        metric = get_task(str(names[0])).reward_metric
+        seeds = 100 * part.groupby(["decoding", "step", "seed"])[metric].mean()
+        steps = sorted(part["step"].unique())
+        sampled, before = seeds["sampled", steps[-1]], seeds["sampled", steps[-2]]
+        fell = seeds["greedy", steps[-1]].mean() < seeds["greedy", steps[0]].mean()
+        mde = DETECTABLE * sqrt(2) * (sampled.std() or nan) * sqrt(hours[names])
+        row = len(sampled), sampled.mean(), sampled.std(), (sampled - before).mean(), fell, hours[names], mde
+        rows.append((*names, *row))
+    columns = "seeds sampled sampled_std last_quarter fell hours mde_hour".split()
+    return pd.DataFrame(rows, columns=[*keys, *columns])
+
+
+def operating_point(table: pd.DataFrame) -> pd.DataFrame:
+    """Apply PROTOCOL.md's rule to :func:`settings`: return what it keeps at each of its three stages, the choice last.
+
+    Returns:
+        stage (1 to 3), the setting, sampled, last_quarter (the larger one of the tasks) and mde_hour, means over tasks
+        and worlds. The first stage has the best rate of each number of prompts and steps, the second the number of
+        steps of each number of prompts, the third one row.
+    """
+    places = table.groupby(["task", "world_seed"]).ngroups
+    pooled = table.groupby(SETTING, as_index=False).agg(
+        places=("task", "size"), fell=("fell", "any"), sampled=("sampled", "mean"), mde_hour=("mde_hour", "mean")
+    )
+    late = table.groupby([*SETTING, "task"])["last_quarter"].mean().groupby(level=SETTING).max()
+    pooled = pooled.join(late, on=SETTING)
+    pooled = pooled.loc[~pooled["fell"].astype(bool) & (pooled["places"] == places)]
+    rates = pooled.loc[pooled.groupby(SETTING[:2])["sampled"].idxmax()]
+    enough = [own[own["last_quarter"] < 1].head(1) for _, own in rates.groupby(SETTING[0])]
+    most = [own.tail(1) for _, own in rates.groupby(SETTING[0])]
+    steps = pd.concat([first if len(first) else last for first, last in zip(enough, most, strict=True)])
+    stages = (rates, steps, steps.sort_values("mde_hour", kind="stable").head(1))
+    kept = [rows.assign(stage=number) for number, rows in enumerate(stages, start=1)]
+    return pd.concat(kept, ignore_index=True)[["stage", *SETTING, "sampled", "last_quarter", "mde_hour"]]
