@@ -287,9 +287,9 @@ def test_a_signal_ends_a_command_with_all_that_it_started(
         assert time.monotonic() < deadline
         time.sleep(0.2)
     grid.send_signal(signal.Signals[sent])
-    start = time.monotonic()
-    assert grid.wait(timeout=10) == status
-    while processes_of(outputs) and time.monotonic() - start < 10:
+    assert grid.wait(timeout=60) == status
+    deadline = time.monotonic() + 60  # that they end is asked, and not how fast on a busy machine
+    while processes_of(outputs) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert processes_of(outputs) == []
     assert len(list(outputs.glob("smoke/runs/*/manifest.json"))) == at_once  # no other was begun
