@@ -27,7 +27,7 @@ test: setup lint world unit  ## all checks: unit and property tests, slow tests 
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg notebooks/[013]*.ipynb
 	$(MAKE) --no-print-directory smoke
 
-second-world: setup  ## every read notebook in a world of another seed, trained from nothing (half an hour)
+second-world: setup  ## every read notebook in world B, whose seed is another (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m second_world tests/test_notebooks.py
 
 replay: world  ## nine runs of the reference made again, with tables of the same SHA-256: the proof of a clean-up

@@ -13,7 +13,7 @@ from gcpo.methods import METHODS
 from gcpo.methods.forms import FORMS
 from gcpo.methods.group import GroupFactor
 from gcpo.methods.table import Method
-from gcpo.weights import weight_range
+from gcpo.reports.tables import weight_range_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "methods"
@@ -42,7 +42,7 @@ def page(name: str, row: Method) -> str:
         "One weight per": row.granularity,
         "Effect": row.direction or "none beside its base advantage",
         "Reads": ", ".join(["rewards", *sorted(row.reads)]),
-        "Weight": "; ".join(f"{spoken(name, size)} at G = {size}" for size in SIZES),
+        "Weight": "; ".join(f"{weight_range_in_words(name, size)} at G = {size}" for size in SIZES),
     }
     table = "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())])
     parts = [f"# `{name}`\n\n{table}"]
@@ -72,12 +72,6 @@ gcpo run --profile laptop -p method {name}
 gcpo run --profile paper -p method {name} -p task math
 ```""")
     return "\n\n".join(parts) + "\n"
-
-
-def spoken(name: str, size: int) -> str:
-    """Return a weight's range in words."""
-    low, high = (f"{end:.3g}" if end < math.inf else "∞" for end in weight_range(name, None, size))
-    return low if low == high else f"{low} to {high}"
 
 
 def choices(name: str) -> list[str]:

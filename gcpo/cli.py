@@ -336,7 +336,7 @@ def world(
     if reference and (from_scratch or seed):
         raise ParameterError("--reference takes the reference's world: leave --from-scratch and --seed out.")
     if reference:
-        print(restore_reference(paths.REFERENCE / paths.READY.parent.name))
+        print(restore_reference(paths.REFERENCE / paths.READY[0].parent.name))
     else:
         print(bootstrap(settings_of(seed=seed), from_scratch=from_scratch))
     if seed:

@@ -21,6 +21,6 @@ PARAMS = _FILES / "params"
 OUTPUTS = Path(os.environ.get("GCPO_OUTPUTS") or ROOT / "outputs")
 REFERENCE = Path(os.environ.get("GCPO_REFERENCE") or ROOT / "outputs" / "reference")
 WORLDS = ROOT / "outputs" / "world"  # shared by everything that runs from this checkout
-READY = _FILES / "outputs" / "reference" / "laptop" / "world"  # world A, which needs no training: committed
-READY_B = _FILES / "outputs" / "reference" / "world_b" / "world"  # and world B
+# Worlds A and B, which need no training: committed, each with the records of a profile.
+READY = tuple(_FILES / "outputs" / "reference" / profile / "world" for profile in ("laptop", "world_b"))
 VERDICTS = ROOT / "outputs" / "reference" / "verdicts"  # of notebooks that read no runs: the same for every reference

@@ -150,7 +150,10 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--kind", "trian"], "Invalid value for '--kind': "),
         (["run", "-p", "seed"], "Invalid value: Option '-p' requires KEY and VALUE."),
         (["check", "--reference"], "--reference is for --gate"),
-        (["check", "--replay", "1"], "profile smoke has no reference to make again: --profile takes laptop, world_a, world_b."),
+        (
+            ["check", "--replay", "1"],
+            "profile smoke has no reference to make again: --profile takes laptop, world_a, world_b.",
+        ),
     ],
 )
 def test_a_command_line_that_is_wrong_is_told_in_one_line(

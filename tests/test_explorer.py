@@ -98,7 +98,7 @@ def test_its_answers_have_the_cosines_that_minilm_gives_them() -> None:
 
 
 def shown(page: Any) -> dict[str, str]:
-    """What the page says: a name, and its number."""
+    """Return the page's numbers by name."""
     read = "tr => [tr.cells[0].textContent, tr.cells[tr.cells.length - 1].textContent]"
     rows = "document.querySelectorAll('.explorer-measures tr, .explorer-weights tr')"
     return dict(page.execute_script(f"return [...{rows}].map({read})"))

@@ -163,7 +163,7 @@ def making(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         yield lambda: stand_in("entailment", settings, draft)
 
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
-    monkeypatch.setattr(paths, "READY", tmp_path / "none")
+    monkeypatch.setattr(paths, "READY", ())
     monkeypatch.setattr(bootstrapping, "make_policy", lambda *given: stand_in("policy", *given))
     monkeypatch.setattr(bootstrapping, "entailment_apart", apart)
     return made
@@ -185,7 +185,7 @@ def test_a_ready_made_world_is_copied_and_trained_only_on_request(
     ready = world.bootstrap(SMALL, tmp_path / "ready")
     (ready.policy / "model.safetensors").write_text("ready-made")
     io.seal(ready.policy.parent)
-    monkeypatch.setattr(paths, "READY", tmp_path / "ready")
+    monkeypatch.setattr(paths, "READY", (tmp_path / "ready",))
     making.clear()
     copied = world.bootstrap(SMALL, tmp_path / "here")
     assert making == [] and weights(copied) == "ready-made" and io.broken(copied.policy.parent) is None
@@ -201,7 +201,7 @@ def test_a_ready_made_world_is_copied_and_trained_only_on_request(
         world.bootstrap(SMALL, tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize(("seed", "ready"), [(0, paths.READY), (1, paths.READY_B)])
+@pytest.mark.parametrize(("seed", "ready"), enumerate(paths.READY))
 def test_both_worlds_are_ready_made(seed: int, ready: Path) -> None:
     made = ready / world.key(world.settings_of(seed=seed))
     assert io.broken(made) is None
@@ -212,7 +212,6 @@ def test_a_seed_draws_another_world_in_another_folder(
     making: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "WORLDS", tmp_path)
-    monkeypatch.setattr(paths, "READY_B", tmp_path / "none")
     for kind, name in (("policy", "tiny"), ("entailment", "tiny"), ("policy", "tiny-llama")):
         places = {world.resolve(name, kind, seed) for seed in (0, 1)}
         assert places == {str(world.folder(kind, name, seed)) for seed in (0, 1)} and len(places) == 2

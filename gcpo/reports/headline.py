@@ -15,10 +15,8 @@ from gcpo.reports.evidence import Comparison, Pair, paired_comparisons
 GCPO = ("gcpo_cd", "gcpo_bot")
 BASELINES = ("grpo", "se", "kle", "empo", "care")  # of the paper's Table 1
 RIGHT = ("care reward=binary", "grpo reward=binary")  # trained on right or wrong, as CARE's own paper does
-ALONE = {
-    ("gcpo_cd", "rd_only"): "cd_only",
-    ("gcpo_bot", "rd_only"): "bot_only",
-}  # the weight that such a pair differs by
+# Pairs that differ by one weight, and what trains with that weight alone.
+ALONE = {("gcpo_cd", "rd_only"): "cd_only", ("gcpo_bot", "rd_only"): "bot_only"}
 CONTROLS = ("drop_half", "se_shuffled", "gcpo_strong power=4.0", "gcpo_strong power=16.0")
 
 UNCERTAIN, ALL, RD, SHUFFLED = (

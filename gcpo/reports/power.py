@@ -28,6 +28,11 @@ NOTHING = "nothing"
 PAPER = "the paper"
 
 
+def labels_of(claims: Mapping[str, Sequence[Pair]]) -> list[str]:
+    """Return the labels that claims compare, each once."""
+    return list(dict.fromkeys(label for pairs in claims.values() for pair in pairs for label in pair))
+
+
 def truths(paper: Mapping[str, float], labels: Sequence[str], margin: float) -> dict[str, dict[str, float]]:
     """Return the mean of each method, in per cent, if the paper's are true and if all methods are one.
 
@@ -69,7 +74,7 @@ def verdicts_drawn(
     Raises:
         ValueError: the pilot's methods share fewer than two seeds.
     """
-    labels = list(dict.fromkeys(label for pairs in claims.values() for pair in pairs for label in pair))
+    labels = labels_of(claims)
     wide = {
         label: scores[scores["label"] == label].pivot(index="seed", columns="query", values=metric) for label in labels
     }
@@ -109,11 +114,10 @@ def of_pilot(profile: str, grid: str, alike: Mapping[str, str], seeds: int = 8, 
     for task, benchmark in alike.items():
         scores, metric, paper = lines[lines["task"] == task], get_task(task).reward_metric, gcpo_means(benchmark)
         claims = claims_on(set(scores["label"]))
-        labels = list(dict.fromkeys(label for pairs in claims.values() for pair in pairs for label in pair))
         options: dict[str, Any] = {"effects": paper, "margin": margins()[task][metric], "seeds": seeds, "n": n}
         drawn = {
             name: verdicts_drawn(scores, metric, claims, truth, **options)
-            for name, truth in truths(paper, labels, options["margin"]).items()
+            for name, truth in truths(paper, labels_of(claims), options["margin"]).items()
         }
         parts.append(table(drawn).assign(task=task))
     return pd.concat(parts, ignore_index=True)

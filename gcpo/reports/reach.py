@@ -24,7 +24,7 @@ from gcpo.reports.tables import write_table
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder
 
-FOLDER = paths.READY.parents[1] / "real_answers"  # numbers alone: no text of a benchmark
+FOLDER = paths.READY[0].parents[1] / "real_answers"  # numbers alone: no text of a benchmark
 SIZES = (8, 16)  # answers of a group, G
 PROMPTS = (4, 8, 32)  # of a step
 ALPHA = 0.6  # GCPO, App. E.3

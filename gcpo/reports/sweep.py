@@ -50,17 +50,21 @@ def summary(runs: pd.DataFrame, base: str = "grpo") -> pd.DataFrame:
     rows = []
     for (task, prompts, rate), part in scores.groupby(AXES, sort=False):
         metric = get_task(str(task)).reward_metric
+        row = {"task": task, "prompts_per_step": prompts, "learning_rate": rate, "metric": metric}
         means = 100 * part.groupby(["decoding", "step", "seed"])[metric].mean()
-        last = int(part["max_steps"].iloc[0])
-        row: dict[str, Any] = {"task": task, "prompts_per_step": prompts, "learning_rate": rate, "metric": metric}
-        row["seeds"] = part["seed"].nunique()
-        for decoding in ("sampled", "greedy"):
-            row |= {decoding: means[decoding, last].mean(), f"{decoding}_std": means[decoding, last].std()}
-            row[f"start_{decoding}"] = means[decoding, 0].mean()
-        hours = least[task, prompts]
-        detectable = DETECTABLE * sqrt(2) * (row["sampled_std"] or nan) * sqrt(hours)
-        rows.append({**row, "fell": row["greedy"] < row["start_greedy"], "hours": hours, "mde_hour": detectable})
+        rows.append(row | _learned(means, int(part["max_steps"].iloc[0]), least[task, prompts]))
     return pd.DataFrame(rows).sort_values(AXES, ignore_index=True)
+
+
+def _learned(means: pd.Series, last: int, hours: float) -> dict[str, Any]:
+    """Return the columns of :func:`summary` that say what one setting reached, from scores by decoding, step and seed
+    (per cent), its last step and the hours of a run."""
+    row: dict[str, Any] = {"seeds": len(means["sampled", last])}
+    for decoding in ("sampled", "greedy"):
+        row |= {decoding: means[decoding, last].mean(), f"{decoding}_std": means[decoding, last].std()}
+        row[f"start_{decoding}"] = means[decoding, 0].mean()
+    detectable = DETECTABLE * sqrt(2) * (row["sampled_std"] or nan) * sqrt(hours)
+    return row | {"fell": row["greedy"] < row["start_greedy"], "hours": hours, "mde_hour": detectable}
 
 
 def taken(runs: pd.DataFrame) -> pd.Series:
@@ -118,26 +122,20 @@ def settings(runs: pd.DataFrame) -> pd.DataFrame:
         runs: of both worlds, as :func:`gcpo.records.find` gives them.
 
     Returns:
-        task, world_seed, prompts_per_step, max_steps, learning_rate, seeds; sampled (validation score at the last
-        step, mean over seeds, per cent) with sampled_std (n - 1); last_quarter (how much of it came in the last quarter
-        of the steps, points); fell (whether greedy ends below its start); hours (of a run) and mde_hour, as in
-        :func:`summary`.
+        task, world_seed, prompts_per_step, max_steps, learning_rate, the columns of :func:`summary` from seeds on, and
+        last_quarter: how much of the sampled score came in the last quarter of the steps, in points.
     """
     keys = ["task", "world_seed", *SETTING]
     scores = records.gather(runs, "validation", [*keys, "seed"])
     hours: dict[Any, float] = (taken(runs) / 3600).groupby([runs[key] for key in keys]).mean().to_dict()
     rows = []
     for names, part in scores.groupby(keys):
-        metric = get_task(str(names[0])).reward_metric
-        seeds = 100 * part.groupby(["decoding", "step", "seed"])[metric].mean()
-        steps = sorted(part["step"].unique())
-        sampled, before = seeds["sampled", steps[-1]], seeds["sampled", steps[-2]]
-        fell = seeds["greedy", steps[-1]].mean() < seeds["greedy", steps[0]].mean()
-        mde = DETECTABLE * sqrt(2) * (sampled.std() or nan) * sqrt(hours[names])
-        row = len(sampled), sampled.mean(), sampled.std(), (sampled - before).mean(), fell, hours[names], mde
-        rows.append((*names, *row))
-    columns = "seeds sampled sampled_std last_quarter fell hours mde_hour".split()
-    return pd.DataFrame(rows, columns=[*keys, *columns])
+        means = 100 * part.groupby(["decoding", "step", "seed"])[get_task(str(names[0])).reward_metric].mean()
+        before, last = sorted(part["step"].unique())[-2:]
+        late = (means["sampled", last] - means["sampled", before]).mean()
+        row = dict(zip(keys, names, strict=True)) | _learned(means, last, hours[names])
+        rows.append(row | {"last_quarter": late})
+    return pd.DataFrame(rows)
 
 
 def operating_point(table: pd.DataFrame) -> pd.DataFrame:
@@ -156,9 +154,8 @@ def operating_point(table: pd.DataFrame) -> pd.DataFrame:
     pooled = pooled.join(late, on=SETTING)
     pooled = pooled.loc[~pooled["fell"].astype(bool) & (pooled["places"] == places)]
     rates = pooled.loc[pooled.groupby(SETTING[:2])["sampled"].idxmax()]
-    enough = [own[own["last_quarter"] < 1].head(1) for _, own in rates.groupby(SETTING[0])]
-    most = [own.tail(1) for _, own in rates.groupby(SETTING[0])]
-    steps = pd.concat([first if len(first) else last for first, last in zip(enough, most, strict=True)])
+    each = [own for _, own in rates.groupby(SETTING[0])]  # by number of steps, the smallest first
+    steps = pd.concat([pd.concat([own[own["last_quarter"] < 1], own.tail(1)]).head(1) for own in each])
     stages = (rates, steps, steps.sort_values("mde_hour", kind="stable").head(1))
     kept = [rows.assign(stage=number) for number, rows in enumerate(stages, start=1)]
     return pd.concat(kept, ignore_index=True)[["stage", *SETTING, "sampled", "last_quarter", "mde_hour"]]

@@ -176,12 +176,17 @@ def markdown(table: pd.DataFrame) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
+def weight_range_in_words(name: str, group_size: int) -> str:
+    """Return the range of a method's weight at its own alpha, such as "0.946 to 1.22"; one number where it is one."""
+    low, high = (f"{end:.3g}" if end < math.inf else "∞" for end in weight_range(name, None, group_size))
+    return low if low == high else f"{low} to {high}"
+
+
 def methods_table(group_size: int = 16) -> pd.DataFrame:
     """Every method as its row of ``METHODS`` describes it, with the range of its weight at this G and its own alpha."""
     rows = []
     for name, row in METHODS.items():
-        low, high = (f"{end:.3g}" if end < math.inf else "∞" for end in weight_range(name, None, group_size))
-        reach = low if low == high else f"{low} to {high}"
+        reach = weight_range_in_words(name, group_size)
         rows.append((f"`{name}`", row.paper, row.rule, row.acts, row.granularity, row.direction, reach))
     columns = ["method", "paper", "rule", "acts on", "per", "direction", f"weight at G = {group_size}"]
     return pd.DataFrame(rows, columns=columns)

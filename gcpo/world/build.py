@@ -126,7 +126,7 @@ def bootstrap(settings: Settings | None = None, root: Path | None = None, *, fro
     """
     settings = settings or settings_of()
     made = (root or paths.WORLDS) / key(settings)
-    ready = next((at / made.name for at in (paths.READY, paths.READY_B) if (at / made.name).exists()), None)
+    ready = next((at / made.name for at in paths.READY if (at / made.name).exists()), None)
     if from_scratch or ready is None:
         build_once(made, lambda draft: _make(settings, draft), anew=from_scratch)
     else:
