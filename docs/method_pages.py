@@ -104,8 +104,9 @@ def curve(factor: GroupFactor) -> str:
     return (
         f'<svg role="img" aria-label="{said}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" style="max-width: 100%">'
         f'<path d="M {EDGE} {down(1):.1f} H {WIDTH}" stroke="currentColor" stroke-dasharray="3"/>'
+        f'<text {text} x="0" y="10">weight {factor.weight}</text>'
         f'<polyline points="{points}" fill="none" stroke="#3182bd" stroke-width="3"/>{marks}'
-        f'<text {text} x="{EDGE}" y="{HEIGHT - 16}">0</text>'
-        f'<text {text} x="{WIDTH}" y="{HEIGHT - 16}" text-anchor="end">{most:.3g}</text>'
-        f'<text {text} x="{WIDTH / 2}" y="{HEIGHT - 2}" text-anchor="middle">{factor.measure} (G = 16)</text></svg>'
+        f'<text {text} x="{EDGE}" y="{HEIGHT - 20}">0</text>'
+        f'<text {text} x="{WIDTH}" y="{HEIGHT - 20}" text-anchor="end">{most:.3g}</text>'
+        f'<text {text} x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">{factor.measure} (G = 16)</text></svg>'
     )
