@@ -178,3 +178,13 @@ def test_the_last_quarter_of_both_tasks_decides_about_the_steps() -> None:
     short.loc[short["task"] == "tinymath", "last_quarter"] = [0.5, 1.7]  # 1.1 in the mean over worlds
     found = sweep.operating_point(pd.concat([short, setting(4, 128, 2e-4, 50, 2.0, 1.0)]))
     assert found[found["stage"] == 3].iloc[0]["max_steps"] == 128  # the larger, though it gains a point too
+
+
+def test_the_profiles_of_both_worlds_hold_what_the_rule_chose_from_the_reference() -> None:
+    worlds = ("world_a", "world_b")
+    runs = pd.concat([records.find(name, "operating_point", reference=True) for name in worlds], ignore_index=True)
+    assert runs.groupby("world_seed").size().to_dict() == {0: 72, 1: 72} and not runs["dirty"].any()
+    chosen = sweep.operating_point(sweep.settings(runs)).iloc[-1]
+    for name in worlds:
+        own = validate(load_profile(name))
+        assert (own.prompts_per_step, own.max_steps, own.learning_rate) == tuple(chosen[sweep.SETTING])
