@@ -158,7 +158,7 @@ def test_the_ledger_is_filtered_by_paper_scope_and_verdict_and_by_its_address(si
     count = browser.execute_script("return document.querySelector('.dt-info').textContent.trim()")
     assert count == f"{len(left)} of {len(table)} claims"
     browser.get(browser.current_url)  # as linked
-    WebDriverWait(browser, 10).until(lambda _: browser.execute_script(rows))  # a page may be loaded before it is laid out
+    WebDriverWait(browser, 10).until(lambda _: browser.execute_script(rows))  # loaded may not yet be laid out
     assert browser.execute_script(rows) == left["id"].tolist()
     browser.find_element("css selector", ".dt-search input").send_keys('"exactly so"')
     found = left[left["because"].str.contains("exactly so", case=False)]
