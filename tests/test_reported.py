@@ -151,7 +151,7 @@ def test_means_that_are_not_one_per_method_are_refused(name: str, where: dict[st
         tables.paper_means(name, **where)
 
 
-# --- the papers' own arithmetic: what notebook 06 does not compute ----------------------------------------------------
+# --- the papers' own arithmetic: what notebook 07 does not compute ----------------------------------------------------
 
 # Printed averages that are not the mean of their row: what the mean of the printed cells is. The first three are one
 # number: with 20.0 for AIME24, not 0.2, the mean is 38.16; 0.2 seems to be a fraction among percentages.

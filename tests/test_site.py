@@ -28,7 +28,7 @@ PAGES = [
     "docs/ledger",
     "docs/runs",
     "RESULTS",
-    "notebooks/01_anisotropic_gap",
+    "notebooks/30_bounds",
     "notebooks/21_table1",
 ]
 PAGES += ["notebooks/90_claims"]

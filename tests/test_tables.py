@@ -142,7 +142,7 @@ def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkey
         assert "old" not in found
         assert found.count(f"{pages.README['gate']}\n\n| a\\d | b |\n") == 1
         assert "| 0.50 |  |\n" in found
-        where = "([notebook 01](notebooks/01_why.ipynb))"
+        where = "([notebook 30](notebooks/01_why.ipynb))"
         said = "By 5 [0, 9] (95 %, of 2; 3 seeds)."
         assert found.count(f"1. **Why?**<br>GCPO, Eq. 1, finding: “so it is”: *inconclusive* {where}<br>{said}\n") == 1
         assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(pages.README["gate"])

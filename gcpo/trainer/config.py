@@ -44,7 +44,7 @@ class GCPOConfig(GRPOConfig):
         alpha: alpha_base of group weights; the strength is alpha / log G (GCPO, section 3.4). None: the method's own
             (0.6 for GCPO's). 0 gives the base method.
         equalize_mean: divide the weights by their mean over the batch, for comparisons at nearly the same mean |A| (a
-            weight that depends on A itself leaves a rest, notebook 05).
+            weight that depends on A itself leaves a rest, notebook 35).
         reward_range: lowest and highest possible (weighted, summed) reward, two numbers; normalises RD (GCPO, Eq. 11).
             None: what the reward functions declare as their attribute ``reward_range`` (TRL's own are known); a method
             that measures rewards refuses to start where one declares none.
