@@ -17,6 +17,7 @@ from gcpo.runs.params import Params
 
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 RUN = {path.stem for path in NOTEBOOKS if re.match("1[0-9]_", path.stem)}
+WORDS = "Holds|Fails|Ruled out|Inconclusive|Not tested"
 SANITIZE = Path(__file__).with_name("sanitize.cfg")
 
 
@@ -41,7 +42,7 @@ def shows_results(cell: nbformat.NotebookNode) -> bool:
     """Whether the stored outputs hold a number in words or tables, or a verdict; figures are not compared."""
     shown = [output.get("data", {"text/plain": output.get("text", "")}) for output in cell.outputs]
     texts = [data[kind] for data in shown if "image/png" not in data for kind in data if kind.startswith("text/")]
-    return any(re.search(r"\d|<table|Verdict on", text) for text in texts)
+    return any(re.search(rf"\d|<table|^\*\*(?:{WORDS}): ", text) for text in texts)
 
 
 def test_the_map_is_complete() -> None:
@@ -170,9 +171,6 @@ def test_a_notebook_to_read_asserts_nothing_that_holds_in_one_world_alone(path: 
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-WORDS = "holds|fails|ruled out|inconclusive|not tested"
-
-
 def number(text: str) -> str:
     """The text with its last digit changed."""
     return re.sub(r"\d(?=\D*$)", lambda digit: str((int(digit[0]) + 1) % 10), text)
@@ -180,14 +178,14 @@ def number(text: str) -> str:
 
 def word(text: str) -> str:
     """The text with its verdict changed."""
-    return re.sub(WORDS, "is proven", text)
+    return re.sub(WORDS, "Proven", text)
 
 
 # What is changed by hand: in which representation of an output, where it stands, and how.
 EDITS = {
-    "a verdict as shown": ("text/markdown", rf"\): ({WORDS})\.", word),
-    "a verdict as text": ("text/plain", rf"\): ({WORDS})\.", word),
-    "a number of a verdict": ("text/markdown", r"\.\*\* .*\d", number),
+    "a verdict as shown": ("text/markdown", rf"^\*\*({WORDS}): ", word),
+    "a verdict as text": ("text/plain", rf"^({WORDS}): ", word),
+    "a number of a verdict": ("text/markdown", r"\A\*\*.*\d", number),
     "a cell of a table as shown": ("text/html", r"<td>[^<]*\d", number),
     "a cell of a table as text": ("text/plain", r"\A\s[^:]*\n.*\d", number),
     "a printed number": ("text", r"\d", number),

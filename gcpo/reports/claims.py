@@ -85,7 +85,8 @@ class Verdicts:
         Args:
             check: the id that ``claims.yaml`` knows it by: its claim's, where it alone decides one.
             place: the place in the paper.
-            heading: the claim in a few words, for readers; nothing is joined by it.
+            heading: the claim in a few words, which follows its verdict ("Holds: entropy is blind to distance");
+                nothing is joined by it.
             decided: a verdict that :func:`decide` made of runs; or what another check returned, None when the data
                 cannot decide.
             because: the numbers that decided it; after the verdict's own words where it has some.
@@ -95,7 +96,7 @@ class Verdicts:
             decided = Verdict(WORDS[None if decided is None else bool(decided)], "")
         verdict = replace(decided, because=f"{decided.because} {because}".strip())
         place = f"{place}, {task}" if task else place
-        text = f"**Verdict on “{heading}” ({place}): {verdict.label}.** {verdict.because}"
+        text = f"**{verdict.label.capitalize()}: {heading}** ({place}). {verdict.because}"
         display({"text/markdown": text, "text/plain": text.replace("**", "")}, raw=True)
         self.rows.append(({"id": check, "place": place, "task": task, "heading": heading}, verdict))
 
