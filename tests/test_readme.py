@@ -37,6 +37,8 @@ def test_the_results_are_those_of_the_reference_tables_and_say_so() -> None:
 def test_the_page_of_results_is_that_of_the_reference_tables() -> None:
     page = (paths.ROOT / "RESULTS.md").read_text()
     assert page == pages.results_page("laptop"), "a number edited by hand, or tables newer than RESULTS.md"
+    exhibits = (paths.ROOT / "docs" / "exhibits.md").read_text()
+    assert exhibits == pages.exhibits_page(), "python -m gcpo report --publish"
 
 
 def test_what_a_run_needs_is_measured_or_estimated_by_the_package() -> None:
