@@ -41,6 +41,16 @@ def test_the_page_of_results_is_that_of_the_reference_tables() -> None:
     assert exhibits == pages.exhibits_page(), "python -m gcpo report --publish"
 
 
+def test_the_answer_in_words_is_that_of_the_ledger() -> None:
+    """The first screen says in words that entropy is blind, that filters take the most, and that GCPO gains nothing."""
+    verdicts = pages.table_of("laptop", "headlines")["verdict"].tolist()
+    assert verdicts[:2] == ["holds", "holds"] and verdicts[3] in ("ruled out", "fails")
+    readme = (paths.ROOT / "README.md").read_text()
+    assert readme.count("\n") <= 180
+    typed = readme.partition("## Reproduce")[0].replace(pages.readme_results("laptop"), "")
+    assert not re.search(r"\d (?:%|points)", typed.replace("95 %", "")), "numbers are written by the package"
+
+
 def test_what_a_run_needs_is_measured_or_estimated_by_the_package() -> None:
     readme = (paths.ROOT / "README.md").read_text()
     (block,) = re.findall(f"{pages.NEEDS}.*?{pages.END_NEEDS}", readme, flags=re.S)
