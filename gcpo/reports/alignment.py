@@ -198,7 +198,7 @@ def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[st
 
 
 def of_either_sign(draws: Draws) -> Draws:
-    """The same, turned round where the estimate is below 0: above 0 at a level where its interval does not hold 0."""
+    """Return the draws with the sign that makes the estimate positive, so that a correlation of either sign counts."""
     sign = -1.0 if draws.estimate < 0 else 1.0
     return Draws(sign * draws.estimate, sign * draws.draws)
 
