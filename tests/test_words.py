@@ -14,7 +14,8 @@ from gcpo.reports.site import reports
 
 # What it is called -> how it looks. Each has been written here, and read twice by those who met it.
 BANNED = {
-    "a clause as subject": r"(?:^|[.:!?] )What (?!if\b)(?:[a-z' ]+ )?(?:is|are|holds|counts|differs|remains|follows|decides)\b[^?]{0,160}\.(?:\s|$)",
+    "a clause as subject": r"(?:^|[.:!?] )What (?!if\b)(?:[a-z' ]+ )?(?:is|are|holds|counts|changes|differs|remains|follows)\b"
+    r"[^?]{0,160}\.(?:\s|$)",
     "begins with Of": r"(?:^|[.!?] )Of (?:the|all|these|those|each|its|a)\b",
     "as for because": r", as (?:it|they|this|that|these|those)\b",
     "less for minus": r"\b(?:GRPO|CD|BoT|RD|SE|KLE|one|it) less (?:GRPO|CD|BoT|RD|SE|KLE|that|those)\b",
@@ -72,7 +73,7 @@ def test_no_docstring_opens_with_what_of_or_where() -> None:
     [
         "What differs is the weight of a group.",
         "Of the groups, half are equal.",
-        "It is lower, as the reward is graded.",
+        "It is lower, as it has no other reward.",
         "The gain is that of GRPO less that of SE.",
         "The interval holds zero.",
         "No control is told from GRPO.",
