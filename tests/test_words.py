@@ -14,8 +14,8 @@ from gcpo.reports.site import reports
 
 # What it is called -> how it looks. Each has been written here, and read twice by those who met it.
 BANNED = {
-    "a clause as subject": r"(?:^|[.:!?] )What (?!if\b)(?:[a-z' ]+ )?(?:is|are|holds|counts|changes|differs|remains|follows)\b"
-    r"[^?]{0,160}\.(?:\s|$)",
+    "a clause as subject": r"(?:^|[.:!?] )What (?!if\b)(?:[a-z' ]+ )?"
+    r"(?:is|are|holds|counts|changes|differs|remains|follows)\b[^?]{0,160}\.(?:\s|$)",
     "begins with Of": r"(?:^|[.!?] )Of (?:the|all|these|those|each|its|a)\b",
     "as for because": r", as (?:it|they|this|that|these|those)\b",
     "less for minus": r"\b(?:GRPO|CD|BoT|RD|SE|KLE|one|it) less (?:GRPO|CD|BoT|RD|SE|KLE|that|those)\b",
