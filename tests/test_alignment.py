@@ -186,7 +186,7 @@ def test_a_claim_that_names_no_checkpoint_is_decided_where_they_agree(centres: l
     if expected != "not tested":
         assert [part.partition(":")[0] for part in verdict.parts] == ["start", "end"]
         names = [name for name, parts in found.items() if decided(parts, {"a": 0.6}).label == expected] or ["start"]
-        assert f"{names[0]}: a: " in verdict.because
+        assert f"{names[0].capitalize()}: a: " in verdict.because
 
 
 @pytest.mark.parametrize(("centre", "expected"), [(-0.5, "holds"), (0.5, "holds"), (-0.05, "inconclusive")])

@@ -192,7 +192,7 @@ def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[st
     final = asked[0].label if len(labels) == 1 else RULED_OUT if labels == {RULED_OUT, FAILS} else INCONCLUSIVE
     decided, shown = next((each_ for each_ in each.items() if each_[1].label == final), (next(iter(each)), asked[0]))
     depends = "It depends on the checkpoint, which the paper does not name." if len(labels) > 1 else ""
-    because = f"{depends} {decided}: {shown.because}".lstrip()
+    because = f"{depends} {decided[0].upper()}{decided[1:]}: {shown.because}".lstrip()
     lines = tuple(f"{policy}: {verdict.label}. {verdict.because}" for policy, verdict in each.items())
     return replace(shown, label=final, because=because, parts=lines, note=depends)
 

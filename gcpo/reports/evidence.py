@@ -246,7 +246,7 @@ def decide(
     ]
     blinded = final == RULED_OUT and blind
     about: dict[str, Any] = {"note": denied, "parts": tuple(part.line for part in parts)}
-    about["because"] = " ".join(filter(None, [blind if blinded else "", *because]))
+    about["because"] = " ".join(filter(None, [f"{blind} By the intervals alone:" if blinded else "", *because]))
     if final == UNTESTED or blinded:
         return Verdict(UNTESTED, effect=only, **about)
     found = weakest.comparison

@@ -31,18 +31,22 @@ EVIDENCE = {  # by a claim's scope
     "embedded world": "small policies, trained here",
     "real model": "the paper's models",
 }
-WORDS = """*Holds*: the confidence interval, a proof or an exact computation is on the claimed side. *Fails*: it is on
-the other side. *Ruled out*: the interval excludes an effect as large as the paper's (or as a margin declared
-beforehand). *Inconclusive*: the interval includes both zero and that effect. *Not tested*: we lack the models or the
-runs, or the case does not occur here. [Notebook 90](notebooks/90_claims.ipynb) has the rules."""
+WORDS = (
+    "*Holds*: the confidence interval, a proof or an exact computation is on the claimed side. *Fails*: it is on the "
+    "other side. *Ruled out*: the interval excludes an effect as large as the paper's (or as a margin declared "
+    "beforehand). *Inconclusive*: the interval includes both zero and that effect. *Not tested*: we lack the models or "
+    "the runs, no positive control was seen, or the case does not occur here. "
+    "[Notebook 90](notebooks/90_claims.ipynb) has the rules."
+)
 PREAMBLE = f"""# Results
 
 `python -m gcpo report --publish` writes this page; no number and no verdict here is typed. All claims, with what
 decided each, are in [ledger.csv](outputs/reference/laptop/ledger.csv) and, to search and filter, on the site's page
 "The ledger".
 
-{WORDS} Results of small policies show how the methods behave on our generated tasks. They say nothing about the papers'
-models.
+{WORDS}
+
+Results of small policies show how the methods behave on our generated tasks. They say nothing about the papers' models.
 """
 
 
