@@ -103,7 +103,7 @@ def test_app_f4_embeddings_have_their_share_of_the_squared_distances_between_gra
     assert np.median(of_embeddings[usual] / together[usual]) == pytest.approx(share, abs=0.05)
 
 
-@pytest.mark.parametrize("kind", ["solving", "guessing", "hair-splitting"])
+@pytest.mark.parametrize("kind", ["ordinary", "half hopeless", "trivial stakes"])
 def test_prompts_are_policies_with_rewards_in_range(kind: str) -> None:
     p, features, rewards = toys.prompts(kind, 200, seed=1)
     assert p.shape == rewards.shape == (200, 4) and features.shape == (200, 4, 8)
@@ -113,16 +113,16 @@ def test_prompts_are_policies_with_rewards_in_range(kind: str) -> None:
 
 
 def test_prompts_tie_entropy_to_reward_as_documented() -> None:
-    solving, guessing, hair = (toys.prompts(kind, 400) for kind in ("solving", "guessing", "hair-splitting"))
-    assert (solving.rewards.sum(1) == 2).all() and (solving.rewards.amax(1) == 2).all()
-    favoured = (solving.probabilities * solving.rewards / 2).sum(1).mean()
+    ordinary, hopeless, trivial = (toys.prompts(kind, 400) for kind in ("ordinary", "half hopeless", "trivial stakes"))
+    assert (ordinary.rewards.sum(1) == 2).all() and (ordinary.rewards.amax(1) == 2).all()
+    favoured = (ordinary.probabilities * ordinary.rewards / 2).sum(1).mean()
     assert favoured > 0.4
-    lost = guessing.rewards.sum(1) == 0
+    lost = hopeless.rewards.sum(1) == 0
     assert 0.4 < lost.double().mean() < 0.6
-    assert ((guessing.probabilities > 0).sum(1)[~lost] == 2).all()
-    assert ((guessing.probabilities > 0).sum(1)[lost] == 4).all()
-    torch.testing.assert_close(hair.probabilities, solving.probabilities)
-    assert 0.005 < (hair.rewards - 1).std() < 0.02
+    assert ((hopeless.probabilities > 0).sum(1)[~lost] == 2).all()
+    assert ((hopeless.probabilities > 0).sum(1)[lost] == 4).all()
+    torch.testing.assert_close(trivial.probabilities, ordinary.probabilities)
+    assert 0.005 < (trivial.rewards - 1).std() < 0.02
     with pytest.raises(KeyError, match="dreaming"):
         toys.prompts("dreaming", 3)
 

@@ -119,9 +119,9 @@ def semantic_groups(
 def prompts(kind: str, count: int, *, n_answers: int = 4, width: int = 8, seed: int = 0) -> Prompts:
     """Return a population of prompts with rewards in [0, 2], one of three kinds that tie entropy to reward differently.
 
-    - "solving": one answer is right (reward 2) and favoured; the policy ranges from sure to undecided.
-    - "guessing": half of the prompts split two ways, right or wrong; the others spread over answers that are all wrong.
-    - "hair-splitting": probabilities as in "solving", but every answer earns 1 up to a difference of about 0.01.
+    - "ordinary": one answer is right (reward 2) and favoured; the policy ranges from sure to undecided.
+    - "half hopeless": half of the prompts split two ways, right or wrong; in the others all answers are wrong.
+    - "trivial stakes": probabilities as in "ordinary", but every answer earns 1 up to a difference of about 0.01.
 
     Raises KeyError for another kind.
     """
@@ -135,9 +135,9 @@ def prompts(kind: str, count: int, *, n_answers: int = 4, width: int = 8, seed: 
     split = share * right + (1 - share) * np.roll(right, 1, -1)
     spread = rng.dirichlet(np.full(n_answers, 4.0), count)
     probabilities, rewards = {
-        "solving": (sure, 2 * right),
-        "guessing": (np.where(lost, spread, split), np.where(lost, 0, 2 * right)),
-        "hair-splitting": (sure, 1 + 0.01 * rng.standard_normal((count, n_answers))),
+        "ordinary": (sure, 2 * right),
+        "half hopeless": (np.where(lost, spread, split), np.where(lost, 0, 2 * right)),
+        "trivial stakes": (sure, 1 + 0.01 * rng.standard_normal((count, n_answers))),
     }[kind]
     return Prompts(*(torch.from_numpy(part) for part in (probabilities, features, rewards)))
 
