@@ -108,6 +108,18 @@ def test_numeric_x_is_not_moved() -> None:
     assert axes.get_xlabel() == "alpha" and axes.get_ylabel() == "y" and axes.get_legend() is None
 
 
+def test_trends_are_lines_with_bands_at_shared_places() -> None:
+    axes = figures.lines_with_bands(DATA, "task", "score", "low", "high", hue="method")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["qa", "maths"]
+    for line, scores in zip(axes.lines, ([0.5, 0.4], [0.6, 0.3]), strict=True):
+        np.testing.assert_allclose(line.get_xydata(), np.column_stack([[0, 1], scores]))
+    corners = [set(map(tuple, band.get_paths()[0].vertices.round(2))) for band in axes.collections]
+    assert corners[0] == {(0, 0.45), (0, 0.55), (1, 0.3), (1, 0.5)}
+    assert corners[1] == {(0, 0.65), (0, 0.7), (1, 0.2), (1, 0.4)}
+    assert axes.lines[0].get_linestyle() != axes.lines[1].get_linestyle()  # apart without colour, too
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["grpo", "gcpo"]
+
+
 def test_verdicts_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = claims.Verdicts("01_a")
     verdict("one", "Eq. 1", "a", np.bool_(True), "Yes.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -96,17 +96,44 @@ def points_with_intervals(
     side. Returns the axes (the current ones by default), labelled with column names: replace them by words and units.
     """
     axes = plt.gca() if ax is None else ax
+    for name, rows, place, look in _series(data, x, hue, axes, apart=0.7):
+        axes.vlines(place, rows[low], rows[high], color=look["color"], linewidth=1.8, zorder=2)
+        axes.plot(place, rows[y], label=name, zorder=3, **{**look, "linestyle": ""})
+    return _labelled(axes, x, y, hue)
+
+
+def lines_with_bands(
+    data: pd.DataFrame, x: str, y: str, low: str, high: str, hue: str | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw a trend of estimates as a line and their intervals as a band; arguments as in `points_with_intervals`.
+
+    Categories are evenly spaced, and the series of `hue` share their places.
+    """
+    axes = plt.gca() if ax is None else ax
+    for name, rows, place, look in _series(data, x, hue, axes):
+        axes.fill_between(place, rows[low], rows[high], color=look["color"], alpha=0.18, linewidth=0)
+        axes.plot(place, rows[y], label=name, **look)
+    return _labelled(axes, x, y, hue)
+
+
+def _series(
+    data: pd.DataFrame, x: str, hue: str | None, axes: Axes, apart: float = 0
+) -> Iterator[tuple[Any, pd.DataFrame, pd.Series, dict[str, Any]]]:
+    """Yield name, rows, places on the x axis and look of each series; ``apart`` is the width that series of a category
+    share."""
     series = [(None, data)] if hue is None else list(data.groupby(hue, sort=False))
     numeric, categories = pd.api.types.is_numeric_dtype(data[x]), list(data[x].unique())
     if not numeric:
         axes.set_xticks(range(len(categories)), [str(category) for category in categories])
         axes.grid(False, axis="x")
-    looks = zip(series, cycle(PALETTE), cycle(MARKERS), strict=False)
-    for index, ((name, rows), colour, marker) in enumerate(looks):
-        shift = (index - (len(series) - 1) / 2) * 0.7 / len(series)
+    looks = zip(series, cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False)
+    for index, ((name, rows), colour, marker, line) in enumerate(looks):
+        shift = (index - (len(series) - 1) / 2) * apart / len(series)
         place = rows[x] if numeric else rows[x].map(categories.index) + shift
-        axes.vlines(place, rows[low], rows[high], color=colour, linewidth=1.8, zorder=2)
-        axes.plot(place, rows[y], marker, color=colour, markeredgecolor="white", label=name, zorder=3)
+        yield name, rows, place, {"color": colour, "marker": marker, "linestyle": line, "markeredgecolor": "white"}
+
+
+def _labelled(axes: Axes, x: str, y: str, hue: str | None) -> Axes:
     axes.set(xlabel=x, ylabel=y)
     if hue is not None:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)  # above the data, where it hides none
