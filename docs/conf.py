@@ -52,8 +52,8 @@ html_theme = "sphinx_book_theme"
 html_theme_options = {"show_toc_level": 2, "use_download_button": False, "home_page_in_toc": True}
 html_theme_options |= {"navbar_persistent": []}  # there is a field for searching beside the contents
 if repository:
-    html_theme_options |= {"repository_url": repository, "use_repository_button": True, "use_issues_button": True}
-    html_theme_options |= {"use_source_button": True, "repository_branch": "main", "path_to_docs": ""}
+    html_theme_options |= {"repository_url": repository, "repository_provider": "github", "use_repository_button": True}
+    html_theme_options |= {"use_issues_button": True, "use_source_button": True, "repository_branch": "main"}
     html_theme_options |= {"launch_buttons": {"binderhub_url": "https://mybinder.org"}}  # of notebooks
 html_context = {"default_mode": "light"}
 html_favicon = "static/icon.svg"
