@@ -151,7 +151,7 @@ def test_less_spread_is_above_zero_and_its_interval_is_that_of_the_ratio() -> No
     assert decide([there]).label == "holds" and decide([back]).label == "fails"
     assert not missing.tested and missing.compared == "0 and 8 seeds: cannot be compared (3 are needed)"
     assert there.family == 2 and there.corrected.low < there.interval.low
-    assert "ln of grpo's standard deviation over se's" in decide([there]).because
+    assert "ln of the standard deviation of GRPO over that of SE: " in decide([there]).because
 
 
 def test_runs_that_do_not_vary_have_no_ratio_of_spreads_and_runs_that_are_the_same_have_one() -> None:
@@ -179,7 +179,7 @@ def test_figures_of_runs_are_paired_by_seed() -> None:
     one, missing, constant, absent = evidence.by_seed(table, pairs, "entropy, nats").values()
     assert one.interval == pytest.approx((2, 2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)))
     assert one.p == pytest.approx(0.07418, abs=1e-5) and one.family == 1  # two-sided p of t = 2 sqrt 3
-    assert one.what == "entropy, nats, se minus grpo" and one.compared == "3 seeds each"
+    assert one.what == "entropy, nats, SE minus GRPO" and one.compared == "3 seeds each"
     assert not missing.tested and missing.compared == "1 and 3 seeds: cannot be compared"
     assert not constant.tested and not absent.tested
     corrected = evidence.by_seed(figures_of(grpo=[0, 0, 0], se=[1, 2, 3], kle=[1, 3, 5]), pairs[:2], "x")
@@ -245,11 +245,12 @@ def test_a_verdict_has_the_fields_of_what_decided_it() -> None:
     assert (found.label, found.subject, found.against, found.unit, found.n) == ("inconclusive", "a", "c", "nats", 5)
     assert (found.estimate, found.low, found.high) == made.corrected and found.effect == -1.0
     assert found.level == pytest.approx(0.95)  # the smaller p is judged at 5 % over 2, and then this one at 5 %
-    assert [part.rpartition(":")[0] for part in found.parts] == [
-        "holds: nats, a minus b", "inconclusive: nats, a minus c",
-    ]  # fmt: skip
+    assert [part.rpartition(": ")[0] for part in found.parts] == [
+        "holds: nats, a minus b",
+        "inconclusive: nats, a minus c",
+    ]
     assert found.note == "The paper's own table contradicts it (a minus c: -1.00)."
-    assert decide([made, UNMADE]).parts[1] == "not tested: c minus b: 1 and 10 seeds: cannot be compared"
+    assert decide([made, UNMADE]).parts[1] == "not tested: c minus b: 1 and 10 seeds: cannot be compared."
     assert math.isnan(decide([made]).effect)
 
 
@@ -299,11 +300,18 @@ def test_every_part_of_a_joined_claim_is_shown_with_the_interval_that_decides_it
     found = decide(parts, [nan, 1.4, 6.2, nan], command="python -m gcpo grid g", margin=2.0)
     assert found.label == "ruled out" and (found.low, found.high, found.effect) == (-2, 1.5, 6.2)
     assert found.because == (
-        "Ruled out for 1 of 4 (95 %, corrected for 6; 10 seeds each): c minus b: -0.25 [-2.00, +1.50] points, "
-        "so no effect of 6.20 (the paper's). Not tested for 1 of 4: c minus b: its weight cannot act. "
-        "Holds for 2 of 4 (95 % each; 10 seeds each): weak minus b: +1.55 [+0.10, +3.00] points; "
-        "strong minus b: +1.50 [+1.00, +2.00] points, the paper's +1.40."
+        "2 of 4 comparisons hold, 1 is ruled out, 1 is not tested; the one that decides is c minus b: "
+        "-0.25 points (95 % CI -2.00 to +1.50, Holm over 6, 10 seeds each). This rules out the paper's +6.20."
     )
+    assert found.parts == (
+        "holds: weak minus b: +1.55 points (95 % CI +0.10 to +3.00, 10 seeds each).",
+        "holds: strong minus b: +1.50 points (95 % CI +1.00 to +2.00, 10 seeds each). The paper has +1.40.",
+        "ruled out: c minus b: -0.25 points (95 % CI -2.00 to +1.50, Holm over 6, 10 seeds each). "
+        "This rules out the paper's +6.20.",
+        "not tested: c minus b: its weight cannot act.",
+    )
+    both = decide([WEAK, STRONG]).because
+    assert both.startswith("Both comparisons hold; the weakest is weak minus b: +1.55 points")
 
 
 def test_the_margin_is_the_size_where_the_paper_prints_no_gain() -> None:
@@ -311,8 +319,11 @@ def test_the_margin_is_the_size_where_the_paper_prints_no_gain() -> None:
     assert decide([between(-1, 3)], margin=2.0).label == "inconclusive"
     assert decide([between(-1, 3)], [6.0], margin=2.0).label == "ruled out"  # the paper's own is what was claimed
     assert decide([between(-1, 1)], [-6.0], margin=2.0).label == "ruled out"  # its table has no gain to rule out
-    assert "too few runs to tell 0 from 2.00 (the declared margin)" in decide([between(-1, 3)], margin=2.0).because
-    assert "detectable: 1.50" in decide([between(-1, 3)], margin=2.0).because
+    assert (
+        "Too few runs to tell 0 from 2.00, the margin declared beforehand."
+        in decide([between(-1, 3)], margin=2.0).because
+    )
+    assert "A difference of 1.50 would have been detected." in decide([between(-1, 3)], margin=2.0).because
 
 
 def test_what_does_not_occur_is_not_compared_and_counts_for_nothing() -> None:
@@ -321,7 +332,7 @@ def test_what_does_not_occur_is_not_compared_and_counts_for_nothing() -> None:
     found = evidence.paired_comparisons(scores, "f1", pairs, absent={("kle", "grpo"): "its weight cannot act"})
     assert found["se", "grpo"].family == 1 and not found["kle", "grpo"].tested
     verdict = decide([found["kle", "grpo"]], [3.0], command="python -m gcpo grid g")
-    assert (verdict.label, verdict.because) == ("not tested", "kle minus grpo: its weight cannot act.")
+    assert (verdict.label, verdict.because) == ("not tested", "KLE minus GRPO: its weight cannot act.")
 
 
 def test_the_effects_belong_to_their_comparisons() -> None:
@@ -341,9 +352,8 @@ def test_the_effects_belong_to_their_comparisons() -> None:
 def test_missing_runs_and_a_closed_gate_say_what_to_do() -> None:
     missing = decide([between(1, 2), UNMADE], command="python -m gcpo grid g")
     assert missing.because == (
-        "Not tested for 1 of 2: c minus b: 1 and 10 seeds: cannot be compared. "
-        "Holds for 1 of 2 (95 % each; 10 seeds each): a minus b: +1.50 [+1.00, +2.00] points. "
-        "First: python -m gcpo grid g."
+        "1 of 2 comparisons is not tested, 1 holds; the one that decides is c minus b: 1 and 10 seeds: "
+        "cannot be compared. First: python -m gcpo grid g."
     )
     closed = decide([between(1, 2)], [3.0], closed="The gate failed on tinymath: ...")
     assert (closed.label, closed.because) == ("not tested", "The gate failed on tinymath: ...")
@@ -357,8 +367,8 @@ def test_a_verdict_carries_its_interval_the_papers_effect_and_what_is_detectable
     verdicts("one", "4.2", "a beats b", decide([between(-0.25, 0.75, family=4)], [6.8]), "More.")
     verdicts("two", "4.3", "a beats c", decide([between(1, 2)], [-6.06]))
     said = capsys.readouterr().out
-    assert "a minus b: +0.25 [-0.25, +0.75] points (95 %, corrected for 4; 10 seeds each)" in said
-    assert "10 seeds each), so no effect of 6.80 (the paper's). More." in said
+    assert "a minus b: +0.25 points (95 % CI -0.25 to +0.75, 10 seeds each)" in said
+    assert "10 seeds each). This rules out the paper's +6.80. More." in said
     assert "The paper's own table contradicts it (a minus b: -6.06)." in said
     table = verdicts.table()
     assert [table.index.name, *table] == [
@@ -387,7 +397,7 @@ def test_whether_a_word_depends_on_a_setting_is_not_known_where_a_setting_is_ope
 ) -> None:
     lines = [("tinyqa", rate, verdict) for rate, verdict in zip((0.5, 1, 2), verdicts, strict=True)]
     table = claims.by_setting(lines, ["task", "rate"])
-    shown = {"inconclusive": "inconclusive +4.0 [-1.0, +9.0]", "ruled out": "ruled out +0.0 [-1.0, +1.0]"}
+    shown = {"inconclusive": "inconclusive: +4.0 (-1.0 to +9.0)", "ruled out": "ruled out: +0.0 (-1.0 to +1.0)"}
     assert table["depends"].tolist() == [depends] and table[0.5].tolist() == [shown[verdicts[0].label]]
 
 

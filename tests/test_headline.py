@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 import pytest
+from record_builders import evaluated, finished, write_grid
 
-from gcpo.reports import evidence, headline, power
+from gcpo import reports
+from gcpo.reports import evidence, headline, power, records
 from gcpo.reports.headline import GCPO, RIGHT
 from gcpo.runs.grids import expand
 
@@ -58,11 +60,36 @@ def test_a_null_counts_only_where_a_control_is_told_from_grpo() -> None:
     assert list(seen.table["told"]) == [True, False]
     assert not unseen.told and unseen.blind.startswith("None of 1 positive controls is told from GRPO on tinyqa")
     nothing = headline.controls("tinyqa", null, "f1")
-    assert nothing.blind == "No positive control was trained on tinyqa, so that a null says nothing."
+    assert nothing.blind == "No positive control was trained on tinyqa, so a null says nothing."
     for controls, word in ((seen, "ruled out"), (unseen, "not tested"), (nothing, "not tested")):
         verdict = evidence.decide([*comparison], [20.0], blind=controls.blind)
         assert verdict.label == word
         assert verdict.because.startswith(controls.blind)
+
+
+@pytest.mark.usefixtures("places")
+@pytest.mark.parametrize(("dropped", "word"), [(0.4, "ruled out"), (0.5, "not tested"), (None, "not tested")])
+def test_a_report_rules_nothing_out_where_its_runs_have_no_control_that_was_seen(
+    dropped: float | None, word: str
+) -> None:
+    methods = ["grpo", "se", *(["drop_half"] if dropped else [])]
+    write_grid("g", [{"kind": "train", "method": methods, "seed": [0, 1, 2]},
+                     {"kind": "train", "method": ["grpo"], "max_steps": [0], "seed": [0, 1, 2]}])  # fmt: skip
+    write_grid("headline", [{"kind": "train", "method": ["grpo"], "seed": [0, 1, 2]}])
+    for seed in range(3):
+        end = 0.001 * seed
+        finished(method="grpo", seed=seed, max_steps=0, tables=evaluated(0.2 + end))
+        for method, score in {"grpo": 0.5, "se": 0.5, "drop_half": dropped}.items():
+            if score:
+                finished(method=method, seed=seed, tables=evaluated(score + end * (1 + (method == "se"))))
+    report, pair = reports.open("p", "g"), ("se", "grpo")
+    scores = records.gather(report.runs(), "eval", ["label", "seed"]).query("decoding == 'sampled'")
+    made = [evidence.paired_comparisons(scores, "f1", [pair])[pair]]
+    verdict, controls = report.decide("tinyqa", made, [20.0], margin=2.0), report.controls["tinyqa"]
+    assert verdict.label == word, verdict.because
+    assert controls.blind in verdict.because and bool(controls.told) == (word == "ruled out")
+    closed = report.decide("tinyqa", made, closed="No case.", margin=2.0)
+    assert (closed.label, closed.because) == ("not tested", "No case.")
 
 
 def test_what_is_seen_stands_without_controls() -> None:

@@ -153,7 +153,7 @@ def test_what_was_found_is_that_of_the_deciding_checks_with_the_words_of_the_oth
 ) -> None:
     none = {**CLAIM, "id": "none", "checks": [], "scope": "real model"}
     table = ledger.ledger(declared(tmp_path, CLAIM, none), two_notebooks(places)).set_index("id")
-    words = "Eq. 1, tinymath: By 1. But Eq. 1, more: holds. But Eq. 1, tinyqa, most: holds."
+    words = "By 1. However, more (Eq. 1): holds. However, most (Eq. 1, tinyqa): holds."
     assert table["found"].to_dict() == {"gcpo-one": words, "none": ""}
     assert table["notebook"].to_dict() == {"gcpo-one": "21_b", "none": ""}
     columns = ["kind", "scope", "place", "quote", "verdict", "because", "note"]
@@ -182,7 +182,7 @@ def test_a_claim_is_decided_on_the_tasks_that_it_is_about(
     row = ledger.ledger(claims, ledger.read_verdicts("p")).iloc[0]
     assert row["verdict"] == verdict
     assert ("Beside it, 21: " in row["because"]) == (beside is not None)
-    assert beside is None or f"Not of its scope, Eq. 1, {beside}: " in row["found"]
+    assert beside is None or f"On {beside}, which the sentence is not about: " in row["found"]
 
 
 def test_a_claim_without_a_verdict_on_its_own_tasks_is_not_tested(places: Path, tmp_path: Path) -> None:

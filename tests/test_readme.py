@@ -37,6 +37,18 @@ def test_the_results_are_those_of_the_reference_tables_and_say_so() -> None:
 def test_the_page_of_results_is_that_of_the_reference_tables() -> None:
     page = (paths.ROOT / "RESULTS.md").read_text()
     assert page == pages.results_page("laptop"), "a number edited by hand, or tables newer than RESULTS.md"
+    exhibits = (paths.ROOT / "docs" / "exhibits.md").read_text()
+    assert exhibits == pages.exhibits_page(), "python -m gcpo report --publish"
+
+
+def test_the_answer_in_words_is_that_of_the_ledger() -> None:
+    """The first screen says in words that entropy is blind, that filters take the most, and that a gain is open."""
+    verdicts = pages.table_of("laptop", "headlines")["verdict"].tolist()
+    assert verdicts[:2] == ["holds", "holds"] and verdicts[3] == "not tested"
+    readme = (paths.ROOT / "README.md").read_text()
+    assert readme.count("\n") <= 180
+    typed = readme.partition("## Reproduce")[0].replace(pages.readme_results("laptop"), "")
+    assert not re.search(r"\d (?:%|points)", typed.replace("95 %", "")), "numbers are written by the package"
 
 
 def test_what_a_run_needs_is_measured_or_estimated_by_the_package() -> None:

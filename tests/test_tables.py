@@ -123,42 +123,44 @@ def test_every_table_of_the_papers_is_made_or_says_what_it_lacks() -> None:
         assert f"{paper} table {number}" in named
 
 
-def test_the_readme_is_rewritten_between_its_markers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_markers_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
+    tables_ = {
+        "gate": "task,decoding,gain,low,high,records\n"
+        "tinyqa,sampled,21.44,19.46,23.48,runs of p\ntinyqa,greedy,1,0,2,runs of p\n",
+        "headlines": "question,paper,scope,place,quote,verdict,found,parts,notebook,records\n"
+        "Why?,GCPO,embedded world,Eq. 1,so it is,ruled out,By 5.,holds: one.\\nruled out: two.,01_why,runs of p\n",
+        "ledger_counts": "kind,paper,holds,fails,claims,records\nfinding,GCPO,2,1,3,runs of p\n"
+        "theorem,GCPO,1,0,1,runs of p\ntheorem,EGPO,0,4,4,runs of p\n",
+    }
     (tmp_path / "reference" / "p").mkdir(parents=True)
-    (tmp_path / "reference" / "p" / "gate.csv").write_text("a\\d,b,records\n0.50,,runs of p\n")
-    (tmp_path / "reference" / "p" / "headlines.csv").write_text(
-        "question,paper,kind,place,quote,verdict,found,notebook,records\n"
-        'Why?,GCPO,finding,Eq. 1,so it is,inconclusive,"By 5 [0, 9] (95 %, of 2; 3 seeds).",01_why,runs of p\n'
-    )
+    (tmp_path / "docs").mkdir()
+    for name, text in tables_.items():
+        text = text.replace("holds: one.\\nruled out: two.", '"holds: one.\nruled out: two."')
+        (tmp_path / "reference" / "p" / f"{name}.csv").write_text(text)
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{pages.START}\nold\n{pages.END}\nafter\n")
+    readme.write_text(f"before\n{pages.START}\nstale\n{pages.END}\nafter\n")
+    counts = "| of | holds | fails | claims |\n| --- | --- | --- | --- |\n| findings of GCPO | 2 | 1 | 3 |\n"
+    counts += "| theorems | 1 | 4 | 5 |\n"
+    gained = "it gains 21.4 points on tinyqa (95 % CI 19.5 to 23.5)."
     for _ in range(2):  # twice is as once
         pages.write_readme("p")
         found = readme.read_text()
-        assert found.startswith(f"before\n{pages.START}\n")
-        assert found.endswith(f"{pages.END}\nafter\n")
-        assert "old" not in found
-        assert found.count(f"{pages.README['gate']}\n\n| a\\d | b |\n") == 1
-        assert "| 0.50 |  |\n" in found
-        where = "([notebook 30](notebooks/01_why.ipynb))"
-        said = "By 5 [0, 9] (95 %, of 2; 3 seeds)."
-        assert found.count(f"1. **Why?**<br>GCPO, Eq. 1, finding: “so it is”: *inconclusive* {where}<br>{said}\n") == 1
-        assert found.count("runs of p") == 1 and found.index("runs of p") < found.index(pages.README["gate"])
-    (tmp_path / "reference" / "p" / "ledger.csv").write_text(
-        "id,paper,kind,scope,place,quote,verdict,because,note,records\n"
-        "a,GCPO,finding,toy,Eq. 1,so it is,holds,01: one (Eq. 1): holds. 1 / 2. / 02: two: holds. All.,by us,"
-        "runs of p\n"
-        "b,EGPO,theorem,toy,Eq. 2,and so,not tested,no check yet,,runs of p\n"
-    )
+        assert found.startswith(f"before\n{pages.START}\n") and found.endswith(f"{pages.END}\nafter\n")
+        assert "stale" not in found and found.count(counts) == found.count(gained) == found.count("runs of p") == 1
+        where = "GCPO Eq. 1; small policies, trained here; *ruled out*; [notebook 01](notebooks/01_why.ipynb)"
+        assert found.count(f"1. **Why? Not here.** By 5. ({where})\n") == 1
     pages.write_results("p")
     page = (tmp_path / "RESULTS.md").read_text()
-    assert page.startswith("# Results") and "| 0.50 |  |\n" in page and page.count("runs of p") == 1
-    because = "01: one (Eq. 1): holds. 1 / 2.<br>02: two: holds. All.<br>*by us*"
-    assert "### GCPO\n\n| claim | verdict | because |\n| --- | --- | --- |\n| “so it is”" in page
-    assert f"| “so it is”<br>Eq. 1; finding; toy; `a` | *holds* | {because} |\n" in page
-    assert "### EGPO" in page and "| “and so”<br>Eq. 2; theorem; toy; `b` | *not tested* | no check yet |\n" in page
+    assert page.startswith("# Results") and counts in page and gained in page and page.count("runs of p") == 1
+    assert (
+        "### Why?\nNot here (*ruled out*). GCPO, Eq. 1: “so it is”" in page
+        and "\n- holds: one.\n- ruled out: two.\n" in page
+    )
+    assert "(../notebooks/" in (tmp_path / "docs" / "exhibits.md").read_text()
 
 
 def test_the_page_of_methods_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddi
 CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": TOP, "mae": nan, "heldout_spearman": 0.0}
 STATISTICS = tuple(CHANCE)
 COLUMNS = ["measure", "statistic", "estimate", "low", "high", "p"]
-CONSTANT = "nothing to rank, as one side is constant"
+CONSTANT = "nothing to rank, because one side is constant"
 
 
 def selected(queries: pd.DataFrame, *, drop_top: float = 0.0, keep_zero: bool = True) -> pd.DataFrame:
@@ -190,16 +190,15 @@ def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[st
         return next(iter(each.values()), nothing)
     labels = {verdict.label for verdict in asked}
     final = asked[0].label if len(labels) == 1 else RULED_OUT if labels == {RULED_OUT, FAILS} else INCONCLUSIVE
-    words = {policy: "" if len(verdict.parts) > 1 else f"{verdict.label}. " for policy, verdict in each.items()}
-    lines = tuple(f"{policy}: {words[policy]}{verdict.because}" for policy, verdict in each.items())
+    decided, shown = next((each_ for each_ in each.items() if each_[1].label == final), (next(iter(each)), asked[0]))
     depends = "It depends on the checkpoint, which the paper does not name." if len(labels) > 1 else ""
-    said = " ".join(f"{line[0].upper()}{line[1:]}" for line in lines)
-    shown = next((verdict for verdict in asked if verdict.label == final), asked[0])
-    return replace(shown, label=final, because=f"{depends} {said}".lstrip(), parts=lines, note=depends)
+    because = f"{depends} {decided[0].upper()}{decided[1:]}: {shown.because}".lstrip()
+    lines = tuple(f"{policy}: {verdict.label}. {verdict.because}" for policy, verdict in each.items())
+    return replace(shown, label=final, because=because, parts=lines, note=depends)
 
 
 def of_either_sign(draws: Draws) -> Draws:
-    """The same, turned round where the estimate is below 0: above 0 at a level where its interval does not hold 0."""
+    """Return the draws with the sign that makes the estimate positive, so that a correlation of either sign counts."""
     sign = -1.0 if draws.estimate < 0 else 1.0
     return Draws(sign * draws.estimate, sign * draws.draws)
 

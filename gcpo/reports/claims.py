@@ -97,6 +97,8 @@ class Verdicts:
         verdict = replace(decided, because=f"{decided.because} {because}".strip())
         place = f"{place}, {task}" if task else place
         text = f"**{verdict.label.capitalize()}: {heading}** ({place}). {verdict.because}"
+        if len(verdict.parts) > 1:
+            text += "\n\n" + "\n".join(f"- {part}" for part in verdict.parts)
         display({"text/markdown": text, "text/plain": text.replace("**", "")}, raw=True)
         self.rows.append(({"id": check, "place": place, "task": task, "heading": heading}, verdict))
 
@@ -119,7 +121,7 @@ class Verdicts:
         compared = found["level"].notna()
         found[["estimate", "effect"]] = found[["estimate", "effect"]].where(compared)
         found["n"] = found["n"].where(compared & (found["n"] > 0)).astype("Int64")
-        found["parts"] = found["parts"].map("; ".join)
+        found["parts"] = found["parts"].map("\n".join)
         return found.assign(notebook=self.notebook, records=self.records)[RECORD]
 
     def write(self, folder: Path | str | None) -> pd.DataFrame:
@@ -139,13 +141,14 @@ def by_setting(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.Dat
         names: of all but the verdict, the setting's last.
 
     Returns:
-        the rows, their verdicts ("holds +1.2 [+0.3, +2.1]"), and depends: "yes" where two settings decide differently;
-        "no" where all decide, and alike; "inconclusive" where one does not decide; "not tested" where one was not.
+        the rows, their verdicts ("holds: +1.2 (+0.3 to +2.1)"), and depends: "yes" where two settings decide
+        differently; "no" where all decide, and alike; "inconclusive" where one does not decide; "not tested" where one
+        was not.
     """
     table = pd.DataFrame(lines, columns=[*names, "verdict"])
     table["word"] = [verdict.label for verdict in table["verdict"]]
     table["shown"] = [
-        v.label if v.label == UNTESTED else f"{v.label} {v.estimate:+.1f} [{v.low:+.1f}, {v.high:+.1f}]"
+        v.label if v.label == UNTESTED else f"{v.label}: {v.estimate:+.1f} ({v.low:+.1f} to {v.high:+.1f})"
         for v in table["verdict"]
     ]
     wide = table.groupby([*names], sort=False)[["word", "shown"]].first().unstack(names[-1], sort=False)

@@ -20,11 +20,19 @@ from scipy.stats import ttest_1samp
 from gcpo import statistics
 from gcpo.reports import claims
 from gcpo.reports.claims import FAILS, HOLDS, INCONCLUSIVE, PRECEDENCE, RULED_OUT, UNTESTED, Verdict
+from gcpo.reports.names import people
 from gcpo.statistics import Interval
 
 Pair = tuple[str, str]
 K = TypeVar("K")
 NOTHING = Interval(nan, nan, nan)
+VERBS = {  # of one and of several
+    HOLDS: ("holds", "hold"),
+    FAILS: ("fails", "fail"),
+    RULED_OUT: ("is ruled out", "are ruled out"),
+    INCONCLUSIVE: ("is inconclusive", "are inconclusive"),
+    UNTESTED: ("is not tested", "are not tested"),
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Comparison:
         """The quantity in words."""
         if self.what:
             return self.what
-        return f"{self.label} minus {self.against}" if self.against else self.label
+        return f"{people(self.label)} minus {people(self.against)}" if self.against else people(self.label)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,19 +173,31 @@ class Part:
         one = self.comparison
         if not one.tested:
             return f"{one.name}: {one.absent or one.compared}".removesuffix(": ")
-        unit = " points" if one.unit == "points" else ""
-        return f"{one.name}: {signed(*self.shown, digits=one.digits)}{unit}"
+        estimate, *ends = signed(*self.shown, digits=one.digits)
+        how = [f"95 % CI {' to '.join(ends)}{one.over}"]
+        if one.family > 1 and self.shown != one.interval:
+            how.append(f"Holm over {one.family}")
+        how += [one.compared] if one.compared else []
+        return f"{one.name}: {estimate}{' points' if one.unit == 'points' else ''} ({', '.join(how)})"
 
     @property
     def meaning(self) -> str:
-        """Return the meaning for the effect in question, after a comma; nothing where there is none."""
-        digits, whose = self.comparison.digits or 2, "the paper's" if self.effect > 0 else "the declared margin"
+        """Return a sentence on the effect in question; nothing where there is none."""
+        digits = self.comparison.digits or 2
+        whose = f"the paper's {self.effect:+.{digits}f}"
+        size = whose if self.effect > 0 else f"{self.margin:.{digits}f}, the margin declared beforehand"
         if self.word == RULED_OUT:
-            return f", so no effect of {self.size:.{digits}f} ({whose})"
-        if self.word == INCONCLUSIVE and not isnan(self.size):
-            return f", too few runs to tell 0 from {self.size:.{digits}f} ({whose})"
-        told = self.word in (HOLDS, FAILS) and self.effect > 0
-        return f", the paper's {self.effect:+.{digits}f}" if told else ""
+            return f"This rules out {size}."
+        if self.word == INCONCLUSIVE:
+            few = "" if isnan(self.size) else f"Too few runs to tell 0 from {size}."
+            most = self.comparison.mde
+            return few if isnan(most) else f"{few} A difference of {most:.{digits}f} would have been detected.".lstrip()
+        return f"The paper has {self.effect:+.{digits}f}." if self.word in (HOLDS, FAILS) and self.effect > 0 else ""
+
+    @property
+    def line(self) -> str:
+        """Return the word, the numbers and their meaning, as one line of a list."""
+        return f"{self.word}: {self.numbers}. {self.meaning}".strip()
 
 
 def decide(
@@ -212,54 +232,46 @@ def decide(
         raise ValueError(f"{len(effects)} effects for {len(comparisons)} comparisons: give one each, nan for none")
     parts = [Part(one, x, margin, len(comparisons) > 1) for one, x in zip(comparisons, effects, strict=True)]
     final = claims.overall([part.word for part in parts])
-    lines = tuple(f"{part.word}: {part.numbers}{part.meaning}" for part in parts)
+    weakest = min((part for part in parts if part.word == final), key=lambda part: part.shown.low)
     opposed = [(part.comparison, part.effect) for part in parts if part.effect <= 0 and part.comparison.against]
-    against = [f"{one.label} minus {one.against}: {effect:+.2f}" for one, effect in opposed]
+    against = [f"{people(one.label)} minus {people(one.against)}: {effect:+.2f}" for one, effect in opposed]
     denied = f"The paper's own table contradicts it ({'; '.join(against)})." if against else ""
     missing = command and any(not part.comparison.tested and not part.comparison.absent for part in parts)
-    because = f"{_sentence(parts)} {denied} {f'First: {command}.' if missing else ''}".strip().replace("  ", " ")
-    if final == UNTESTED:
-        return Verdict(final, because, effect=only, parts=lines, note=denied)
-    if final == RULED_OUT and blind:
-        return Verdict(UNTESTED, f"{blind} {because}", effect=only, parts=lines, note=denied)
-    weakest = min((part for part in parts if part.word == final), key=lambda part: part.shown.low)
+    because = [
+        _counted(parts, final),
+        f"{weakest.numbers}.",
+        weakest.meaning,
+        denied,
+        f"First: {command}." if missing else "",
+    ]
+    blinded = final == RULED_OUT and blind
+    about: dict[str, Any] = {"note": denied, "parts": tuple(part.line for part in parts)}
+    about["because"] = " ".join(filter(None, [f"{blind} By the intervals alone:" if blinded else "", *because]))
+    if final == UNTESTED or blinded:
+        return Verdict(UNTESTED, effect=only, **about)
     found = weakest.comparison
-    about: dict[str, Any] = {"subject": found.label, "against": found.against, "unit": found.unit}
-    about |= {"level": 0.95 if weakest.shown == found.interval else found.level, "parts": lines, "note": denied}
-    return Verdict(final, because, *weakest.shown, weakest.effect, found.mde, found.seeds, **about)
+    about |= {"subject": found.label, "against": found.against, "unit": found.unit, "mde": found.mde, "n": found.seeds}
+    about |= dict(zip(("estimate", "low", "high"), weakest.shown, strict=True)) | {"effect": weakest.effect}
+    return Verdict(final, **about, level=0.95 if weakest.shown == found.interval else found.level)
 
 
-def _sentence(parts: Sequence[Part]) -> str:
-    """Every part, grouped by its word, with how many have it, and how their intervals were made."""
+def _counted(parts: Sequence[Part], final: str) -> str:
+    """Return how many parts have which word, to stand before the one that decides; nothing of a single part."""
     if len(parts) == 1:
-        return f"{parts[0].numbers}{_how(parts)}{parts[0].meaning}."
-    said = []
-    for word in PRECEDENCE:
-        if own := [part for part in parts if part.word == word]:
-            counted = f"{word} for {len(own)} of {len(parts)}{_how(own)}"
-            listed = "; ".join(f"{part.numbers}{part.meaning}" for part in own)
-            said.append(f"{counted[0].upper()}{counted[1:]}: {listed}.")
-    return " ".join(said)
-
-
-def _how(parts: Sequence[Part]) -> str:
-    """' (95 %, corrected for 4; 10 seeds each; detectable: 1.50)' of parts with one word."""
-    known = [part.comparison for part in parts if part.comparison.tested]
-    if not known:
         return ""
-    own = parts[0].joined and parts[0].word == HOLDS
-    family = "each" if own else f"corrected for {known[0].family}" if known[0].family > 1 else ""
-    text = f"95 %{known[0].over}{' ' if own else ', ' if family else ''}{family}"
-    text += "".join(f"; {said}" for said in dict.fromkeys(one.compared for one in known) if said)
-    most = max((one.mde for one in known if not isnan(one.mde)), default=nan)
-    text += f"; detectable: {most:.2f}" if parts[0].word == INCONCLUSIVE and not isnan(most) else ""
-    return f" ({text})"
+    found = {word: sum(part.word == word for part in parts) for word in PRECEDENCE}
+    said = [f"{n} {VERBS[word][n > 1]}" for word, n in sorted(found.items(), key=lambda one: -one[1]) if n]
+    first, _, verb = said[0].partition(" ")
+    whole = "Both" if len(parts) == 2 else f"All {first}"
+    start = f"{first} of {len(parts)}" if len(said) > 1 else whole
+    which = "the weakest is" if final in (HOLDS, INCONCLUSIVE) else "the one that decides is"
+    return f"{', '.join([f'{start} comparisons {verb}', *said[1:]])}; {which}"
 
 
-def signed(estimate: float, low: float, high: float, digits: int | None = None) -> str:
-    """'+0.06 [+0.01, +0.12]'; with a third digit where an end would otherwise read as 0 and is not."""
+def signed(estimate: float, low: float, high: float, digits: int | None = None) -> tuple[str, str, str]:
+    """Return '+0.06', '+0.01' and '+0.12'; with a third digit where an end would otherwise read as 0 and is not."""
     digits = digits or (3 if any(0 < abs(end) < 0.005 for end in (low, high)) else 2)
-    return f"{estimate:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    return f"{estimate:+.{digits}f}", f"{low:+.{digits}f}", f"{high:+.{digits}f}"
 
 
 def effects_of(means: Mapping[str, float], pairs: Sequence[Pair]) -> list[float]:
@@ -322,7 +334,7 @@ def spreads(
         p = 1.0 if same else statistics.spread_p(b, a)
         return Evidence(lambda level: Interval(*map(log, statistics.spread_ratio(b, a, level))), p)
 
-    what = "ln of {against}'s standard deviation over {label}'s"
+    what = "ln of the standard deviation of {against} over that of {label}"
     each = {str(label): runs[label] for label in runs.index.unique("label")}
     return _compared(each, pairs, evidence, what, "ln of a ratio", fewest=3, absent=absent)
 
@@ -370,7 +382,7 @@ def _compared(
         said = f"{len(own)} seeds each" if same else f"{len(own)} and {len(other)} seeds"
         if not (same and enough):
             said += f": compared on {len(common)}" if enough else ": cannot be compared"
-        named = what.format(label=label, against=against)
+        named = what.format(label=people(label), against=people(against))
         why = (absent or {}).get((label, against), "")
         comparison = Comparison(label, against, len(common), said, what=named, unit=unit, absent=why)
         few = " (3 are needed)" if fewest > 2 else ""

@@ -12,6 +12,7 @@ import pandas as pd
 
 from gcpo.reports.evidence import Comparison, Pair, paired_comparisons
 
+GRID = "headline"  # where the controls are
 GCPO = ("gcpo_cd", "gcpo_bot")
 BASELINES = ("grpo", "se", "kle", "empo", "care")  # of the paper's Table 1
 RIGHT = ("care reward=binary", "grpo reward=binary")  # trained on right or wrong, as CARE's own paper does
@@ -68,11 +69,11 @@ class Controls:
         if self.told:
             return ""
         if not self.found:
-            return f"No positive control was trained on {self.task}, so that a null says nothing."
+            return f"No positive control was trained on {self.task}, so a null says nothing."
         seen = max(abs(one.corrected.estimate) for one in self.found.values())
         return (
             f"None of {len(self.found)} positive controls is told from GRPO on {self.task} (the largest difference is "
-            f"{seen:.1f} points), so that a null says nothing."
+            f"{seen:.1f} points), so a null says nothing."
         )
 
     @property

@@ -26,7 +26,7 @@ REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which m
 LONGEST = 25  # words of a quote
 NO_CHECK, BESIDE = "No check decides it.", "Beside it, "
 # Fields of a verdict's record that are read here.
-COLUMNS = ["id", "label", "because", "place", "task", "heading", "notebook", "level"]
+COLUMNS = ["id", "label", "because", "parts", "place", "task", "heading", "notebook", "level"]
 
 
 def _short(quote: str) -> str:
@@ -122,8 +122,8 @@ def reached(declared: Iterable[Claim], verdicts: pd.DataFrame) -> Iterator[tuple
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     """Every claim with its verdict, a row each: id, paper, kind, scope, place, quote, verdict (one word for all its
     checks, by :func:`gcpo.reports.claims.overall`), because (each check's verdict, with place and numbers), note,
-    question, found (place and numbers of the checks that decided, and the words of the others) and notebook (of the
-    first).
+    question, found (the numbers of the checks that decided, and the words of the others), parts (the comparisons of
+    those that decided, a line each) and notebook (of the first).
 
     A claim without any check is "not tested". Verdicts on tasks that the claim is not about are listed last, and decide
     nothing (:func:`reached`).
@@ -132,13 +132,14 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     for claim, lines, beside in reached(declared, verdicts):
         word = overall([line.label for line in lines])
         decided = [line for line in lines if line.label == word]
-        found = [f"{line.place}: {line.because}" for line in decided]
-        found += [f"But {line.place}, {line.heading}: {line.label}." for line in lines if line.label != word]
-        found += [f"Not of its scope, {line.place}: {line.label}." for line in beside]
+        found = [line.because for line in decided]
+        found += [f"However, {line.heading} ({line.place}): {line.label}." for line in lines if line.label != word]
+        found += [f"On {line.task}, which the sentence is not about: {line.label}." for line in beside]
         said = [*map(_in_words, lines), *(f"{BESIDE}{_in_words(line)}" for line in beside)]
         row = {"id": claim.id, "paper": PAPERS[claim.paper], "kind": claim.kind, "scope": claim.scope}
         row |= {"place": claim.place, "quote": claim.quote, "verdict": word, "because": " / ".join(said) or NO_CHECK}
         row |= {"note": claim.note, "question": claim.question, "found": " ".join(found)}
+        row["parts"] = "\n".join(line.parts for line in decided if line.parts)
         rows.append({**row, "notebook": decided[0].notebook if decided else ""})
     return pd.DataFrame(rows)
 
@@ -149,7 +150,8 @@ def _in_scope(claim: Claim, task: str) -> bool:
 
 
 def _unreached(check: str) -> Any:
-    missing = {"because": "not executed on these runs", "place": "its notebook", "notebook": "", "task": ""}
+    missing = dict.fromkeys(("notebook", "task", "parts"), "")
+    missing |= {"because": "not executed on these runs", "place": "its notebook"}
     return SimpleNamespace(label=UNTESTED, heading=check, **missing)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
-from gcpo.reports import records, tables
+from gcpo.reports import evidence, headline, records, tables
+from gcpo.reports.claims import Verdict
 from gcpo.reports.gate import Gate, gate
 from gcpo.reports.margins import margins
 from gcpo.runs.record import RecordError
@@ -66,6 +68,50 @@ class Report:
     def gate(self) -> Gate:
         """Test of whether GRPO learns on the tasks of the grid (:func:`gcpo.reports.gate.gate`)."""
         return gate(self.profile, self.grid, self.reference, self.any_code)
+
+    @cached_property
+    def controls(self) -> dict[str, headline.Controls]:
+        """The positive controls of each task of the grid: runs of it, or of the grid ``headline``."""
+        grids = dict.fromkeys([self.grid, headline.GRID])
+        each = [records.find(self.profile, grid, self.reference, self.any_code) for grid in grids]
+        found = pd.concat(each).drop_duplicates("id").query("kind == 'train'")
+        scores = records.gather(found, "eval", ["task", "label", "seed"])
+        sampled = scores[scores["decoding"] == "sampled"] if len(scores) else found
+        return {
+            task: headline.controls(task, sampled[sampled["task"] == task], metric)
+            for task, metric in self.metric.items()
+        }
+
+    def decide(
+        self,
+        task: str,
+        comparisons: Collection[evidence.Comparison],
+        effects: Sequence[float] = (),
+        *,
+        closed: str | None = None,
+        margin: float | None = None,
+        command: str | None = None,
+    ) -> Verdict:
+        """Return the verdict of training runs on a task (:func:`gcpo.reports.evidence.decide`).
+
+        It is not tested where the gate is closed, and rules nothing out where no positive control was seen.
+
+        Args:
+            task: the task.
+            comparisons: of its runs.
+            effects: the paper's, in their order.
+            closed: another reason why there is no verdict.
+            margin: the smallest effect that would matter; the task's own unless given.
+            command: makes the runs that are missing; the grid's own unless given.
+        """
+        return evidence.decide(
+            comparisons,
+            effects,
+            self.gate.closed(task) or closed,
+            self.command if command is None else command,
+            self.margin[task] if margin is None else margin,
+            self.controls[task].blind,
+        )
 
     def runs(self, which: str = "kind == 'train'") -> pd.DataFrame:
         """Finished runs of the grid for which a query of their columns is true.

@@ -3,77 +3,121 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 import pandas as pd
 
 from gcpo import paths
-from gcpo.reports import records
+from gcpo.reports import reach, records
+from gcpo.reports.claims import FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
 from gcpo.reports.sweep import taken
 from gcpo.reports.tables import markdown, methods_table
 from gcpo.runs import estimates
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import load_profile
+from gcpo.weights import alpha_g, weight_range
 
 CHECKS = r" / (?=(?:Beside it, )?\d\d: )"  # between two checks of a claim in the ledger
 
 NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->", "<!-- end of needs -->"
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
-WORDS = """A verdict is on the paper's words as quoted: *holds* (an interval, a proof or an exact computation is on the
-claimed side), *fails* (on the other side, or a counter-example), *ruled out* (the interval includes zero, and no effect
-as large as the paper's, or where it prints none as large as the margin declared beforehand), *inconclusive* (it
-includes both: too few runs), *not tested* (its runs are not there, its case does not occur here, or no check decides
-it: its note says why). A claim that joins comparisons holds if each one's own 95 % interval does; it fails or is ruled
-out by one that says so after Holm's correction for all. A claim about question answering is decided on tinyqa, one
-about mathematics on tinymath. Of several verdicts it has the first of *fails*, *ruled out*, *not tested*,
-*inconclusive*, *holds*. Findings could have come out otherwise; theorems and definitions are counted apart."""
-# The tables that the README shows, and what it says above them.
-README = {
-    "gate": "Does training work here at all? The gate: what plain GRPO gains over the start, in points (95 %):",
-    "ledger_counts": f"{WORDS}\n\nOf all claims ([RESULTS.md](RESULTS.md) has each with what decided it):",
+ANSWERS = {HOLDS: "Yes", FAILS: "No", RULED_OUT: "Not here", INCONCLUSIVE: "We cannot tell", UNTESTED: "Not tested"}
+EVIDENCE = {  # by a claim's scope
+    "theorem": "exact",
+    "toy": "simulated groups",
+    "printed": "the paper's own numbers",
+    "embedded world": "small policies, trained here",
+    "real model": "the paper's models",
 }
-GLOSSARY = """
-V is the variance of a question's policy gradient over its rollouts, ρ a rank correlation over questions, and points are
-hundredths of a score. "Detectable" is the difference that the seeds at hand would find in four of five repetitions.
-tinyqa (short answers) and tinymath (problems in several steps) are generated tasks. Corrected intervals are wider than
-those of single rows in tables and figures.
-"""
+WORDS = (
+    "*Holds*: the confidence interval, a proof or an exact computation is on the claimed side. *Fails*: it is on the "
+    "other side. *Ruled out*: the interval excludes an effect as large as the paper's (or as a margin declared "
+    "beforehand). *Inconclusive*: the interval includes both zero and that effect. *Not tested*: we lack the models or "
+    "the runs, no positive control was seen, or the case does not occur here. "
+    "[Notebook 90](notebooks/90_claims.ipynb) has the rules."
+)
 PREAMBLE = f"""# Results
 
-Written by `python -m gcpo report --publish`; no number and no verdict here is typed. {WORDS} What is about the embedded
-world says something about the methods there, and nothing about the papers' models.
+`python -m gcpo report --publish` writes this page; no number and no verdict here is typed. All claims, with what
+decided each, are in [ledger.csv](outputs/reference/laptop/ledger.csv) and, to search and filter, on the site's page
+"The ledger".
+
+{WORDS}
+
+Results of small policies show how the methods behave on our generated tasks. They say nothing about the papers' models.
 """
-EXHIBITS = """## Every table and figure
-Where each of the four papers' is made, and what it lacks: runs that were not made yet, or models and data that this
-profile does not have."""
-# The tables of RESULTS.md.
-RESULTS = {
-    "gate": "## The gate\nWhat plain GRPO gains over the starting policy on the test split, in points (95 %).",
-    "ledger_counts": "## The papers' claims\nHow many have which verdict.",
-    "ledger": "Each with what decided it: the notebook, its check, and the numbers.",
-    "questions": "## Our own questions\nWhat the papers do not claim: varied conditions, controls, counter-examples.",
-    "table1": "## Table 1 on both tasks\nSampled answers in per cent, beside the paper's NarrativeQA and MATH500.",
-    "zoo": "## All methods\nSampled answers in per cent, and the difference from GRPO under the same protocol.",
-    "sweep_choice": "## The sweep\nWhat its rule picks, for both tasks together and for each.",
-}
 
 
-def ledger_markdown(ledger: pd.DataFrame) -> str:
-    """The ledger in Markdown, a table per paper: the claim and where it stands, the verdict, and what decided it."""
+def table_of(profile: str, name: str) -> pd.DataFrame:
+    """Return a table of a profile's reference as text, without its source; empty where there is none."""
+    path = paths.REFERENCE / profile / f"{name}.csv"
+    return (
+        pd.read_csv(path, dtype=str, keep_default_na=False).drop(columns="records") if path.exists() else pd.DataFrame()
+    )
+
+
+def findings(profile: str) -> str:
+    """Return the questions of ``headlines.csv`` as a numbered list: the answer, what was found, and the evidence."""
+    lines = []
+    for number, row in enumerate(table_of(profile, "headlines").to_dict("records"), start=1):
+        where = f"{row['paper']} {row['place']}; {EVIDENCE[row['scope']]}; *{row['verdict']}*"
+        asked = f"{number}. **{row['question']} {ANSWERS[row['verdict']]}.** {row['found']}"
+        lines.append(f"{asked} ({where}; {_notebook(row['notebook'])})\n")
+    return "".join(lines)
+
+
+def _notebook(name: str) -> str:
+    return f"[notebook {name[:2]}](notebooks/{name}.ipynb)" if name else "no notebook"
+
+
+def quoted(profile: str) -> str:
+    """Return the same questions with the papers' words, and every comparison that the verdict joins."""
     parts = []
-    for paper, rows in ledger.groupby("paper", sort=False):
-        notes = ("<br>*" + rows["note"] + "*").where(rows["note"] != "", "")
-        where = rows["place"] + "; " + rows["kind"] + "; " + rows["scope"] + "; `" + rows["id"] + "`"
-        shown = {
-            "claim": "“" + rows["quote"] + "”<br>" + where,
-            "verdict": "*" + rows["verdict"] + "*",
-            "because": rows["because"].replace(CHECKS, "<br>", regex=True) + notes,
-        }
-        parts.append(f"### {paper}\n\n{markdown(pd.DataFrame(shown))}")
+    for row in table_of(profile, "headlines").to_dict("records"):
+        head = f"### {row['question']}\n{ANSWERS[row['verdict']]} (*{row['verdict']}*)."
+        head += f" {row['paper']}, {row['place']}: “{row['quote']}”"
+        listed = "".join(f"- {part}\n" for part in row["parts"].splitlines())
+        parts.append(f"{head}\n\n{row['found']} ({EVIDENCE[row['scope']]}; {_notebook(row['notebook'])})\n\n{listed}")
     return "\n".join(parts)
+
+
+def learned(profile: str) -> str:
+    """Return the gate in words: what plain GRPO gains over the start, by sampled answers."""
+    gate = table_of(profile, "gate").query("decoding == 'sampled'")
+    gate[["gain", "low", "high"]] = gate[["gain", "low", "high"]].astype(float).map("{:.1f}".format)
+    said = [f"{row.gain} points on {row.task} (95 % CI {row.low} to {row.high})" for row in gate.itertuples()]
+    return f"Plain GRPO learns here: it gains {' and '.join(said)}."
+
+
+def movable(group_size: int = 16, prompts: int = 8) -> str:
+    """Return in words how far GCPO's weights move on groups of real answers (:mod:`gcpo.reports.reach`)."""
+    known = reach.numbers()
+    of_group = known["measures"].query("group_size == @group_size").groupby("measure")["q95"].max()
+    of_step = (
+        100 * known["steps"].query("group_size == @group_size and prompts == @prompts").groupby("method")["q50"].max()
+    )
+    off = {name: 100 * alpha_g(reach.ALPHA, group_size) * of_group[name] ** 2 for name in ("bot", "cd")}
+    added = 100 * (weight_range("rd_only", None, group_size)[1] - 1)
+    return (
+        f"On the papers' own benchmarks BoT takes at most {off['bot']:.0f} % off a question's weight and CD "
+        f"{off['cd']:.0f} %, whatever the policy answers, while RD adds up to {added:.0f} %. Between the {prompts} "
+        f"questions of a step BoT's weights differ by {of_step['bot_only']:.1f} % and RD's by "
+        f"{of_step['rd_only']:.0f} %, in the median at most ([notebook 36](notebooks/36_real_answers.ipynb))."
+    )
+
+
+def counted(profile: str) -> str:
+    """Return how many claims have which verdict: findings by paper, theorems and definitions of all papers together."""
+    table = table_of(profile, "ledger_counts")
+    numbers = [str(column) for column in table if column not in ("kind", "paper")]
+    table[numbers] = table[numbers].astype(int)
+    of = [
+        f"findings of {paper}" if kind == "finding" else f"{kind}s"
+        for kind, paper in table[["kind", "paper"]].to_numpy()
+    ]
+    return markdown(table.assign(of=of).groupby("of", sort=False)[numbers].sum().reset_index())
 
 
 def methods_page(group_size: int = 16) -> str:
@@ -86,49 +130,36 @@ the loss, leave the weight at 1. What each paper leaves open, and what was chose
 {markdown(methods_table(group_size))}"""
 
 
-def exhibits() -> pd.DataFrame:
+def exhibits(root: str = "") -> pd.DataFrame:
     """Every table and figure of the four papers, and sections that stand for one.
 
-    Columns: paper, exhibit, shows, notebooks (links, as RESULTS.md has them) and lacks (missing parts, and why).
+    Columns: paper, exhibit, shows, notebooks (links, from a page whose way to the project's root is ``root``) and lacks
+    (missing parts, and why).
     """
     table = pd.read_csv(str(resources.files("gcpo") / "exhibits.csv"), dtype=str, keep_default_na=False)
     stems = {path.stem[:2]: path.stem for path in paths.NOTEBOOKS.glob("*.ipynb")}
-    linked = [[f"[{n}](notebooks/{stems[n]}.ipynb)" for n in numbers.split()] for numbers in table["notebooks"]]
+    linked = [[f"[{n}]({root}notebooks/{stems[n]}.ipynb)" for n in numbers.split()] for numbers in table["notebooks"]]
     return table.assign(notebooks=[", ".join(links) for links in linked])
 
 
-def results(profile: str, captions: Mapping[str, str], first: str = "") -> str:
-    """Reference tables of a profile in Markdown, each below its caption, after ``first``; once above all their source.
-
-    Raises:
-        KeyError: a table that does not name its records.
-    """
-    sources, parts = set(), [first] if first else []
-    for name, caption in captions.items():
-        path = paths.REFERENCE / profile / f"{name}.csv"
-        if path.exists():
-            table = pd.read_csv(path, dtype=str, keep_default_na=False)
-            sources |= set(table.pop("records"))
-            parts.append(f"{caption}\n\n{ledger_markdown(table) if name == 'ledger' else markdown(table)}")
-    return "\n".join([f"All of it is made from: {', '.join(sorted(sources))}.\n", *parts])
-
-
-def findings(profile: str) -> str:
-    """Return the questions of ``headlines.csv`` as a numbered list: the paper's words, the verdict, and the finding."""
-    path = paths.REFERENCE / profile / "headlines.csv"
-    table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
-    lines = []
-    for number, row in enumerate(table.to_dict("records"), start=1):
-        notebook = row["notebook"]
-        link = f" ([notebook {notebook[:2]}](notebooks/{notebook}.ipynb))" if notebook else ""
-        words = f"{row['paper']}, {row['place']}, {row['kind']}: “{row['quote']}”: *{row['verdict']}*{link}"
-        lines.append(f"{number}. **{row['question']}**<br>{words}<br>{row['found']}\n")
-    return "".join(lines)
+def sources(profile: str) -> str:
+    """Return whose records the pages are made from."""
+    found = pd.read_csv(paths.REFERENCE / profile / "ledger_counts.csv", dtype=str)["records"].unique()
+    return ", ".join(sorted(found))
 
 
 def readme_results(profile: str) -> str:
-    """The README's results from marker to marker."""
-    return f"{START}\n\n{results(profile, README, findings(profile) + GLOSSARY)}\n{END}"
+    """Return the README's results from marker to marker."""
+    parts = [
+        findings(profile),
+        learned(profile),
+        movable(),
+        WORDS,
+        f"How many claims have which verdict:\n\n{counted(profile)}",
+    ]
+    return (
+        f"{START}\n\n" + "\n\n".join(part.strip() for part in parts) + f"\n\n*Made from {sources(profile)}.*\n\n{END}"
+    )
 
 
 def write_readme(profile: str) -> None:
@@ -156,7 +187,10 @@ def needs_table(profile: str) -> pd.DataFrame:
         took = f"{taken(part).median() / 60:.0f} min", f"{memory.median():.1f} GB"
         rows.append([profile, task, hardware, *took, f"measured ({len(part)} runs)"])
     for name, gpu in (("single_gpu", 24.0), ("paper", 80.0)):
-        for task in ("narrativeqa", "qasper", "hotpotqa", "math", "olympiadbench"):
+        for task in (
+            "qasper",
+            "math",
+        ):  # of question answering and of mathematics one each; `gcpo check` has the others
             plan = Plan("train", validate({**load_profile(name), "task": task}))
             one = estimates.Estimate(plan, gpu)
             hardware = f"{estimates.nearest(gpu)}, {gpu:.0f} GB"
@@ -174,10 +208,27 @@ def readme_needs(profile: str) -> str:
 
 
 def results_page(profile: str) -> str:
-    """Return RESULTS.md, from the reference tables of a profile."""
-    return f"{PREAMBLE}\n{results(profile, RESULTS)}\n{EXHIBITS}\n\n{markdown(exhibits())}"
+    """Return RESULTS.md."""
+    counts = f"## How many claims have which verdict\n\n{counted(profile)}"
+    parts = [
+        PREAMBLE,
+        counts,
+        f"## Five questions\n\n{quoted(profile)}",
+        f"## Does training work here?\n\n{learned(profile)}",
+    ]
+    return "\n\n".join(part.strip() for part in parts) + f"\n\n*Made from {sources(profile)}.*\n"
+
+
+def exhibits_page() -> str:
+    """Return docs/exhibits.md: where each table and figure of the four papers is made, and what it lacks."""
+    above = (
+        "Where each of the four papers' is made, and what it lacks: runs that were not made yet, or models and data."
+    )
+    written = "`python -m gcpo report --publish` writes this page."
+    return f"# Every table and figure\n\n{written} {above}\n\n{markdown(exhibits('../'))}"
 
 
 def write_results(profile: str) -> None:
-    """Write RESULTS.md."""
+    """Write RESULTS.md and docs/exhibits.md."""
     (paths.ROOT / "RESULTS.md").write_text(results_page(profile))
+    (paths.ROOT / "docs" / "exhibits.md").write_text(exhibits_page())

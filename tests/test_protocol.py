@@ -1,0 +1,75 @@
+"""The rules of PROTOCOL.md stood in the very code that made each run which they decide, as they stand today."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+
+from gcpo import paths
+from gcpo.reports import records
+from gcpo.reports.headline import CONTROLS
+from gcpo.runs.grids import expand
+
+WORLDS = ("world_a", "world_b")
+DECIDING = 100  # seeds from here on decide
+DECIDED = ("Two worlds", "The gate and the controls", "Runs", "What is decided", "Statistics")
+
+
+def sections(text: str) -> dict[str, str]:
+    """Return a page's sections by heading."""
+    return dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n?)*)", text, flags=re.M))
+
+
+def choosing(text: str) -> str:
+    """Return the numbered rule by which the operating point is chosen."""
+    return "".join(re.findall(r"^\d\. .*\n(?:   .*\n)*", sections(text)["The operating point"], flags=re.M))
+
+
+def changed(then: str, now: str, deciding: bool) -> list[str]:
+    """Return the headings of the rules for such a run that are other ones than they were."""
+    old, new = sections(then), sections(now)
+    if deciding:
+        return [name for name in DECIDED if old.get(name) != new[name]]
+    return [] if choosing(then) == choosing(now) else ["The operating point"]
+
+
+NOW = (paths.ROOT / "PROTOCOL.md").read_text()
+
+
+def git(*command: str) -> str:
+    return subprocess.run(["git", *command], cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_rules_are_older_than_the_runs_that_they_decide(world: str) -> None:
+    if git("rev-parse", "--is-shallow-repository").strip() == "true":
+        pytest.skip("the history is not whole")
+    runs = records.find(world, reference=True)
+    commits: Mapping[str, set[bool]] = (runs["seed"] >= DECIDING).groupby(runs["commit"]).agg(set).to_dict()
+    assert commits and not runs["dirty"].any()
+    for commit, kinds in commits.items():
+        for deciding in kinds:
+            assert changed(git("show", f"{commit}:PROTOCOL.md"), NOW, deciding) == [], commit
+
+
+def test_a_rule_that_was_changed_is_named() -> None:
+    assert changed(NOW, NOW, True) == changed(NOW, NOW, False) == []
+    assert changed(NOW.replace("Seeds from", "Seeds of").replace("corrected by Holm", "as they are"), NOW, True) == [
+        "The gate and the controls"
+    ]
+    assert changed(NOW.replace("128 validation questions", "all questions"), NOW, False) == []  # told, and no rule
+    assert changed(NOW.replace("gains less than a point", "gains less than two"), NOW, False) == ["The operating point"]
+    assert set(DECIDED) < set(sections(NOW))
+
+
+@pytest.mark.parametrize("grid", ["headline", "others", "steps", "checkpoints"])
+def test_grids_that_decide_have_the_seeds_that_the_protocol_names(grid: str) -> None:
+    (seeds,) = re.findall(rf"`{grid}` \| (\d+ to \d+) \|", sections(NOW)["Runs"])[:1]
+    first, last = map(int, seeds.split(" to "))
+    for world in WORLDS:
+        asked = [plan.params for plan in expand(grid, world)]
+        assert {params.training_seed or params.seed for params in asked} == {*range(first, last + 1)}
+        assert grid != "headline" or {name.split()[0] for name in CONTROLS} <= {params.method for params in asked}
