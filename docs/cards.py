@@ -22,7 +22,7 @@ MENUS = {
     "scope": get_args(ledger.Scope),
     "verdict": SHOWN,
 }
-LONG = 200  # characters
+LONG = 300  # characters
 ORDERS = ("paper", "verdict", "kind", "scope", "claim")  # "paper" is the order of claims.yaml
 
 
@@ -92,10 +92,12 @@ def chip(verdict: str) -> str:
 
 
 def check(line: Any, before: str = "") -> str:
-    """Return one check of a claim: its verdict, what it asked and where, the numbers, and the cell."""
+    """Return one check of a claim: its verdict, what it asked and where, the numbers, its comparisons, and the cell."""
+    parts = line.parts.splitlines()
+    listed = "".join(f"<li>{escape(part)}</li>" for part in parts) if len(parts) > 1 else ""
     return (
         f"<li>{before}{chip(line.label)} {escape(line.heading)} ({escape(line.place)}). {escape(line.because)} "
-        f"{cell(line)}</li>"
+        f"{cell(line)}{listed and f'<ul>{listed}</ul>'}</li>"
     )
 
 

@@ -73,9 +73,8 @@ PARTS = {
     "Laboratory": "notebooks/2*",
 }
 API = "trainer methods measures rollouts semantics rewards tasks statistics gradients updates records"
-LOOK_UP = (
-    "docs/explorer docs/ledger METHODS docs/runs notebooks/90_claims RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
-)
+LOOK_UP = "docs/explorer docs/ledger docs/exhibits METHODS docs/runs notebooks/90_claims"
+LOOK_UP += " RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
 
 
 def pages() -> dict[str, list[str]]:

@@ -341,7 +341,7 @@ def test_a_card_has_one_sentence_and_an_issue_to_dispute_it(docs: Any) -> None:
 def test_a_reason_in_brief_is_its_first_sentence_or_the_first_item_of_a_long_list(docs: Any) -> None:
     in_brief = docs("cards").in_brief
     assert in_brief("By Eq. 5 it falls 0.5 times. From 0.1 on it rises.") == "By Eq. 5 it falls 0.5 times."
-    listed = "Fails for 2 of 3 (95 %; 10 seeds each): " + "; ".join(["a minus b: -0.12 [-0.19, -0.05] points"] * 6)
+    listed = "Fails for 2 of 3 (95 %; 10 seeds each): " + "; ".join(["a minus b: -0.12 [-0.19, -0.05] points"] * 8)
     assert in_brief(listed) == "Fails for 2 of 3 (95 %; 10 seeds each): a minus b: -0.12 [-0.19, -0.05] points; …"
     assert in_brief("One; two.") == "One; two."
 
