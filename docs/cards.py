@@ -67,7 +67,8 @@ def card(claim: ledger.Claim, lines: Sequence[Any], beside: Sequence[Any], repos
         f'data-{key}="{value}"' for key, value in zip(MENUS, (paper, claim.kind, claim.scope, verdict), strict=True)
     )
     decided = next((line for line in lines if line.label == verdict), None)
-    why = escape(in_brief(decided.because)) if decided else ledger.NO_CHECK
+    why = in_brief(decided.because) if decided else ledger.NO_CHECK
+    why = escape(re.sub("^[a-z]", lambda first: first[0].upper(), why))
     note = f'<p class="note">{linked(escape(claim.note))}</p>' if claim.note else ""
     checks = "".join(map(check, lines)) + "".join(check(line, "On another kind of task: ") for line in beside)
     count = len(lines) + len(beside)

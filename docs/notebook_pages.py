@@ -66,8 +66,11 @@ def first_sentence(text: str) -> str:
 
 
 def caption(cell: nodes.Element) -> str:
-    """Return the first sentence of the caption below a code cell, in italics; without one, the section's title."""
+    """Return the first sentence of the caption in italics below a figure's cell, or below cells that show no other
+    figure; without one, the section's title."""
     below = cell.next_node(descend=False, siblings=True)
+    while isinstance(below, nodes.container) and below.next_node(nodes.image) is None:
+        below = below.next_node(descend=False, siblings=True)
     if isinstance(below, nodes.paragraph) and below.children and isinstance(below[0], nodes.emphasis):
         return first_sentence(NUMBER.sub("", " ".join(below[0].astext().replace("\\", "").split())))
     section = cell.parent

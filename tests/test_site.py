@@ -318,7 +318,11 @@ def test_a_figure_is_described_by_the_first_sentence_of_its_caption(docs: Any) -
     text = "Figure 2. Share of the variance\nby Eq. 4 of GCPO (n = 30). Lines: medians."
     _, cell = section(nodes.paragraph("", "", nodes.emphasis(text=text)))
     assert pages.caption(cell) == "Share of the variance by Eq. 4 of GCPO (n = 30)."
-    for below in ((), (nodes.paragraph(text="So what? Nothing."),)):
+    shown, figure = nodes.container(nb_element="cell_code"), nodes.container("", nodes.image())
+    caption = nodes.paragraph("", "", nodes.emphasis(text="Medians. Of 30."))
+    _, cell = section(shown, caption)  # below a cell of code alone
+    assert pages.caption(cell) == "Medians."
+    for below in ((), (nodes.paragraph(text="So what? Nothing."),), (figure, caption.deepcopy())):
         _, cell = section(*below)
         assert pages.caption(cell) == "Figure of the section “How far?”"
 
