@@ -119,6 +119,16 @@ def test_verdicts_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> None
     assert list(verdict.table()) == ["claim", "verdict"]
 
 
+def test_verdicts_can_be_kept_in_silence_and_shown_later(capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = claims.Verdicts("01_a")
+    verdict.add("one", "Eq. 1", "a", True, "Yes.", task="tinyqa")
+    assert capsys.readouterr().out == "" and verdict.table()["verdict"].to_dict() == {"Eq. 1, tinyqa": "holds"}
+    verdict.show("one")
+    assert "Holds: a (Eq. 1, tinyqa). Yes." in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"01_a has no verdict 'two'\. Valid names: one\."):
+        verdict.show("two")
+
+
 def test_verdicts_are_written_as_records_where_they_are_asked_for(tmp_path: Path) -> None:
     for name, records in (("01_a", None), ("21_b", "runs of p")):
         verdict = claims.Verdicts(name, records)

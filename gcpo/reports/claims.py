@@ -12,6 +12,7 @@ import pandas as pd
 from IPython.display import display
 
 from gcpo import io
+from gcpo.errors import nearest
 
 HOLDS, FAILS, RULED_OUT, INCONCLUSIVE, UNTESTED = "holds", "fails", "ruled out", "inconclusive", "not tested"
 # A claim gets the first of these that any of its parts has.
@@ -66,7 +67,7 @@ def overall(words: Collection[str]) -> str:
 
 
 class Verdicts:
-    """The verdicts of a notebook: each is shown as it is reached, and all of them are written as records at the end.
+    """The verdicts of a notebook, shown as they are reached or kept for a table, and written as records at the end.
 
     Args:
         notebook: the notebook's name, "21_table1".
@@ -80,7 +81,14 @@ class Verdicts:
     def __call__(
         self, check: str, place: str, heading: str, decided: bool | Verdict | None, because: str = "", task: str = ""
     ) -> None:
-        """Show and keep a verdict.
+        """Show and keep a verdict; arguments as in :meth:`add`."""
+        self.add(check, place, heading, decided, because, task)
+        self._display(*self.rows[-1])
+
+    def add(
+        self, check: str, place: str, heading: str, decided: bool | Verdict | None, because: str = "", task: str = ""
+    ) -> None:
+        """Keep a verdict without showing it.
 
         Args:
             check: the id that ``claims.yaml`` knows it by: its claim's, where it alone decides one.
@@ -96,11 +104,27 @@ class Verdicts:
             decided = Verdict(WORDS[None if decided is None else bool(decided)], "")
         verdict = replace(decided, because=f"{decided.because} {because}".strip())
         place = f"{place}, {task}" if task else place
-        text = f"**{verdict.label.capitalize()}: {heading}** ({place}). {verdict.because}"
+        self.rows.append(({"id": check, "place": place, "task": task, "heading": heading}, verdict))
+
+    def show(self, check: str) -> None:
+        """Show the kept verdicts of a check, each as a sentence.
+
+        Raises:
+            ValueError: no verdict with this id was kept.
+        """
+        known = [named["id"] for named, _ in self.rows]
+        if check not in known:
+            raise ValueError(f"{self.notebook} has no verdict {check!r}.{nearest(check, known)}")
+        for named, verdict in self.rows:
+            if named["id"] == check:
+                self._display(named, verdict)
+
+    @staticmethod
+    def _display(named: dict[str, str], verdict: Verdict) -> None:
+        text = f"**{verdict.label.capitalize()}: {named['heading']}** ({named['place']}). {verdict.because}"
         if len(verdict.parts) > 1:
             text += "\n\n" + "\n".join(f"- {part}" for part in verdict.parts)
         display({"text/markdown": text, "text/plain": text.replace("**", "")}, raw=True)
-        self.rows.append(({"id": check, "place": place, "task": task, "heading": heading}, verdict))
 
     def table(self) -> pd.DataFrame:
         """One row per verdict, in order: source, claim, verdict; of runs also difference, low, high, paper_effect, mde

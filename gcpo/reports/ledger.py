@@ -172,13 +172,6 @@ def unmatched_checks(declared: Iterable[Claim], verdicts: pd.DataFrame) -> list[
     ]
 
 
-def display_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of :func:`ledger` as a page shows them: findings first, scope by scope."""
-    order = [*get_args(Kind), *get_args(Scope)]
-    ordered = table.sort_values(["kind", "scope"], key=lambda column: column.map(order.index), kind="stable")
-    return ordered[["kind", "scope", "place", "quote", "verdict", "because", "note"]]
-
-
 def counts(table: pd.DataFrame, by: str = "paper") -> pd.DataFrame:
     """Return how many claims have which verdict: of each kind, findings first, a row per paper (or scope).
 

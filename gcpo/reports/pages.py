@@ -152,14 +152,11 @@ def readme_results(profile: str) -> str:
     """Return the README's results from marker to marker."""
     parts = [
         findings(profile),
-        learned(profile),
-        movable(),
+        f"{learned(profile)} {movable()}",
         WORDS,
-        f"How many claims have which verdict:\n\n{counted(profile)}",
+        f"How many claims have which verdict ({sources(profile)}):\n\n{counted(profile)}",
     ]
-    return (
-        f"{START}\n\n" + "\n\n".join(part.strip() for part in parts) + f"\n\n*Made from {sources(profile)}.*\n\n{END}"
-    )
+    return f"{START}\n\n" + "\n\n".join(part.strip() for part in parts) + f"\n\n{END}"
 
 
 def write_readme(profile: str) -> None:

@@ -1,0 +1,68 @@
+"""Sentences of the papers held against their tables: numbers worked out by hand from the printed ones."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from gcpo.reports import printed, printed_checks
+from gcpo.reports.ledger import claims
+
+
+def test_numbers_agree_within_one_unit_of_the_last_digit() -> None:
+    assert printed.agrees(2.7, 2.68, 1) and printed.agrees(2.7, 2.6, 1)
+    assert not printed.agrees(2.4, 2.54, 1) and not printed.agrees(65.97, 64.99, 2)
+
+
+def test_gains_are_those_worked_out_by_hand() -> None:
+    assert printed.gcpo_gains().loc["gcpo_bot", ("narrativeqa", "f1")] == pytest.approx(100 * (73.82 - 67.02) / 67.02)
+    assert printed.seed_gains()["computed"].iloc[0] == pytest.approx(100 * 3.4 / 43.3)
+    off = printed.seed_averages().loc[("2", "Qwen2.5-Math-base 7B", "Qwen2.5-Math-7B")]
+    assert off["average"] == 38.2 and off["mean of five"] == pytest.approx((0.2 + 45.8 + 69.0 + 21.3 + 34.7) / 5)
+    gains = printed.cw_gains().loc[("7B", "CW-GRPO over base")]
+    assert gains["stated"] == 4.3 and gains["computed"] == pytest.approx(5.28)
+    assert printed.egpo_table2().loc["EGPO", "mean of three"] == pytest.approx((76.40 + 37.13 + 81.43) / 3)
+
+
+def test_a_score_of_one_pass_is_a_whole_number_of_questions() -> None:
+    aime = printed.solved()["aime24"]
+    assert aime[("base", "Qwen2.5-Math-1.5B")] == pytest.approx(2, abs=0.01)  # 6.67 of 30 questions
+    assert printed.one_pass().loc[("base", "Qwen2.5-Math-1.5B"), "aime24"]
+
+
+def test_all_gains_name_where_they_stand_and_most_agree() -> None:
+    gains = printed.all_gains()
+    assert gains.groupby("where", sort=False).size().tolist() == [15, 16, 4, 80, 19, 1, 8]
+    assert set(gains.loc[~gains["agrees"], "name"]) == {
+        *("se, qasper", "care, qasper", "13.4 % on AIME24", "average over C5"),
+        *("7B, CW-GRPO over base", "7B, CW-GRPO over GRPO"),
+    }
+
+
+def test_every_check_decides_and_each_claim_about_a_table_has_one() -> None:
+    decided = {name: check.decide() for name, check in printed_checks.CHECKS.items()}
+    assert all(word in (True, False, None) and said.endswith(".") for word, said in decided.values())
+    assert [name for name, (word, _) in decided.items() if word is None] == ["egpo-4-3-average-printed"]
+    asked = {check for claim in claims() if claim.scope == "printed" for check in claim.checks}
+    ours = {name for name, check in printed_checks.CHECKS.items() if check.place.startswith("ours")}
+    assert set(decided) - ours <= asked | {check for claim in claims() for check in claim.checks}
+    assert asked <= set(decided)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "row", "column", "value"),
+    [
+        ("seed-4-3-aime-printed", "seed_gains", "13.4 % on AIME24", "computed", 13.4),
+        ("egpo-4-3-average-printed", "egpo_table2", "EGPO", "mean of three", 65.97),
+        ("cw-3-2-averages-printed", "cw_gains", ("7B", "CW-GRPO over GRPO"), "computed", 2.4),
+    ],
+)
+def test_a_check_holds_with_the_number_that_its_sentence_needs(
+    name: str, table: str, row: str, column: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = printed_checks.CHECKS[name]
+    assert check.decide()[0] is not True
+    changed: pd.DataFrame = getattr(printed, table)().copy()
+    changed.loc[row, column] = value
+    monkeypatch.setattr(printed, table, lambda: changed)
+    assert check.decide()[0] is True
