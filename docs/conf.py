@@ -5,36 +5,45 @@ Built from the project's root (``make site``), so that links between files are l
 
 from __future__ import annotations
 
-import html
 import importlib
-import re
+import itertools
+import os
 import shutil
 import sys
 from pathlib import Path
 
-import pandas as pd
 from docutils import nodes
-from itables import options
-from itables.javascript import generate_init_offline_itables_html
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from gcpo.methods import METHODS
 from gcpo.reports import explorer
-from gcpo.reports.pages import CHECKS
+from gcpo.runs.profiles import read_yaml
 
 ROOT = Path(__file__).parents[1]
-REFERENCE = ROOT / "outputs" / "reference" / "laptop"
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
-method_pages = importlib.import_module("method_pages")
+api_reference, cards, method_pages, notebook_pages = map(
+    importlib.import_module, ("api_reference", "cards", "method_pages", "notebook_pages")
+)
+
+# Where the project and its site are public, for links to issues and sources; empty: nowhere yet, and no such links.
+repository = os.environ.get("GCPO_REPOSITORY") or read_yaml(ROOT / "CITATION.cff").get("repository-code", "")
 
 project, author, html_title = "gcpo", "the gcpo authors", "gcpo"
 project_copyright = "Apache-2.0"
 root_doc = "README"
-include_patterns = ["*.md", "notebooks/*.ipynb", "docs/*.md", "docs/methods/*.md", "outputs/reference/examples/*.ipynb"]
+include_patterns = ["*.md", "notebooks/*.ipynb", "docs/**.md", "outputs/reference/examples/*.ipynb"]
 exclude_patterns = ["build"]
 
-extensions = ["myst_nb", "sphinx-mathjax-offline"]
+extensions = ["myst_nb", "sphinx-mathjax-offline", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+python_maximum_signature_line_length = 80
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+autodoc_typehints_format = "short"
+autodoc_inherit_docstrings = False
+autodoc_type_aliases = {name: name for name in ("Values", "Scores", "Array")}
+napoleon_use_ivar = True  # attributes as one list
+default_role = "literal"  # docstrings write code between single backticks, too
 nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4
@@ -42,7 +51,12 @@ myst_heading_anchors = 4
 html_theme = "sphinx_book_theme"
 html_theme_options = {"show_toc_level": 2, "use_download_button": False, "home_page_in_toc": True}
 html_theme_options |= {"navbar_persistent": []}  # there is a field for searching beside the contents
+if repository:
+    html_theme_options |= {"repository_url": repository, "repository_provider": "github", "use_repository_button": True}
+    html_theme_options |= {"use_issues_button": True, "use_source_button": True, "repository_branch": "main"}
+    html_theme_options |= {"launch_buttons": {"binderhub_url": "https://mybinder.org"}}  # of notebooks
 html_context = {"default_mode": "light"}
+html_favicon = "static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = ["ledger.js", "site.js"]
@@ -50,64 +64,36 @@ html_show_sphinx = False
 html_copy_source = False
 MATHJAX = "tex-chtml.js"  # the bundle that pages load
 
+# The notebooks in the order of reading; one that two captions fit stands below the first.
 PARTS = {
-    "Read": "notebooks/0*",
+    "The course": "notebooks/0[0-3]_* notebooks/20_* notebooks/05_* notebooks/21_* notebooks/07_*",
+    "Appendices": "notebooks/3*",
     "Run": "notebooks/1*",
     "Runs with their outputs": "outputs/reference/examples/*",
-    "Report": "notebooks/2*",
-    "Appendices": "notebooks/3*",
+    "Laboratory": "notebooks/2*",
 }
+API = "trainer methods measures rollouts semantics rewards tasks statistics gradients updates records"
+LOOK_UP = "docs/explorer docs/ledger docs/exhibits METHODS docs/runs notebooks/90_claims"
+LOOK_UP += " RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
+
+
+def pages() -> dict[str, list[str]]:
+    """Return the pages below the README in their order, by the captions above them."""
+    parts: dict[str, list[str]] = {}
+    for caption, patterns in PARTS.items():
+        found = [path for pattern in patterns.split() for path in sorted(ROOT.glob(f"{pattern}.ipynb"))]
+        named = [path.relative_to(ROOT).with_suffix("").as_posix() for path in found]
+        parts[caption] = [page for page in named if page not in itertools.chain(*parts.values())]
+    parts["API reference"] = [f"docs/api/{name}" for name in API.split()]
+    return parts | {"Look up": LOOK_UP.split()}
 
 
 def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:
-    """The pages in their order, below the README."""
-    if page != root_doc:
-        return
-    for caption, pattern in PARTS.items():
-        pages = "\n".join(
-            path.relative_to(ROOT).with_suffix("").as_posix() for path in sorted(ROOT.glob(f"{pattern}.ipynb"))
-        )
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
-    methods = "\n".join(f"docs/methods/{name}" for name in METHODS)
-    source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: Methods\n\nMETHODS\n{methods}\n```\n"
-    rest = "docs/explorer docs/ledger docs/runs notebooks/90_claims RESULTS DEVIATIONS PROTOCOL"
-    rest = f"{rest} CONTRIBUTING CHANGELOG".replace(" ", "\n")
-    source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: Look up\n\n{rest}\n```\n"
-
-
-class Ledger(SphinxDirective):
-    """The reference's ledger as one table, with a menu for each of paper, kind, scope and verdict.
-
-    ledger.js makes it a DataTable of itables, whose script stands in the page: a page from a disk imports no module.
-    """
-
-    def run(self) -> list[nodes.Node]:
-        path = REFERENCE / "ledger.csv"
-        self.env.note_dependency(str(path))
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
-        menus = "".join(self.menu(name, table[name]) for name in ("paper", "kind", "scope", "verdict"))
-        rows = "".join(self.row(row) for _, row in table.iterrows())
-        library = generate_init_offline_itables_html(options.dt_bundle)
-        text = (
-            f'{library}<form id="ledger-filters">{menus}</form><table id="ledger">'
-            f"<thead><tr><th>claim</th><th>verdict</th><th>because</th></tr></thead><tbody>{rows}</tbody></table>"
-        )
-        return [nodes.raw("", text, format="html")]
-
-    @staticmethod
-    def menu(name: str, values: pd.Series) -> str:
-        options = "".join(f"<option>{html.escape(value)}</option>" for value in values.unique())
-        return f'<label>{name} <select name="{name}"><option value="">all</option>{options}</select></label> '
-
-    @staticmethod
-    def row(row: pd.Series) -> str:
-        said = {key: html.escape(value) for key, value in row.items()}
-        data = " ".join(f'data-{key}="{said[key]}"' for key in ("paper", "kind", "scope", "verdict"))
-        note = f"<p><em>{said['note']}</em></p>" if said["note"] else ""
-        claim = f"<q>{said['quote']}</q><p>{said['paper']}, {said['place']}; {said['kind']}; {said['scope']}</p>"
-        because = re.sub(CHECKS, "<br>", said["because"])
-        cells = f"<td>{claim}</td><td>{said['verdict']}</td><td>{because}{note}</td>"
-        return f'<tr id="{said["id"]}" {data}>{cells}</tr>'
+    """Put the contents of the site below the README, and the methods' own pages below their table."""
+    below = {root_doc: pages(), "METHODS": {"Each method": [f"docs/methods/{name}" for name in METHODS]}}
+    for caption, listed in below.get(page, {}).items():
+        lines = "\n".join(listed)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```\n"
 
 
 class Explorer(SphinxDirective):
@@ -133,7 +119,10 @@ def finish(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     method_pages.write()  # before Sphinx looks for pages
+    api_reference.connect(app)
     app.connect("source-read", add_navigation)
     app.connect("build-finished", finish)
-    app.add_directive("ledger", Ledger)
+    app.connect("doctree-read", notebook_pages.improve)
+    app.add_config_value("repository", "", "env")
+    app.add_directive("ledger", cards.Ledger)
     app.add_directive("explorer", Explorer)

@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
+import functools
 import html
+import importlib
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pandas as pd
 import pytest
+from docutils import nodes
 from filelock import FileLock
 from PIL import Image, ImageChops, ImageStat
 from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+from sphinx.util.inventory import InventoryFile
 
+import gcpo
 from gcpo import paths
 from gcpo.methods import METHODS
+from gcpo.reports import ledger
+from gcpo.runs.profiles import read_yaml
 
 PAGES = [
     "index",
     "docs/explorer",
     "docs/ledger",
     "docs/runs",
+    "docs/api/trainer",
+    "docs/api/methods",
     "RESULTS",
     "notebooks/30_bounds",
     "notebooks/21_table1",
 ]
 PAGES += ["notebooks/90_claims"]
+# Names that users' code rests on.
+PUBLIC = """GCPOConfig GCPOTrainer measures.cosine_dispersion measures.barycentric_transport measures.semantic_entropy
+measures.kernel_language_entropy measures.token_entropy measures.predictive_entropy measures.sequence_entropy
+measures.self_consistency measures.reward_dispersion weights.alpha_g weights.weight_range semantics.Embedder
+semantics.Entailment semantics.greedy_clusters semantics.bidirectional_clusters semantics.exact_clusters
+semantics.math_clusters gradients.gradient_variance one_pass.gradient_grams statistics.spearman statistics.top_auc
+statistics.precision_at_top statistics.paired_bootstrap statistics.heldout_prediction statistics.training_difference
+statistics.minimal_detectable statistics.holm statistics.equivalent rewards.token_f1 rewards.exact_match rewards.bleu1
+rewards.math_correct rollouts.Rollouts methods.weights methods.advantages methods.Method updates.ceiling tasks.get_task
+records.find"""
 SEVERE = ("SEVERE", "WARNING")
 
 
@@ -68,12 +90,51 @@ def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_notebook_and_claim_is_there(site: Path) -> None:
-    for path in paths.NOTEBOOKS.glob("*.ipynb"):
-        assert (site / "notebooks" / f"{path.stem}.html").exists()
-    claims = pd.read_csv(paths.REFERENCE / "laptop" / "ledger.csv")["id"]
+def test_every_notebook_stands_in_the_contents_and_the_course_in_its_order(site: Path) -> None:
+    contents = re.search(r'<nav class="bd-links.*?</nav>', (site / "index.html").read_text(), re.S)[0]
+    listed = re.findall(r'<a class="reference internal" href="notebooks/(\w+)\.html">', contents)
+    assert sorted(listed) == sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
+    course = [name for name in listed if name[:2] in "00 01 02 03 20 05 21 07".split()]
+    assert listed[: len(course)] == course
+    assert [name[:2] for name in course if name[:2] != "01"] == "00 02 03 20 05 21 07".split()
+
+
+@pytest.mark.slow
+def test_every_claim_is_a_card_with_its_verdict_and_links_to_the_cells_that_decided_it(site: Path) -> None:
+    table = pd.read_csv(paths.REFERENCE / "laptop" / "ledger.csv")
     page = (site / "docs" / "ledger.html").read_text()
-    assert re.findall(r'<tr id="(.*?)"', page) == claims.tolist()
+    assert len(page.encode()) + (site / "_static" / "ledger.js").stat().st_size < 1e6
+    cards = re.findall(r'<article class="claim" id="(.*?)".*? data-verdict="(.*?)">(.*?)</article>', page, re.S)
+    assert [card[:2] for card in cards] == list(table[["id", "verdict"]].itertuples(index=False, name=None))
+    linked = {}
+    for claim, _, card in cards:
+        linked[claim] = re.findall(r'<a href="\.\./(notebooks/\w+\.html)#([\w-]+)"', card)
+        for target, anchor in linked[claim]:
+            assert f'id="{anchor}"' in (site / target).read_text(), claim
+    verdicts = ledger.read_verdicts("laptop", reference=True)
+    for claim, lines, _ in ledger.reached(ledger.claims(), verdicts):
+        assert {f"verdict-{line.id}" for line in lines if line.notebook} <= {anchor for _, anchor in linked[claim.id]}
+
+
+@pytest.mark.slow
+def test_figures_of_notebook_pages_have_alternative_texts(site: Path) -> None:
+    pages = [*(site / "notebooks").glob("*.html"), *(site / "outputs").rglob("*.html")]
+    pictures = {page.stem: re.findall(r"<img\b[^>]*>", page.read_text()) for page in pages}
+    assert sum(map(len, pictures.values())) > 40
+    for name, found in pictures.items():
+        for picture in found:
+            text = re.search(r'alt="([^"]+)"', picture)
+            assert text and not re.search(r"\.(png|gif|svg)$", text[1]), f"{name}: {picture}"
+
+
+@pytest.mark.slow
+def test_public_names_are_in_the_reference_and_settings_have_their_defaults(site: Path) -> None:
+    found = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
+    known = {name for kind, names in found.items() if kind.startswith("py:") for name in names}
+    assert {f"gcpo.{name}" for name in PUBLIC.split()} <= known
+    page = html.unescape(re.sub(r"<[^>]+>", "", (site / "docs" / "api" / "trainer.html").read_text()))
+    for setting, default in {"method": "'gcpo_bot'", "alpha": "None", "entailment_threshold": "0.35"}.items():
+        assert f"{setting} – (default {default})" in page
 
 
 @pytest.mark.slow
@@ -139,28 +200,158 @@ def test_set_up_cells_are_folded_and_code_can_be_copied(site: Path, browser: Any
 
 
 @pytest.mark.slow
-def test_the_ledger_is_filtered_by_paper_scope_and_verdict_and_by_its_address(site: Path, browser: Any) -> None:
-    table = pd.read_csv(paths.REFERENCE / "laptop" / "ledger.csv")
-    page = (site / "docs" / "ledger.html").as_uri()
-    rows = "return [...document.querySelectorAll('#ledger tbody tr')].filter(r => r.offsetHeight).map(r => r.id)"
-    browser.get(page)
-    assert browser.execute_script(rows) == table["id"].tolist()
-    choose = (
-        "const menu = document.querySelector(`select[name=${arguments[0]}]`); menu.value = arguments[1];"
-        "menu.dispatchEvent(new Event('change', {bubbles: true}))"
-    )
+def test_every_notebook_has_its_parameters_folded_and_all_its_code_to_copy(site: Path, browser: Any) -> None:
+    for path in sorted(paths.NOTEBOOKS.glob("*.ipynb")):
+        browser.get((site / "notebooks" / f"{path.stem}.html").as_uri())
+        fold = WebDriverWait(browser, 10).until(
+            lambda _: browser.find_element("css selector", "details.set-up summary")
+        )
+        assert fold.text == "Parameters", path.stem
+        bare = "return document.querySelectorAll('.cell_input div.highlight:not(:has(> button.copy))').length"
+        assert browser.execute_script(bare) == 0, path.stem
+
+
+SHOWN = "return [...document.querySelectorAll('#ledger > article')].filter(c => c.offsetHeight).map(c => c.id)"
+CHOOSE = (
+    "const field = document.querySelector(`#ledger-form [name=${arguments[0]}]`); field.value = arguments[1];"
+    "field.dispatchEvent(new Event('input', {bubbles: true}))"
+)
+COUNTS = "return document.querySelector('#ledger-form output').textContent"
+
+
+@pytest.mark.slow
+def test_the_ledger_is_searched_filtered_and_linked_by_its_address(site: Path, browser: Any) -> None:
+    table = pd.read_csv(paths.REFERENCE / "laptop" / "ledger.csv", keep_default_na=False)
+    browser.get((site / "docs" / "ledger.html").as_uri())
+    assert browser.execute_script(SHOWN) == table["id"].tolist()
     left = table
     for name, value in (("paper", "GCPO"), ("verdict", "holds"), ("scope", "theorem")):
-        browser.execute_script(choose, name, value)
+        options = "return [...document.querySelector(`select[name=${arguments[0]}]`).options].map(o => o.textContent)"
+        assert f"{value} ({(left[name] == value).sum()})" in browser.execute_script(options, name)
+        browser.execute_script(CHOOSE, name, value)
         left = left[left[name] == value]
-        assert browser.execute_script(rows) == left["id"].tolist()
+        assert browser.execute_script(SHOWN) == left["id"].tolist()
     assert 0 < len(left) < len(table)
-    count = browser.execute_script("return document.querySelector('.dt-info').textContent.trim()")
-    assert count == f"{len(left)} of {len(table)} claims"
+    assert browser.execute_script(COUNTS) == f"{len(left)} of {len(table)} claims · holds {len(left)}"
     browser.get(browser.current_url)  # as linked
-    WebDriverWait(browser, 10).until(lambda _: browser.execute_script(rows))  # loaded may not yet be laid out
-    assert browser.execute_script(rows) == left["id"].tolist()
-    browser.find_element("css selector", ".dt-search input").send_keys('"exactly so"')
-    found = left[left["because"].str.contains("exactly so", case=False)]
+    assert browser.execute_script(SHOWN) == left["id"].tolist()
+    browser.execute_script(CHOOSE, "words", 'ENTROPY "gini impurity"')
+    said = left["quote"].str.lower()
+    found = left[said.str.contains("entropy") & said.str.contains("gini impurity")]
     assert 0 < len(found) < len(left)
-    assert browser.execute_script(rows) == found["id"].tolist()
+    assert set(found["id"]) <= set(browser.execute_script(SHOWN)) < set(left["id"])
+    browser.find_element("css selector", "#ledger-form [type=reset]").send_keys(Keys.ENTER)
+    WebDriverWait(browser, 5).until(lambda _: browser.execute_script(SHOWN) == table["id"].tolist())
+    assert "?" not in browser.current_url
+
+
+@pytest.mark.slow
+def test_cards_are_sorted_unfolded_and_linked_with_the_keyboard(site: Path, browser: Any) -> None:
+    table = pd.read_csv(paths.REFERENCE / "laptop" / "ledger.csv", keep_default_na=False)
+    browser.get((site / "docs" / "ledger.html").as_uri())
+    browser.execute_script(CHOOSE, "order", "claim")
+    assert browser.execute_script(SHOWN) == sorted(table["id"])
+    browser.execute_script(CHOOSE, "order", "verdict")
+    words = ["holds", "inconclusive", "ruled out", "fails", "not tested"]
+    assert browser.execute_script(SHOWN) == [name for word in words for name in table[table["verdict"] == word]["id"]]
+    browser.execute_script(CHOOSE, "paper", "EGPO")
+    fold = browser.find_element("css selector", "#ledger article:not([hidden]) details")
+    fold.find_element("tag name", "summary").send_keys(Keys.ENTER)
+    assert fold.find_element("tag name", "li").is_displayed()
+    claim = table["id"].iloc[-1]  # of another paper: its link shows it, whatever is filtered
+    card = browser.find_element("id", claim)
+    assert not card.is_displayed()
+    browser.get(f"{browser.current_url}#{claim}")
+    WebDriverWait(browser, 5).until(lambda _: browser.find_element("id", claim).is_displayed())
+    button = browser.find_element("css selector", f"#{claim} button.link")
+    button.send_keys(Keys.ENTER)
+    WebDriverWait(browser, 5).until(lambda _: button.text in ("copied", "selected"))
+    if button.text == "selected":
+        assert browser.execute_script("return getSelection().toString()") == claim
+
+
+@pytest.fixture
+def served(site: Path) -> Iterator[str]:
+    """The address of the site on a server of its own: results of a search fetch their pages."""
+    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(quiet, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.slow
+def test_a_search_for_a_public_name_finds_the_reference_first(served: str, browser: Any) -> None:
+    browser.get(f"{served}/search.html?q=GCPOTrainer")
+    first = WebDriverWait(browser, 20).until(lambda _: browser.find_element("css selector", "ul.search li a"))
+    assert first.get_attribute("href").split("?")[0].endswith("docs/api/trainer.html#gcpo.GCPOTrainer")
+
+
+@pytest.mark.slow
+def test_snippets_of_a_search_are_sentences_and_no_contents(served: str, browser: Any) -> None:
+    browser.get(f"{served}/search.html?q=entropy")
+    snippets = "return [...document.querySelectorAll('ul.search p.context')].map(p => p.textContent)"
+    WebDriverWait(browser, 20).until(lambda _: len(browser.execute_script(snippets)) > 5)
+    for snippet in browser.execute_script(snippets):
+        assert "entrop" in snippet.lower() and len(snippet) <= 302
+        assert not re.search(r"\d\. .*\d\. .*\d\. ", snippet), snippet  # the numbered sections of a notebook
+
+
+# --- parts of pages -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def docs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The modules of docs by name."""
+    monkeypatch.syspath_prepend(paths.ROOT / "docs")
+    return importlib.import_module
+
+
+def section(*below: nodes.Node) -> tuple[nodes.Element, nodes.Element]:
+    """A section of a notebook with one code cell, and the cell."""
+    cell = nodes.container(nb_element="cell_code")
+    return nodes.section("", nodes.title(text="How far?"), cell, *below), cell
+
+
+def test_a_figure_is_described_by_the_first_sentence_of_its_caption(docs: Any) -> None:
+    pages = docs("notebook_pages")
+    text = "Figure 2. Share of the variance\nby Eq. 4 of GCPO (n = 30). Lines: medians."
+    _, cell = section(nodes.paragraph("", "", nodes.emphasis(text=text)))
+    assert pages.caption(cell) == "Share of the variance by Eq. 4 of GCPO (n = 30)."
+    shown, figure = nodes.container(nb_element="cell_code"), nodes.container("", nodes.image())
+    caption = nodes.paragraph("", "", nodes.emphasis(text="Medians. Of 30."))
+    _, cell = section(shown, caption)  # below a cell of code alone
+    assert pages.caption(cell) == "Medians."
+    for below in ((), (nodes.paragraph(text="So what? Nothing."),), (figure, caption.deepcopy())):
+        _, cell = section(*below)
+        assert pages.caption(cell) == "Figure of the section “How far?”"
+
+
+def test_a_card_has_one_sentence_and_an_issue_to_dispute_it(docs: Any) -> None:
+    cards = docs("cards")
+    claim = next(claim for claim in ledger.claims() if claim.id == "gcpo-prop-2-1-mass")
+    verdicts = ledger.read_verdicts("laptop", reference=True)
+    (_, lines, beside), *_ = ledger.reached([claim], verdicts)
+    card = cards.card(claim, lines, beside, "https://example.org/gcpo")
+    address = urlsplit(html.unescape(re.search(r'href="(https://[^"]*)"', card)[1]))
+    asked = parse_qs(address.query)
+    assert address.path == "/gcpo/issues/new" and asked["template"] == ["verdict.yml"]
+    assert asked["claim"] == [f"{claim.id}: {claim.quote}"] and asked["notebook"] == [lines[0].notebook]
+    assert "https://" not in cards.card(claim, lines, beside, "")
+    template = (paths.ROOT / ".github" / "ISSUE_TEMPLATE" / "verdict.yml").read_text()
+    assert all(f"id: {field}\n" in template for field in asked if field not in ("template", "title"))
+
+
+def test_a_reason_in_brief_is_its_first_sentence_or_the_first_item_of_a_long_list(docs: Any) -> None:
+    in_brief = docs("cards").in_brief
+    assert in_brief("By Eq. 5 it falls 0.5 times. From 0.1 on it rises.") == "By Eq. 5 it falls 0.5 times."
+    listed = "Fails for 2 of 3 (95 %; 10 seeds each): " + "; ".join(["a minus b: -0.12 [-0.19, -0.05] points"] * 8)
+    assert in_brief(listed) == "Fails for 2 of 3 (95 %; 10 seeds each): a minus b: -0.12 [-0.19, -0.05] points; …"
+    assert in_brief("One; two.") == "One; two."
+
+
+def test_the_citation_has_the_version_and_the_date_of_the_release() -> None:
+    citation = read_yaml(paths.ROOT / "CITATION.cff")
+    released = dict(re.findall(r"^## \[([\d.]+)\] - (.+)$", (paths.ROOT / "CHANGELOG.md").read_text(), re.M))
+    assert citation["version"] == gcpo.__version__
+    assert str(citation["date-released"]) == released[gcpo.__version__]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_args
@@ -107,21 +107,29 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=COLUMNS)
 
 
+def reached(declared: Iterable[Claim], verdicts: pd.DataFrame) -> Iterator[tuple[Claim, list[Any], list[Any]]]:
+    """Yield every claim with the verdicts on its checks: those that decide it, and those on tasks that it is not about.
+
+    Claims and verdicts are joined by id. A check that no notebook has reached is "not tested".
+    """
+    known = {check: [*found.itertuples()] for check, found in verdicts[COLUMNS].groupby("id", sort=False)}
+    for claim in declared:
+        every = [line for check in claim.checks for line in known.get(check, [_unreached(check)])]
+        lines = [line for line in every if _in_scope(claim, line.task)]
+        yield claim, lines, [line for line in every if line not in lines]
+
+
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     """Every claim with its verdict, a row each: id, paper, kind, scope, place, quote, verdict (one word for all its
     checks, by :func:`gcpo.reports.claims.overall`), because (each check's verdict, with place and numbers), note,
     question, found (the numbers of the checks that decided, and the words of the others), parts (the comparisons of
     those that decided, a line each) and notebook (of the first).
 
-    Claims and verdicts are joined by id. A check that no notebook has reached is "not tested", and so is a claim
-    without any. Verdicts on tasks that the claim is not about are listed last, and decide nothing.
+    A claim without any check is "not tested". Verdicts on tasks that the claim is not about are listed last, and decide
+    nothing (:func:`reached`).
     """
-    known = {check: [*found.itertuples()] for check, found in verdicts[COLUMNS].groupby("id", sort=False)}
     rows = []
-    for claim in declared:
-        every = [line for check in claim.checks for line in known.get(check, [_unreached(check)])]
-        lines = [line for line in every if _in_scope(claim, line.task)]
-        beside = [line for line in every if line not in lines]
+    for claim, lines, beside in reached(declared, verdicts):
         word = overall([line.label for line in lines])
         decided = [line for line in lines if line.label == word]
         found = [line.because for line in decided]

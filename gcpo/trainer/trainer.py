@@ -66,9 +66,8 @@ class GCPOTrainer(GRPOTrainer):
     completions table, whose advantages are the modulated ones.
 
     Args:
-        model, reward_funcs, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks,
-            optimizers, quantization_config, peft_config, tools, rollout_func, environment_factory: as in TRL, and in
-            its order. A reward function may say what it can reach: ``reward.reward_range = (0.0, 1.0)``.
+        model: as in TRL, and so are the arguments that are not listed here, in TRL's order.
+        reward_funcs: as in TRL. A reward function may say what it can reach: ``reward.reward_range = (0.0, 1.0)``.
         args: a :class:`GCPOConfig`.
         answer_extractor: completion text -> answer, or None when there is none; answers are embedded and clustered.
             :func:`gcpo.rewards.any_answer` reads the usual formats.
