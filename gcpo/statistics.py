@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.stats import nct, norm, pearsonr, trim_mean
+from scipy.stats import nct, norm, pearsonr
 from scipy.stats import t as student
 from sklearn.model_selection import KFold
 
 from gcpo.errors import one_of
 
 Values = ArrayLike | torch.Tensor
-Scores = Values | Sequence[ArrayLike] | Sequence[torch.Tensor]
 Array = NDArray[np.float64]
 
 FEWEST_POINTS = 3
@@ -61,13 +60,6 @@ class Draws(NamedTuple):
         """Two-sided p value of 0: at least 1 / n, at most 1."""
         tail = min((self.draws <= 0).mean(), (self.draws >= 0).mean())
         return float(min(1, max(2 * tail, 1 / len(self.draws))))
-
-
-class StratifiedBootstrap(NamedTuple):
-    """Two aggregates over tasks, each with its interval."""
-
-    mean: Interval
-    iqm: Interval
 
 
 def spearman(u: Values, v: Values) -> float:
@@ -138,37 +130,20 @@ def heldout_prediction(u: Values, v: Values, folds: int = 5, seed: int = 0) -> t
     return float(error[0]), float(rho[0])
 
 
-def interquartile_mean(x: Values) -> float:
-    """Mean of the values left when floor(N/4) are cut from either end; N < 4 gives the plain mean.
+def mean_interval(x: Values, n: int = 10000, seed: int = 0) -> Interval:
+    """Mean of a method's runs, or of questions, with the interval that resamples them.
 
-    Raises ValueError when `x` is empty or holds a value that is not finite.
+    With very few values percentile intervals are too narrow. Raises ValueError for fewer than 2 values or one that is
+    not finite.
     """
-    values = _array("x", x).ravel()
-    if not len(values):
-        raise ValueError("x is empty: an interquartile mean needs a value")
-    return float(trim_mean(values, 0.25))
-
-
-def stratified_bootstrap(scores: Scores, n: int = 10000, seed: int = 0) -> StratifiedBootstrap:
-    """Mean and interquartile mean of a method over tasks, with intervals that resample runs within each task.
-
-    `scores` is an array (runs, tasks), or a list with one 1-D array of runs per task, which may differ in length. Tasks
-    count equally in the mean (a mean of task means); the interquartile mean is that of all scores pooled, so tasks
-    should share one scale. With very few runs percentile intervals are too narrow.
-    Raises ValueError for a task with fewer than 2 runs or a score that is not finite.
-    """
-    strata = _strata("scores", scores)
+    values = _array("x", x)
+    if values.ndim != 1 or len(values) < 2:
+        raise ValueError(f"x has shape {values.shape}, expected at least 2 values in a row")
     rng = _generator(n, seed)
-    rngs = [rng, *rng.spawn(len(strata) - 1)]  # one a task: what a task draws depends on no other, nor on chunks
-    means, iqms = [], []
-    for size in _chunks(n, sum(map(len, strata))):
-        draws = [runs[own.integers(len(runs), size=(size, len(runs)))] for own, runs in zip(rngs, strata, strict=True)]
-        means.append(np.mean([draw.mean(axis=1) for draw in draws], axis=0))
-        iqms.append(trim_mean(np.concatenate(draws, axis=1), 0.25, axis=1))
-    return StratifiedBootstrap(
-        mean=_interval(float(np.mean([runs.mean() for runs in strata])), np.concatenate(means)),
-        iqm=_interval(interquartile_mean(np.concatenate(strata)), np.concatenate(iqms)),
-    )
+    means = [
+        values[rng.integers(len(values), size=(size, len(values)))].mean(axis=1) for size in _chunks(n, len(values))
+    ]
+    return _interval(float(values.mean()), np.concatenate(means))
 
 
 def best_of(x: Values, k: int) -> Array:
@@ -198,7 +173,7 @@ def paired_query_bootstrap(a: Values, b: Values, n: int = 10000, seed: int = 0) 
     """Mean score of `a` minus that of `b` on the same queries, with an interval that resamples the queries.
 
     `a` and `b` are (seeds, queries), or (queries,) for one run; their seeds may differ in number. Seeds are averaged
-    first and kept: the interval covers the choice of test queries, not the training seed (see `stratified_bootstrap`).
+    first and kept: the interval covers the choice of test queries, not the training seed (see `training_difference`).
     The unit is that of the scores. Raises ValueError as `spearman`.
     """
     first, second = (x.mean(axis=0) if x.ndim == 2 else x for x in (_array("a", a), _array("b", b)))
@@ -375,17 +350,6 @@ def _columns(**columns: Values) -> list[Array]:
     if min(lengths.values()) < FEWEST_POINTS:
         raise ValueError(f"{min(lengths.values())} queries are too few, expected at least {FEWEST_POINTS}")
     return list(arrays.values())
-
-
-def _strata(name: str, scores: Scores) -> list[Array]:
-    each = scores if isinstance(scores, list | tuple) else list(np.atleast_2d(_array(name, cast(Values, scores)).T))
-    strata = [_array(f"{name}[{task}]", cast(Values, runs)) for task, runs in enumerate(each)]
-    if not strata:
-        raise ValueError(f"{name} has no task")
-    for task, runs in enumerate(strata):
-        if runs.ndim != 1 or len(runs) < 2:
-            raise ValueError(f"{name}: task {task} has shape {runs.shape}, expected the scores of at least 2 runs")
-    return strata
 
 
 # --- statistics of every resample: counts[r, i] says how often resample r holds query i, and its sum is r's size ------

@@ -218,54 +218,26 @@ def test_heldout_prediction_needs_three_queries_per_fold(folds: int) -> None:
 # --- comparisons of training runs -----------------------------------------------------------------------------------
 
 
-def test_interquartile_mean_cuts_a_quarter_at_either_end() -> None:
-    assert s.interquartile_mean([100, 1, 2, 3, 4, 5, 6, -50]) == pytest.approx((2 + 3 + 4 + 5) / 4)
-    assert s.interquartile_mean([1, 2, 9]) == pytest.approx(4)
-    assert s.interquartile_mean(np.arange(6).reshape(2, 3)) == pytest.approx((1 + 2 + 3 + 4) / 4)
-
-
-def test_stratified_bootstrap_is_the_plain_loop() -> None:
-    scores = np.random.default_rng(7).normal(size=(4, 2))
-    rng = np.random.default_rng(3)
-    rngs = [rng, *rng.spawn(1)]  # one a task
-    draws = [scores[own.integers(4, size=(300, 4)), task] for task, own in enumerate(rngs)]
-    pooled = np.sort(np.concatenate(draws, axis=1), axis=1)  # 8 scores: the middle 4 are kept
-    middle = pooled[:, 2:6]
-    estimates = scores.mean(), np.sort(scores, axis=None)[2:6].mean()
-    found = s.stratified_bootstrap(scores, n=300, seed=3)
-    for interval, estimate, replicates in zip(found, estimates, (pooled.mean(1), middle.mean(1)), strict=True):
-        assert interval == pytest.approx((estimate, *np.percentile(replicates, [2.5, 97.5])), abs=1e-12)
-
-
-@pytest.mark.parametrize("tasks", [1, 3])
-def test_the_size_of_a_chunk_has_no_part_in_a_stratified_bootstrap(tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = list(np.random.default_rng(1).normal(size=(tasks, 5)))
-    expected = s.stratified_bootstrap(scores, n=100)
-    for elements in (1, 5 * tasks * 7, 2**22):
+def test_mean_interval_is_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(7).normal(size=5)
+    replicates = values[np.random.default_rng(3).integers(5, size=(300, 5))].mean(axis=1)
+    expected = (values.mean(), *np.percentile(replicates, [2.5, 97.5]))
+    for elements in (1, 5 * 7, 2**22):  # the size of a chunk has no part in it
         monkeypatch.setattr(s, "CHUNK_ELEMENTS", elements)
-        assert s.stratified_bootstrap(scores, n=100) == expected
+        assert s.mean_interval(values, n=300, seed=3) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_task_draws_what_it_draws_beside_any_other() -> None:
-    fixed = [0.0, 0.0, 0.0]
-    scores = np.random.default_rng(1).normal(size=6)
-    alone = s.stratified_bootstrap([scores], n=50).mean
-    beside = s.stratified_bootstrap([scores, fixed], n=50).mean
-    assert beside == pytest.approx(tuple(x / 2 for x in alone))
-
-
-def test_tasks_count_equally_whatever_their_number_of_runs() -> None:
-    ragged = [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0], np.array([1.0, 1.0])]
-    mean, iqm = s.stratified_bootstrap(ragged, n=20)
-    assert mean.estimate == 0.5
-    assert iqm.estimate == 0  # pooled: 8 scores, the ones are cut
-    matrix = np.random.default_rng(1).normal(size=(4, 3))
-    assert s.stratified_bootstrap(list(matrix.T), n=50) == s.stratified_bootstrap(matrix, n=50)
-
-
-def test_stratified_bootstrap_names_the_value_that_is_not_finite() -> None:
-    with pytest.raises(ValueError, match=r"scores\[1\] has 1 values that are not finite, the first at \[0\]"):
-        s.stratified_bootstrap([[1.0, 2.0], [math.nan, 1.0]])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([1.0, math.nan], r"x has 1 values that are not finite, the first at \[1\]"),
+        ([1.0], r"x has shape \(1,\), expected at least 2 values in a row"),
+        ([[1.0, 2.0], [3.0, 4.0]], r"x has shape \(2, 2\)"),
+    ],
+)
+def test_mean_interval_names_what_it_cannot_take(values: list[float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        s.mean_interval(values)
 
 
 def test_paired_query_bootstrap_averages_seeds_and_resamples_queries() -> None:
@@ -298,8 +270,7 @@ def test_lists_and_tensors_are_accepted() -> None:
     for statistic in (s.spearman, s.top_auc, s.precision_at_top, s.heldout_prediction):
         assert statistic(*tensors) == statistic(u, v) == statistic(u.tolist(), v.tolist())
     assert s.spearman(torch.tensor([1, 2, 4]).bfloat16(), [1, 2, 4]) == pytest.approx(1)
-    runs = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]
-    assert s.stratified_bootstrap(runs, n=9) == s.stratified_bootstrap([[1, 2], [3, 4]], n=9)
+    assert s.mean_interval(torch.tensor([1.0, 2.0]), n=9) == s.mean_interval([1, 2], n=9)
 
 
 PAIRED = {

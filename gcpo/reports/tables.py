@@ -120,7 +120,7 @@ def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
     metrics = [column for column in scores.columns if column not in ("query", "decoding")]
     rows: dict[Any, dict[str, str]] = {}
     for decoding, part in scores.groupby("decoding"):
-        means = {m: statistics.stratified_bootstrap([100 * part[m].to_numpy()]).mean for m in metrics}
+        means = {m: statistics.mean_interval(100 * part[m].to_numpy()) for m in metrics}
         rows[decoding] = {metric: with_interval(*mean) for metric, mean in means.items()}
     return pd.DataFrame.from_dict(rows, "index").rename_axis(f"% [{INTERVAL} % interval]")
 

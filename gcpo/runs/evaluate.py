@@ -218,6 +218,6 @@ def scores(answers: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
             each[f"avg@{n}"] = samples.mean(axis=1)
             each |= {f"pass@{2**i}": statistics.best_of(samples, 2**i) for i in range(1, n.bit_length())}
         for name, values in each.items():
-            value, low, high = statistics.stratified_bootstrap([values]).mean
+            value, low, high = statistics.mean_interval(values)
             rows.append({"metric": metric, "statistic": name, "value": value, "low": low, "high": high})
     return pd.DataFrame(rows)
