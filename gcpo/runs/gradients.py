@@ -73,7 +73,7 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
         return {"queries": pd.DataFrame(lines), "pairs": pd.concat(pairs)}
 
     asked = {"n": params.group_size, "max_new_tokens": params.max_completion_length}
-    parts = batches(tokens, [row.prompt for row in questions], **asked, batch_size=CHUNK)
+    parts = batches(tokens, [row.messages for row in questions], **asked, batch_size=CHUNK)
     for name, table in in_parts(plan, run, parts, len(questions), measure).items():
         run.table(f"{name}.csv", table)
     written = pd.read_csv(run.folder / "queries.csv", float_precision="round_trip")

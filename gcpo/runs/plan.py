@@ -78,12 +78,16 @@ SINCE: dict[str, Any] = {
     **{f"{kind}.params.share_prompts": False for kind in ("train", "gradients", "evaluate")},
     **{f"{kind}.params.entailment_error": 0.0 for kind in ("train", "gradients")},
     "gradients.params.lora_rank": 0,
+    **{f"{kind}.params.{key}": None for kind in KINDS for key in ("system_prompt", "prompt_template")},
+    **{f"{kind}.params.chat_template_kwargs": {} for kind in KINDS},
+    "train.params.format_reward": None,
+    "train.params.format_weight": 1.0,
 }
 
 # Parameters that only training reads, or that a kind of run does not read, are no part of its values.
 TRAINING = frozenset(
     "method equalize_mean prompts_per_step micro_batch processes accelerate max_steps learning_rate beta save_steps "
-    "train_split train_limit validation_split validation_limit eval_samples".split()
+    "train_split train_limit validation_split validation_limit eval_samples format_reward format_weight".split()
 )
 STEP = frozenset({"compared", "step_batches"})  # that one step alone reads
 UNREAD = {
@@ -155,9 +159,12 @@ class Plan:
 
     def load(self, split: str, limit: int, seed: int = 0) -> Split:
         """Return rows of a split of its task, in the order or of the draw that a seed decides in its world, of the
-        revision and with the care for malformed rows that it asks for."""
-        own = {"revision": self.params.data_revision, "skip_malformed": self.params.skip_malformed}
-        return self.task.load(split, limit=limit, seed=seeds.of_world(seed, self.params.world_seed), **own)
+        revision, with the care for malformed rows and in the words that it asks for."""
+        params = self.params
+        own = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
+        found = self.task.load(split, limit=limit, seed=seeds.of_world(seed, params.world_seed), **own)
+        rows = (row.asked(params.prompt_template, params.system_prompt) for row in found.rows)
+        return Split(tuple(rows), found.source)
 
     @cached_property
     def sharing(self) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def starting_policy(plan: Plan) -> tuple[Any, Any]:
     params = plan.params
     name = world.resolve(params.policy, "policy", params.world_seed)
     transformers.set_seed(params.seed)
-    return load_policy(name, revision=params.policy_revision, dtype=params.dtype)
+    template = params.chat_template_kwargs
+    return load_policy(name, revision=params.policy_revision, dtype=params.dtype, template=template)
 
 
 def trained_policy(plan: Plan, folder: Path) -> tuple[Any, Any]:
@@ -39,7 +40,7 @@ def trained_policy(plan: Plan, folder: Path) -> tuple[Any, Any]:
     """
     params = plan.params
     if not params.lora_rank:
-        return load_policy(str(folder), dtype=params.dtype)
+        return load_policy(str(folder), dtype=params.dtype, template=params.chat_template_kwargs)
     from peft import PeftModel
 
     model, tokens = starting_policy(plan)  # training with adapters saves the adapters alone

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gcpo.tasks import narrativeqa
-from gcpo.tasks.base import Row, words
+from gcpo.tasks.base import Row, made_of, words
 from gcpo.tasks.reading import CONVERTED, Anything, Fields, MalformedRowError, Record, Source, Text, reader
 
 MAX_CONTEXT_WORDS = 1000
@@ -92,8 +92,8 @@ def _row(paper: list[str], question: str, row_id: str, annotated: Annotations) -
     # Of all annotators, each passage once, in their order.
     evidence = dict.fromkeys(passage for answer in annotated.answer for passage in answer.evidence)
     context, cut = words("\n\n".join([*evidence, *(text for text in paper if text not in evidence)]), MAX_CONTEXT_WORDS)
-    prompt = PROMPT.format(context=context, question=question.strip())
-    return Row(row_id, prompt, tuple(map(str, annotated.answer)), cut)
+    references = [*map(str, annotated.answer)]
+    return made_of(PROMPT, row_id, references, cut=cut, context=context, question=question.strip())
 
 
 SPLITS = {
