@@ -164,6 +164,9 @@ class Params(BaseModel):
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="what the policy's chat template is given beside messages, such as enable_thinking"
     )
+    context: Literal["text", "evidence"] = Field(
+        "text", description="a question's context: the text, or first what annotators marked in it (qasper)"
+    )
     embedder: ModelName = Field("all-MiniLM-L6-v2", description="sentence-transformers path or Hub name")
     entailment: ModelName = Field("tiny", description='sequence classifier: path, Hub name or "tiny"')
     entailment_threshold: Share = Field(0.35, description="to join a cluster (GCPO App. E.3)")

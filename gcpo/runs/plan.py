@@ -80,6 +80,7 @@ SINCE: dict[str, Any] = {
     "gradients.params.lora_rank": 0,
     **{f"{kind}.params.{key}": None for kind in KINDS for key in ("system_prompt", "prompt_template")},
     **{f"{kind}.params.chat_template_kwargs": {} for kind in KINDS},
+    **{f"{kind}.params.context": "text" for kind in KINDS},
     "train.params.format_reward": None,
     "train.params.format_weight": 1.0,
 }
@@ -155,7 +156,8 @@ class Plan:
     def task(self) -> Task:
         """The task."""
         params = self.params
-        return get_task(params.task, reward=params.reward, full_completion=params.full_completion)
+        chosen, context = params.full_completion, params.context
+        return get_task(params.task, reward=params.reward, full_completion=chosen, context=context)
 
     def load(self, split: str, limit: int, seed: int = 0) -> Split:
         """Return rows of a split of its task, in the order or of the draw that a seed decides in its world, of the
