@@ -21,6 +21,7 @@ from gcpo.runs.profiles import load_profile
 from gcpo.runs.record import RecordError, Run, load
 from gcpo.runs.train import train
 
+COMPANIONS = ("paper_seed", "paper_egpo", "paper_cw")
 REAL = pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")
 
 
@@ -30,7 +31,8 @@ def plan(kind: str = "train", profile: str = "paper", **changes: Any) -> Plan:
 
 def test_every_grid_fits_some_profiles_and_not_the_others() -> None:
     ours, theirs = fitting("laptop"), fitting("paper")
-    assert sorted([*ours, *theirs]) == grids() and {"table1", "figure1"} <= set(ours)
+    companions = [grid for name in COMPANIONS for grid in fitting(name)]
+    assert sorted([*ours, *theirs, *companions]) == grids() and {"table1", "figure1"} <= set(ours)
     assert {"paper_table1", "paper_table2", "paper_figure1"} <= set(theirs)
     assert fitting("smoke") == ours and fitting("single_gpu") == theirs
     assert fitting("laptop-toy") == ours and fitting("paper-toy") == theirs
@@ -84,7 +86,7 @@ def test_the_option_of_the_command_line_is_the_profile_s_name(
 
 
 def test_every_grid_that_fits_a_profile_can_be_made_at_toy_size() -> None:
-    for profile in ("laptop", "smoke", "paper", "single_gpu"):
+    for profile in ("laptop", "smoke", "paper", "single_gpu", *COMPANIONS):
         for grid in fitting(profile):
             assert {made.params.profile for made in expand(grid, f"{profile}-toy")} == {f"{profile}-toy"}
 

@@ -64,7 +64,7 @@ def policy(
         OSError: the policy is neither on this machine nor known.
     """
     if name in KNOWN.policies:
-        config = AutoConfig.for_model("qwen2", **KNOWN.of_policies, **KNOWN.policies[name])
+        config = AutoConfig.for_model("qwen2", **{**KNOWN.of_policies, **KNOWN.policies[name]})
     else:
         with explain_loading(name, "policy"):
             config = AutoConfig.from_pretrained(world.resolve(name, "policy"), revision=revision, local_files_only=True)

@@ -29,7 +29,7 @@ from gcpo.tasks import check_task, get_task
 from gcpo.tasks.base import parts_of
 
 # Keys that no mapping from task to value can give.
-WHOLE = ("grpo", "method_options", "chat_template_kwargs", "task", "trained_on")
+WHOLE = ("grpo", "method_options", "chat_template_kwargs", "task", "trained_on", "training_values")
 LENGTHS = ("short", "solution")  # lengths of a task's answers: keys beside names of tasks
 
 
@@ -219,6 +219,9 @@ class Params(BaseModel):
     at_step: Steps = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
     trained_on: TaskName | None = Field(None, description="the task of that training, if another than ``task``")
     training_seed: Seed | None = Field(None, description="of the training whose policy is looked at; the run's if null")
+    training_values: dict[str, Any] = Field(
+        {}, description="of that training's parameters, those that its task has others of; found where given by task"
+    )
     gradient_parameters: list[str] | None = Field(
         None, description="patterns of names for V(q) and for one step; all that train if null"
     )
@@ -234,7 +237,12 @@ class Params(BaseModel):
             return values
         task = str(values.get("task", cls.model_fields["task"].default))
         by_task = [key for key, value in values.items() if isinstance(value, Mapping) and key not in WHOLE]
-        return {**values, **{key: _value_for(task, key, values[key]) for key in by_task}}
+        found = {**values, **{key: _value_for(task, key, values[key]) for key in by_task}}
+        if by_task and (trained_on := values.get("trained_on")):
+            theirs = {key: _value_for(str(trained_on), key, values[key]) for key in by_task}
+            others = {key: value for key, value in theirs.items() if value != found[key]}
+            found["training_values"] = {**others, **values.get("training_values", {})}
+        return found
 
     @model_validator(mode="after")
     def _possible(self) -> Params:

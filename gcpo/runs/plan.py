@@ -12,7 +12,7 @@ from typing import Any
 
 from gcpo import paths, seeds, updates, world
 from gcpo.methods import BASES, Method
-from gcpo.runs.params import Params
+from gcpo.runs.params import Params, validate
 from gcpo.runs.profiles import ParameterError, read_yaml, sharing
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Split, Task
@@ -150,7 +150,8 @@ class Plan:
         params = self.params
         theirs = {"task": params.trained_on or params.task, "max_steps": params.at_step, "at_step": 0}
         theirs["seed"] = params.seed if params.training_seed is None else params.training_seed
-        return Plan("train", params.model_copy(update={**theirs, "trained_on": None, "training_seed": None}))
+        theirs |= {"trained_on": None, "training_seed": None, "training_values": {}, **params.training_values}
+        return Plan("train", validate({**params.model_dump(), **theirs}, "training_values"))
 
     @cached_property
     def task(self) -> Task:
@@ -221,7 +222,8 @@ class Plan:
         named = {"profile", "alpha", "method_options", "grpo", "skip_malformed", "at_step", "reward", "full_completion"}
         # Which the trainer's settings hold, which changes nothing, and which the values of that training hold. How
         # processes share a policy counts by its content, and a world by its key.
-        named |= {"micro_batch", "report_to", "trained_on", "training_seed", "accelerate", "world_seed", "compared"}
+        named |= {"micro_batch", "report_to", "trained_on", "training_seed", "training_values", "accelerate"}
+        named |= {"world_seed", "compared"}
         task, training = self.task, self.kind == "train"
         trainer = {key: value for key, value in self.trainer.items() if key not in ADDRESSES} if training else None
         values = {
