@@ -24,7 +24,7 @@ from gcpo.rewards import keeps_format
 from gcpo.runs.distributed import LOG, launch, peak_memory
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan, quarters
-from gcpo.runs.policies import judge, lora, models, quiet, starting_policy, trained_policy
+from gcpo.runs.policies import cut_by, judge, lora, models, quiet, starting_policy, trained_policy
 from gcpo.runs.progress import share
 from gcpo.runs.record import Run, claim, load, placeless, read_table, record
 from gcpo.tasks.base import Row, Task, check_disjoint
@@ -74,6 +74,7 @@ def _train(plan: Plan) -> Run:
                 run.manifest["trl"] = placeless(trainer.args.to_dict())
                 run.write()
                 fit(plan, trainer, run, validation)
+                run.manifest["cut"] = cut_by(trainer.collector.embedder, trainer.collector.entailment)
                 model, log = trainer.accelerator.unwrap_model(trainer.model), trainer.state.log_history
             else:
                 if validation:
