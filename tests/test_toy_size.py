@@ -113,7 +113,7 @@ def test_an_unknown_profile_has_no_toy_size_either(capsys: pytest.CaptureFixture
 HERE = {"train_split": "validation", "validation_limit": 0}  # of NarrativeQA's splits two are here
 ONE_EACH: dict[str, tuple[dict[str, Any], int]] = {
     "narrativeqa": ({"method": "gcpo_bot", **HERE}, 3),
-    "qasper": ({"method": "kle"}, 26),
+    "qasper": ({"method": "kle"}, 22),
     "hotpotqa": ({"method": "empo"}, 2),
     "math": ({"method": "egpo"}, 0),
     "olympiadbench": ({"method": "seed_grpo"}, 0),
