@@ -150,8 +150,11 @@ class Plan:
         params = self.params
         theirs = {"task": params.trained_on or params.task, "max_steps": params.at_step, "at_step": 0}
         theirs["seed"] = params.seed if params.training_seed is None else params.training_seed
-        theirs |= {"trained_on": None, "training_seed": None, "training_values": {}, **params.training_values}
-        return Plan("train", validate({**params.model_dump(), **theirs}, "training_values"))
+        theirs |= {"trained_on": None, "training_seed": None, "training_values": {}}
+        trained = params.model_copy(update=theirs)
+        if params.training_values:
+            trained = validate({**trained.model_dump(), **params.training_values}, "training_values")
+        return Plan("train", trained)
 
     @cached_property
     def task(self) -> Task:
