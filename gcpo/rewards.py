@@ -29,6 +29,7 @@ __all__ = [
     "boxed_answer",
     "exact_match",
     "final_answer",
+    "keeps_format",
     "math_correct",
     "same_answer",
     "token_f1",
@@ -120,6 +121,27 @@ def _tagged(text: str) -> str | None:
     """Return the content of the last ``<answer>...</answer>``; each part of the text is looked at once."""
     *closed, _ = text.split("</answer>")
     return next((part.partition("<answer>")[2] for part in reversed(closed) if "<answer>" in part), None)
+
+
+FORMATS = ("think", "think_answer")
+
+
+def keeps_format(text: str, tags: str) -> bool:
+    """Return True for a completion in the wanted tags (CW-GRPO, App. C: "properly matched <think> tags").
+
+    Args:
+        text: the completion.
+        tags: "think": one ``</think>``, and one ``<think>`` at the beginning or none, as chat templates of reasoning
+            models write that themselves; "think_answer": after it, one ``<answer>...</answer>`` and nothing else.
+    """
+    thinking, closed, rest = text.partition("</think>")
+    others = thinking.strip().removeprefix("<think>") + rest
+    proper = bool(closed) and "<think>" not in others and "</think>" not in others
+    if tags == "think":
+        return proper
+    answer = rest.strip()
+    once = answer.count("<answer>") == answer.count("</answer>") == 1
+    return proper and once and answer.startswith("<answer>") and answer.endswith("</answer>")
 
 
 def any_answer(text: str) -> str | None:

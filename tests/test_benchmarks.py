@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,26 @@ def test_a_qasper_answer_of_no_kind_is_malformed() -> None:
 def test_qasper_puts_evidence_first_and_each_passage_once(monkeypatch: pytest.MonkeyPatch) -> None:
     two = [ANSWER | {"yes_no": True, "evidence": ["e two"]}, ANSWER | {"yes_no": False, "evidence": ["e two", "e one"]}]
     record = paper(two, [["p one", "e one"], ["e two", " "]])
-    (row,) = qasper.Paper.of(record).rows()
+    (row,) = qasper.WithEvidence.of(record).rows()
     assert row.references == ("Yes", "No") and row.id == "q1" and not row.cut
     assert "e two\n\ne one\n\nT\nA b.\n\np one\n\nQuestion: why ?" in row.prompt
-    monkeypatch.setattr(qasper, "MAX_CONTEXT_WORDS", 5)
-    (row,) = qasper.Paper.of(record).rows()
+    monkeypatch.setattr(qasper, "MAX_EVIDENCE_WORDS", 5)
+    (row,) = qasper.WithEvidence.of(record).rows()
     assert row.cut and "e two e one T\n\nQuestion" in row.prompt
+
+
+def test_qasper_hands_the_paper_over_and_not_what_annotators_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ANSWER | {"yes_no": True, "evidence": ["e two", "a table's caption"]}
+    record = paper([found], [["p one", "e one"], ["e two", " "]])
+    (row,) = qasper.Paper.of(record).rows()
+    assert not row.cut and "T\nA b.\n\np one\n\ne one\n\ne two\n\nQuestion: why ?" in row.prompt
+    monkeypatch.setattr(qasper, "MAX_CONTEXT_WORDS", 4)
+    (row,) = qasper.Paper.of(record).rows()
+    assert row.cut and "T A b. p\n\nQuestion" in row.prompt
+    assert get_task("qasper").load is qasper.TASK.load
+    assert get_task("qasper", context="evidence").load is qasper.CONTEXTS["evidence"]
+    with pytest.raises(ValueError, match=r"context \(of math\)"):
+        get_task("math", context="evidence")
 
 
 def hotpot(words: int) -> dict[str, Any]:
@@ -240,6 +255,7 @@ def test_olympiadbench_has_its_own_tolerance_and_wants_every_part() -> None:
 
 
 def test_olympiadbench_is_divided_by_the_hash_of_an_id() -> None:
+    assert olympiadbench.SPLITS["whole"] == olympiadbench.SPLITS["test"]
     ids = [str(number) for number in range(3000)]
     assert 0.27 < sum(map(olympiadbench.of_test, ids)) / len(ids) < 0.33
     assert [id_ for id_ in ids[:12] if olympiadbench.of_test(id_)] == HASHED
@@ -251,9 +267,9 @@ HASHED = ["4", "8", "9", "10"]  # whose SHA-256 begins with less than 4ccc (sha2
 REAL = {
     ("narrativeqa", "validation"): (100, 15),
     ("narrativeqa", "test"): (200, 0),
-    ("qasper", "train"): (105, 105),
-    ("qasper", "validation"): (55, 55),
-    ("qasper", "test"): (80, 80),
+    ("qasper", "train"): (105, 78),
+    ("qasper", "validation"): (55, 46),
+    ("qasper", "test"): (80, 70),
     ("hotpotqa", "train"): (100, 13),
     ("hotpotqa", "test"): (100, 18),
     ("math", "train"): (300, 0),
@@ -261,6 +277,7 @@ REAL = {
     ("aime24", "test"): (30, 0),
     ("olympiadbench", "train"): (218, 0),
     ("olympiadbench", "test"): (82, 0),
+    ("olympiadbench", "whole"): (300, 0),
     ("amc23", "test"): (40, 0),
     ("minerva", "test"): (172, 0),
     ("gsm8k", "train"): (150, 0),
@@ -320,7 +337,7 @@ def test_a_row_with_anything_wrong_is_a_row_or_the_one_error(
                 record = json.loads(next(lines))
             source.file(tmp_path).parent.mkdir(exist_ok=True)
             source.file(tmp_path).write_text("\n".join(map(json.dumps, [record, *mutations(record)])))
-            loaded = reader({"only": source})("only", limit=None, skip_malformed=True)
+            loaded = reader({"only": replace(source, more=())})("only", limit=None, skip_malformed=True)
             assert loaded.source["skipped"] > len(WRONG)
             for row in loaded.rows:
                 assert row.id.encode() and row.prompt.encode() and all(text.strip() for text in row.references)

@@ -16,7 +16,7 @@ from trl import GRPOConfig
 from gcpo import GCPOConfig, paths, world
 from gcpo.methods import METHODS, table
 from gcpo.runs import plan as plans
-from gcpo.runs.grids import expand, fitting, grids
+from gcpo.runs.grids import expand, fitting, grids, owner
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import KINDS, TRAINER, UNREAD, Plan, label
 from gcpo.runs.profiles import load_profile
@@ -54,6 +54,11 @@ OTHER: dict[str, Any] = {
     "max_completion_length": 17,
     "save_steps": 3,
     "grpo": {"epsilon": 0.1},
+    "system_prompt": "Be brief.",
+    "prompt_template": "{prompt} Be brief.",
+    "chat_template_kwargs": {"thinking": True},
+    "format_reward": "think",
+    "format_weight": 0.5,
     "train_split": "spare",
     "train_limit": 100,
     "validation_split": "spare",
@@ -74,7 +79,9 @@ def id_of(kind: str = "train", **values: Any) -> str:
 
 def test_another_value_is_tried_for_every_parameter() -> None:
     named = {"profile", "skip_malformed", "at_step", "report_to", "accelerate", "trained_on", "training_seed"}
+    named |= {"training_values", "context"}
     assert set(OTHER) == set(Params.model_fields) - named
+    assert id_of(task="qasper", context="evidence") != id_of(task="qasper")
     assert id_of(skip_malformed=True) == id_of()  # it can only turn an error into this very run
     assert id_of(report_to="tensorboard") == id_of()
 
@@ -129,7 +136,7 @@ def test_one_step_is_another_one_for_its_methods_and_what_it_reads_of_the_optimi
 
 @pytest.mark.parametrize("profile", ["paper", "single_gpu"])
 def test_aime24_is_asked_of_the_very_policies_that_the_grid_trains_on_olympiadbench(profile: str) -> None:
-    plans = [plan for plan in expand("paper_table2", profile) if plan.label != "no training"]
+    plans = [plan for plan in expand("paper_table2", profile) if not plan.label.startswith("no training")]
     trained = {plan.id for plan in plans if plan.kind == "train" and plan.params.task == "olympiadbench"}
     asked = [plan for plan in plans if plan.kind == "evaluate" and plan.training]
     assert asked and {plan.params.task for plan in asked} == {"aime24"}
@@ -137,6 +144,22 @@ def test_aime24_is_asked_of_the_very_policies_that_the_grid_trains_on_olympiadbe
     assert len({plan.id for plan in asked}) == len(asked) == len(trained)
     other = asked[0].params.model_copy(update={"trained_on": "math"})
     assert Plan("evaluate", other).id != asked[0].id
+
+
+def test_a_training_on_another_task_has_the_values_of_that_task() -> None:
+    by_task = {
+        "eval_split": {"olympiadbench": "whole", "default": "test"},
+        "max_completion_length": {"math": 7, "short": 1, "solution": 9},
+    }
+    looked_at = {**by_task, "task": "olympiadbench", "trained_on": "math", "at_step": 4}
+    made = Plan("evaluate", validate(looked_at))
+    assert made.params.training_values == {"eval_split": "test", "max_completion_length": 7}
+    assert (made.params.eval_split, made.params.max_completion_length) == ("whole", 9)
+    trained = Plan("train", validate({**by_task, "task": "math", "max_steps": 4}))
+    assert made.training and made.training.id == trained.id
+    assert Plan("evaluate", validate(made.params.model_dump(mode="json"))).id == made.id  # as its record has it
+    kept = Plan("evaluate", validate({**looked_at, "training_values": {"max_completion_length": 8}}))
+    assert kept.training and kept.training.params.max_completion_length == 8
 
 
 def test_answers_of_one_policy_are_drawn_by_seeds_of_their_own() -> None:
@@ -290,7 +313,7 @@ def test_the_method_that_runs_is_the_plan_s_also_where_the_loss_clips_elsewhere(
 
 @pytest.mark.parametrize("name", grids())
 def test_grids_that_have_both_have_them_on_the_same_seeds(name: str) -> None:
-    made = expand(name, "laptop" if name in fitting("laptop") else "paper")
+    made = expand(name, "laptop" if name in fitting("laptop") else owner(name) or "paper")
     seeds: dict[tuple[str, str], set[int]] = {}
     for plan in made:
         seeds.setdefault((plan.params.task, plan.label), set()).add(plan.params.seed)

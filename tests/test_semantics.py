@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import WORDS, save_classifier
+from helpers import WORDS, save_classifier, save_embedder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -428,3 +428,28 @@ def test_embedding_of_a_text_does_not_depend_on_the_other_texts(minilm: Embedder
     together = minilm(texts)
     alone = Embedder("all-MiniLM-L6-v2")
     assert all(torch.equal(alone([text])[0], row) for text, row in zip(texts[::3], together[::3], strict=True))
+
+
+def test_texts_longer_than_a_model_reads_are_counted_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    embedder = Embedder(save_embedder(tmp_path / "embedder"))
+    room = embedder_room(tmp_path / "embedder")
+    entailment = Entailment(save_classifier(tmp_path / "entailment"))
+    fits, longer = ("cat " * (room - 2)).strip(), ("cat " * (room - 1)).strip()  # beside two special tokens
+    embedder([fits, "dog"])
+    said = [record.message for record in caplog.records if record.name.startswith("gcpo")]
+    assert embedder.cut == 0 and not said
+    embedder([longer, f"{longer} dog", longer])
+    assert (embedder.cut, embedder.misses) == (2, 4)
+    entailment.pairs([fits, "cat"], ["cat", "dog"])  # with two words, and a third special token
+    assert entailment.cut == 1
+    said = [record.message for record in caplog.records if record.name.startswith("gcpo")]
+    assert [message.split(":")[0] for message in said] == ["Embedder", "Entailment"]
+
+
+def embedder_room(folder: Path) -> int:
+    """Return how many tokens the random models read."""
+    from sentence_transformers import SentenceTransformer
+
+    return int(SentenceTransformer(str(folder), device="cpu").max_seq_length or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from gcpo import paths
 from gcpo.cli import main
 from gcpo.reports.publish import publish
+from gcpo.runs.evaluate import evaluation
 from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.grids import expand, fitting, grids
 from gcpo.runs.params import profile_name, validate
@@ -21,6 +23,7 @@ from gcpo.runs.profiles import load_profile
 from gcpo.runs.record import RecordError, Run, load
 from gcpo.runs.train import train
 
+COMPANIONS = {"paper_seed": "seed_grpo", "paper_egpo": "egpo", "paper_cw": "cw_grpo"}  # each with its method
 REAL = pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")
 
 
@@ -30,7 +33,8 @@ def plan(kind: str = "train", profile: str = "paper", **changes: Any) -> Plan:
 
 def test_every_grid_fits_some_profiles_and_not_the_others() -> None:
     ours, theirs = fitting("laptop"), fitting("paper")
-    assert sorted([*ours, *theirs]) == grids() and {"table1", "figure1"} <= set(ours)
+    companions = [grid for name in COMPANIONS for grid in fitting(name)]
+    assert sorted([*ours, *theirs, *companions]) == grids() and {"table1", "figure1"} <= set(ours)
     assert {"paper_table1", "paper_table2", "paper_figure1"} <= set(theirs)
     assert fitting("smoke") == ours and fitting("single_gpu") == theirs
     assert fitting("laptop-toy") == ours and fitting("paper-toy") == theirs
@@ -84,7 +88,7 @@ def test_the_option_of_the_command_line_is_the_profile_s_name(
 
 
 def test_every_grid_that_fits_a_profile_can_be_made_at_toy_size() -> None:
-    for profile in ("laptop", "smoke", "paper", "single_gpu"):
+    for profile in ("laptop", "smoke", "paper", "single_gpu", *COMPANIONS):
         for grid in fitting(profile):
             assert {made.params.profile for made in expand(grid, f"{profile}-toy")} == {f"{profile}-toy"}
 
@@ -109,7 +113,7 @@ def test_an_unknown_profile_has_no_toy_size_either(capsys: pytest.CaptureFixture
 HERE = {"train_split": "validation", "validation_limit": 0}  # of NarrativeQA's splits two are here
 ONE_EACH: dict[str, tuple[dict[str, Any], int]] = {
     "narrativeqa": ({"method": "gcpo_bot", **HERE}, 3),
-    "qasper": ({"method": "kle"}, 26),
+    "qasper": ({"method": "kle"}, 22),
     "hotpotqa": ({"method": "empo"}, 2),
     "math": ({"method": "egpo"}, 0),
     "olympiadbench": ({"method": "seed_grpo"}, 0),
@@ -142,8 +146,52 @@ def test_each_benchmark_at_toy_size(task: str, outputs: Path, tmp_path: Path) ->
     run = load({"train": train, "gradients": gradient_statistics}[kind](one.params).folder)
     assert run.finished and run.folder.parent == paths.OUTPUTS / "paper-toy" / "runs"
     assert read(run) == (4, cut, 0)
+    by_meaning = {"narrativeqa": ["Embedder", "Entailment"], "qasper": ["Entailment"], "hotpotqa": ["Entailment"]}
+    assert sorted(run.manifest["cut"]) == by_meaning.get(task, [] if changes else ["Embedder", "Entailment"])
+    assert all(0 <= counted["cut"] <= counted["read"] > 0 for counted in run.manifest["cut"].values())
     if kind == "train":
         steps = pd.read_csv(run.folder / "metrics.csv")
         assert list(steps["step"]) == list(range(1, len(steps) + 1)) and len(steps) == 2
         completions = pd.concat(map(pd.read_parquet, (run.folder / "completions").glob("*.parquet")))
         assert len(completions) in (32, 64)  # G = 16 of two prompts, at one step or at both
+
+
+def sums(number: int) -> dict[str, Any]:
+    return {"problem": f"{number} + {number}?", "level": "Level 3", "solution": rf"\boxed{{{2 * number}}}"}
+
+
+def generated(number: int) -> dict[str, Any]:
+    asked = {"uuid": f"u{number}", "problem": f"{number} times {number}?", "answer": str(number**2)}
+    return {**asked, "correctness_math_verify": [True, number % 2 == 0]}
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@REAL
+@pytest.mark.parametrize("profile", COMPANIONS)
+def test_each_paper_s_own_training_at_toy_size(
+    profile: str, outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"  # real rows to test on, and hand-made ones to train on, which are not at hand
+    data.mkdir()
+    for real in Path(os.environ["GCPO_DATA_DIR"]).glob("*/"):
+        (data / real.name).symlink_to(real)
+    (data / "math_train").unlink()
+    made = {"math_train/train": sums, "math_train/test": sums, "open_rs/train": sums}
+    for file, record in {**made, "openr1/train": generated, "openr1_extended/train": generated}.items():
+        path = data / f"{file}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        first = 1000 * len(list(path.parent.glob("*")))
+        path.write_text("".join(json.dumps(record(number)) + "\n" for number in range(first, first + 100)))
+    monkeypatch.setenv("GCPO_DATA_DIR", str(data))
+    asked = expand(f"{profile}_table2", f"{profile}-toy")
+    plan = next(one for one in asked if one.params.trained_on and one.params.method == COMPANIONS[profile])
+    assert plan.training
+    run = load(evaluation(plan.params).folder)
+    trained = load(plan.training.folder)
+    assert run.finished and read(run) == (4, 0, 0) and trained.finished and read(trained)[0] == 4
+    steps = pd.read_csv(trained.folder / "metrics.csv")
+    assert len(steps) == 2 and ("rewards/format_think/mean" in steps) == (profile == "paper_cw")
+    completions = pd.concat(map(pd.read_parquet, (trained.folder / "completions").glob("*.parquet")))
+    said = "Note that respond by English" if profile == "paper_cw" else r"put your final answer within \boxed{}"
+    assert all(said in messages[0]["content"] for messages in completions["prompt"])

@@ -133,8 +133,9 @@ the loss, leave the weight at 1. What each paper leaves open, and what was chose
 def exhibits(root: str = "") -> pd.DataFrame:
     """Every table and figure of the four papers, and sections that stand for one.
 
-    Columns: paper, exhibit, shows, notebooks (links, from a page whose way to the project's root is ``root``) and lacks
-    (missing parts, and why).
+    Columns: paper, exhibit, shows, notebooks (links, from a page whose way to the project's root is ``root``), lacks
+    (missing parts, and why), grid (its runs at the paper's own scale; its name begins with that of its profile) and why
+    (none can be made).
     """
     table = pd.read_csv(str(resources.files("gcpo") / "exhibits.csv"), dtype=str, keep_default_na=False)
     stems = {path.stem[:2]: path.stem for path in paths.NOTEBOOKS.glob("*.ipynb")}

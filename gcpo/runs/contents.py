@@ -33,8 +33,9 @@ def contents(params: Mapping[str, Any]) -> Contents:
     }
     if folder := os.environ.get(DATA_DIR):
         for split, source in sources(params["task"]).items():
-            if split in {params[name] for name in _SPLITS} and (path := source.file(folder)).is_file():
-                found[f"data ({split})"] = io.hashes(path)
+            if split in {params[name] for name in _SPLITS}:
+                files = [path for one in (source, *source.more) if (path := one.file(folder)).is_file()]
+                found[f"data ({split})"] = {name: value for path in files for name, value in io.hashes(path).items()}
     return {key: value for key, value in found.items() if value}
 
 

@@ -64,7 +64,7 @@ def policy(
         OSError: the policy is neither on this machine nor known.
     """
     if name in KNOWN.policies:
-        config = AutoConfig.for_model("qwen2", **KNOWN.of_policies, **KNOWN.policies[name])
+        config = AutoConfig.for_model("qwen2", **{**KNOWN.of_policies, **KNOWN.policies[name]})
     else:
         with explain_loading(name, "policy"):
             config = AutoConfig.from_pretrained(world.resolve(name, "policy"), revision=revision, local_files_only=True)
@@ -114,7 +114,7 @@ class Estimate:
         steps, group = params.max_steps * self.training, params.group_size
         self.completions = steps * params.prompts_per_step * group
         # Questions that are asked outside training: those of validation five times.
-        self.asked = min(params.eval_limit, known["test"])
+        self.asked = min(params.eval_limit, known.get(params.eval_split, known["test"]))
         self.asked += 5 * self.training * min(params.validation_limit, known["validation"])
         self.asked += (plan.kind == "one_step") * params.step_batches * params.prompts_per_step
         self.answers = self.asked * (group if gradients else 1 + params.eval_samples)

@@ -105,7 +105,7 @@ def _evaluate(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens
             lines += _answers(plan, model, tokens, questions[part], "sampled", params.eval_samples)
         return {"answers": pd.DataFrame(lines)}
 
-    n, prompts = max(1, params.eval_samples), [row.prompt for row in questions]
+    n, prompts = max(1, params.eval_samples), [row.messages for row in questions]
     parts = batches(tokens, prompts, n=n, max_new_tokens=params.max_completion_length)
     answers = in_parts(plan, run, parts, len(questions), measure)["answers"]
     with io.replacing(run.folder / "completions.parquet") as draft:
@@ -139,7 +139,7 @@ class Sampled(NamedTuple):
 
 def ask(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], n: int, temperature: float) -> Sampled:
     """Return ``n`` answers to each question; temperature 0 is greedy decoding."""
-    prompts, longest = [row.prompt for row in rows], plan.params.max_completion_length
+    prompts, longest = [row.messages for row in rows], plan.params.max_completion_length
     shares = plan.params.share_prompts
     with sharing(shares, model):
         made = generate(model, tokens, prompts, n=n, temperature=temperature, max_new_tokens=longest)

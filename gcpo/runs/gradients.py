@@ -27,7 +27,7 @@ from gcpo.rollouts import Rollouts
 from gcpo.runs.evaluate import Sampled, ask, in_parts, measured
 from gcpo.runs.params import Params
 from gcpo.runs.plan import CHUNK, Plan
-from gcpo.runs.policies import rollouts_of
+from gcpo.runs.policies import cut_by, rollouts_of
 from gcpo.runs.record import Run
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import batches, grade
@@ -73,9 +73,10 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
         return {"queries": pd.DataFrame(lines), "pairs": pd.concat(pairs)}
 
     asked = {"n": params.group_size, "max_new_tokens": params.max_completion_length}
-    parts = batches(tokens, [row.prompt for row in questions], **asked, batch_size=CHUNK)
+    parts = batches(tokens, [row.messages for row in questions], **asked, batch_size=CHUNK)
     for name, table in in_parts(plan, run, parts, len(questions), measure).items():
         run.table(f"{name}.csv", table)
+    run.manifest["cut"] = cut_by(rollouts.keywords["embedder"], rollouts.keywords["entailment"])
     written = pd.read_csv(run.folder / "queries.csv", float_precision="round_trip")
     means = written[["success_rate", "zero_variance", "pair_spearman"]].mean().dropna().astype(float)
     run.manifest["results"] = {"queries": len(written), **means.to_dict()}

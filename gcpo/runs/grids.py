@@ -13,7 +13,7 @@ from gcpo.errors import nearest
 from gcpo.methods import METHODS
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import KINDS, Plan, recorded
-from gcpo.runs.profiles import TOY, ParameterError, file_of, load_profile, names_in, over, read_yaml
+from gcpo.runs.profiles import TOY, ParameterError, file_of, load_profile, names_in, over, profiles, read_yaml
 from gcpo.tasks import GENERATED
 
 END, HALF = "max_steps", "max_steps / 2"  # as a grid's at_step: the profile's max_steps, or half of them
@@ -85,14 +85,22 @@ def _at_most(toy: Mapping[str, Any], key: str, value: Any) -> Any:
     return most if most and key in ("policy", "entailment") and value not in world.POLICIES else value
 
 
+def owner(grid: str) -> str | None:
+    """Return the profile that a grid is named for, as paper_seed_table2 is for paper_seed; None without one."""
+    return max((name for name in profiles() if grid.startswith(f"{name}_")), key=len, default=None)
+
+
 def fitting(profile: str) -> list[str]:
-    """Return the grids that suit a profile: of generated tasks where its policy is embedded, else of benchmarks."""
+    """Return the grids that suit a profile: those named for it or, of the others, those of generated tasks where its
+    policy is embedded, else of GCPO's benchmarks."""
+    if named := [grid for grid in grids() if owner(grid) == profile.removesuffix(TOY)]:
+        return named
     own = validate(load_profile(profile.removesuffix(TOY)), profile)
 
     def fits(task: Any) -> bool:
         return (task in GENERATED) == (own.policy in world.POLICIES)
 
-    blocks = {grid: _read(grid)[1] for grid in grids()}
+    blocks = {grid: _read(grid)[1] for grid in grids() if owner(grid) in (None, "paper")}
     return [grid for grid, listed in blocks.items() if all(fits(t) for b in listed for t in b.get("task", [own.task]))]
 
 

@@ -26,8 +26,10 @@ from gcpo.methods import Method, get_method, one_spelling
 from gcpo.runs.fields import no_truth, typed
 from gcpo.runs.profiles import NAME, ParameterError, is_file_name, load_profile, plain_name, sharing
 from gcpo.tasks import check_task, get_task
+from gcpo.tasks.base import parts_of
 
-WHOLE = ("grpo", "method_options", "task", "trained_on")  # keys that no mapping from task to value can give
+# Keys that no mapping from task to value can give.
+WHOLE = ("grpo", "method_options", "chat_template_kwargs", "task", "trained_on", "training_values")
 LENGTHS = ("short", "solution")  # lengths of a task's answers: keys beside names of tasks
 
 
@@ -68,6 +70,11 @@ def _resolved(path: str) -> str:
 def _known_task(name: str) -> str:
     check_task(name)
     return name
+
+
+def _with_a_part(template: str) -> str:
+    parts_of(template)
+    return template
 
 
 def _known_tracker(name: str) -> str:
@@ -124,15 +131,16 @@ ModelName = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 Sharing = Annotated[str, AfterValidator(_absolute_file)]
 Tracker = Annotated[str, AfterValidator(_known_tracker)]
 Constants = Annotated[dict[str, Any], AfterValidator(_constants)]
+Template = Annotated[str, AfterValidator(_with_a_part)]
 ConfigFields = Annotated[dict[str, Any], AfterValidator(_known_grpo)]
 
 
 class Params(BaseModel):
     """Every parameter of a run; the defaults are the smoke profile.
 
-    In a file, any value but ``task``, ``trained_on``, ``method_options`` and ``grpo`` may be a mapping from task to
-    value, with ``short`` and ``solution`` for the other tasks whose answers are so long (``Task.answer_length``), and
-    ``default`` for the rest.
+    In a file, any value but ``task``, ``trained_on``, ``method_options``, ``chat_template_kwargs`` and ``grpo`` may be
+    a mapping from task to value, with ``short`` and ``solution`` for the other tasks whose answers are so long
+    (``Task.answer_length``), and ``default`` for the rest.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -148,12 +156,27 @@ class Params(BaseModel):
     policy_revision: str | None = Field(None, description="commit or branch of a policy on the Hub")
     lora_rank: Count = Field(0, le=1024, description="of LoRA adapters, which alone are trained; 0 trains all weights")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the policy's weights")
+    system_prompt: str | None = Field(None, description="the system's message, before every question")
+    prompt_template: Template | None = Field(
+        None,
+        description="the user's message: {prompt} is the task's own, {problem}, {question}, {context} ... its parts",
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="what the policy's chat template is given beside messages, such as enable_thinking"
+    )
+    context: Literal["text", "evidence"] = Field(
+        "text", description="a question's context: the text, or first what annotators marked in it (qasper)"
+    )
     embedder: ModelName = Field("all-MiniLM-L6-v2", description="sentence-transformers path or Hub name")
     entailment: ModelName = Field("tiny", description='sequence classifier: path, Hub name or "tiny"')
     entailment_threshold: Share = Field(0.35, description="to join a cluster (GCPO App. E.3)")
     entailment_error: Share = Field(0.0, description="share of pairs that the entailment model is made to get wrong")
 
     reward: Literal["metric", "binary"] = Field("metric", description="the task's metric, or right and wrong alone")
+    format_reward: Literal["think", "think_answer"] | None = Field(
+        None, description="tags that a completion is rewarded for beside its answer (CW-GRPO App. C)"
+    )
+    format_weight: Number = Field(1.0, description="weight of that reward; the answer's, as large, has 1")
     full_completion: bool | None = Field(
         None, description="embed and cluster whole completions, not answers; as the task does it if null"
     )
@@ -196,6 +219,9 @@ class Params(BaseModel):
     at_step: Steps = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
     trained_on: TaskName | None = Field(None, description="the task of that training, if another than ``task``")
     training_seed: Seed | None = Field(None, description="of the training whose policy is looked at; the run's if null")
+    training_values: dict[str, Any] = Field(
+        {}, description="of that training's parameters, those that its task has others of; found where given by task"
+    )
     gradient_parameters: list[str] | None = Field(
         None, description="patterns of names for V(q) and for one step; all that train if null"
     )
@@ -211,7 +237,12 @@ class Params(BaseModel):
             return values
         task = str(values.get("task", cls.model_fields["task"].default))
         by_task = [key for key, value in values.items() if isinstance(value, Mapping) and key not in WHOLE]
-        return {**values, **{key: _value_for(task, key, values[key]) for key in by_task}}
+        found = {**values, **{key: _value_for(task, key, values[key]) for key in by_task}}
+        if by_task and (trained_on := values.get("trained_on")):
+            theirs = {key: _value_for(str(trained_on), key, values[key]) for key in by_task}
+            others = {key: value for key, value in theirs.items() if value != found[key]}
+            found["training_values"] = {**others, **values.get("training_values", {})}
+        return found
 
     @model_validator(mode="after")
     def _possible(self) -> Params:

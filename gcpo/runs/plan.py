@@ -12,7 +12,7 @@ from typing import Any
 
 from gcpo import paths, seeds, updates, world
 from gcpo.methods import BASES, Method
-from gcpo.runs.params import Params
+from gcpo.runs.params import Params, validate
 from gcpo.runs.profiles import ParameterError, read_yaml, sharing
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Split, Task
@@ -78,12 +78,17 @@ SINCE: dict[str, Any] = {
     **{f"{kind}.params.share_prompts": False for kind in ("train", "gradients", "evaluate")},
     **{f"{kind}.params.entailment_error": 0.0 for kind in ("train", "gradients")},
     "gradients.params.lora_rank": 0,
+    **{f"{kind}.params.{key}": None for kind in KINDS for key in ("system_prompt", "prompt_template")},
+    **{f"{kind}.params.chat_template_kwargs": {} for kind in KINDS},
+    **{f"{kind}.params.context": "text" for kind in KINDS},
+    "train.params.format_reward": None,
+    "train.params.format_weight": 1.0,
 }
 
 # Parameters that only training reads, or that a kind of run does not read, are no part of its values.
 TRAINING = frozenset(
     "method equalize_mean prompts_per_step micro_batch processes accelerate max_steps learning_rate beta save_steps "
-    "train_split train_limit validation_split validation_limit eval_samples".split()
+    "train_split train_limit validation_split validation_limit eval_samples format_reward format_weight".split()
 )
 STEP = frozenset({"compared", "step_batches"})  # that one step alone reads
 UNREAD = {
@@ -145,19 +150,27 @@ class Plan:
         params = self.params
         theirs = {"task": params.trained_on or params.task, "max_steps": params.at_step, "at_step": 0}
         theirs["seed"] = params.seed if params.training_seed is None else params.training_seed
-        return Plan("train", params.model_copy(update={**theirs, "trained_on": None, "training_seed": None}))
+        theirs |= {"trained_on": None, "training_seed": None, "training_values": {}}
+        trained = params.model_copy(update=theirs)
+        if params.training_values:
+            trained = validate({**trained.model_dump(), **params.training_values}, "training_values")
+        return Plan("train", trained)
 
     @cached_property
     def task(self) -> Task:
         """The task."""
         params = self.params
-        return get_task(params.task, reward=params.reward, full_completion=params.full_completion)
+        chosen, context = params.full_completion, params.context
+        return get_task(params.task, reward=params.reward, full_completion=chosen, context=context)
 
     def load(self, split: str, limit: int, seed: int = 0) -> Split:
         """Return rows of a split of its task, in the order or of the draw that a seed decides in its world, of the
-        revision and with the care for malformed rows that it asks for."""
-        own = {"revision": self.params.data_revision, "skip_malformed": self.params.skip_malformed}
-        return self.task.load(split, limit=limit, seed=seeds.of_world(seed, self.params.world_seed), **own)
+        revision, with the care for malformed rows and in the words that it asks for."""
+        params = self.params
+        own = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
+        found = self.task.load(split, limit=limit, seed=seeds.of_world(seed, params.world_seed), **own)
+        rows = (row.asked(params.prompt_template, params.system_prompt) for row in found.rows)
+        return Split(tuple(rows), found.source)
 
     @cached_property
     def sharing(self) -> dict[str, Any]:
@@ -212,7 +225,8 @@ class Plan:
         named = {"profile", "alpha", "method_options", "grpo", "skip_malformed", "at_step", "reward", "full_completion"}
         # Which the trainer's settings hold, which changes nothing, and which the values of that training hold. How
         # processes share a policy counts by its content, and a world by its key.
-        named |= {"micro_batch", "report_to", "trained_on", "training_seed", "accelerate", "world_seed", "compared"}
+        named |= {"micro_batch", "report_to", "trained_on", "training_seed", "training_values", "accelerate"}
+        named |= {"world_seed", "compared"}
         task, training = self.task, self.kind == "train"
         trainer = {key: value for key, value in self.trainer.items() if key not in ADDRESSES} if training else None
         values = {

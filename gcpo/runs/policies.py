@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ def starting_policy(plan: Plan) -> tuple[Any, Any]:
     params = plan.params
     name = world.resolve(params.policy, "policy", params.world_seed)
     transformers.set_seed(params.seed)
-    return load_policy(name, revision=params.policy_revision, dtype=params.dtype)
+    template = params.chat_template_kwargs
+    return load_policy(name, revision=params.policy_revision, dtype=params.dtype, template=template)
 
 
 def trained_policy(plan: Plan, folder: Path) -> tuple[Any, Any]:
@@ -39,7 +40,7 @@ def trained_policy(plan: Plan, folder: Path) -> tuple[Any, Any]:
     """
     params = plan.params
     if not params.lora_rank:
-        return load_policy(str(folder), dtype=params.dtype)
+        return load_policy(str(folder), dtype=params.dtype, template=params.chat_template_kwargs)
     from peft import PeftModel
 
     model, tokens = starting_policy(plan)  # training with adapters saves the adapters alone
@@ -79,7 +80,7 @@ def judge(params: Params) -> Entailment:
     return Entailment(name, error=params.entailment_error)
 
 
-def rollouts_of(plan: Plan, embeds: bool = True, entails: bool = True) -> Callable[..., Rollouts]:
+def rollouts_of(plan: Plan, embeds: bool = True, entails: bool = True) -> partial[Rollouts]:
     """Return :func:`gcpo.semantics.from_texts` with the task's rules and the run's models; those that are not read are
     not loaded."""
     params, task = plan.params, plan.task
@@ -93,6 +94,11 @@ def rollouts_of(plan: Plan, embeds: bool = True, entails: bool = True) -> Callab
         reward_range=task.reward_range,
         max_completion_length=params.max_completion_length,
     )
+
+
+def cut_by(*models: Embedder | Entailment | None) -> dict[str, dict[str, int]]:
+    """Return, for the manifest, what each model of meaning has read, and how much of it was longer than it reads."""
+    return {type(model).__name__: {"read": model.misses, "cut": model.cut} for model in models if model is not None}
 
 
 def lora(params: Params) -> Any:

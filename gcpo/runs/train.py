@@ -20,14 +20,15 @@ from transformers.integrations.integration_utils import get_available_reporting_
 
 from gcpo import io, world
 from gcpo.processes import exit_with_parent
+from gcpo.rewards import keeps_format
 from gcpo.runs.distributed import LOG, launch, peak_memory
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan, quarters
-from gcpo.runs.policies import judge, lora, models, quiet, starting_policy, trained_policy
+from gcpo.runs.policies import cut_by, judge, lora, models, quiet, starting_policy, trained_policy
 from gcpo.runs.progress import share
 from gcpo.runs.record import Run, claim, load, placeless, read_table, record
 from gcpo.tasks.base import Row, Task, check_disjoint
-from gcpo.tasks.sampling import check_lengths, evaluate
+from gcpo.tasks.sampling import check_lengths, ends, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
 from gcpo.trainer.prefix import sharing
 from gcpo.trainer.trainer import REPLACED
@@ -73,6 +74,7 @@ def _train(plan: Plan) -> Run:
                 run.manifest["trl"] = placeless(trainer.args.to_dict())
                 run.write()
                 fit(plan, trainer, run, validation)
+                run.manifest["cut"] = cut_by(trainer.collector.embedder, trainer.collector.entailment)
                 model, log = trainer.accelerator.unwrap_model(trainer.model), trainer.state.log_history
             else:
                 if validation:
@@ -250,7 +252,11 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
         method_options=params.method_options,
         alpha=params.alpha,
         equalize_mean=params.equalize_mean,
-        reward_range=list(task.reward_range),
+        # Of two rewards each function says what it reaches, and one which answers are right.
+        reward_range=None if params.format_reward else list(task.reward_range),
+        reward_weights=[1.0, params.format_weight] if params.format_reward else None,
+        correctness_reward=task_reward(task).__name__ if params.format_reward else None,
+        chat_template_kwargs=params.chat_template_kwargs or None,
         embedding_model=params.embedder,
         entailment_model=entailment,
         entailment_threshold=params.entailment_threshold,
@@ -277,14 +283,15 @@ def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], fold
     entails = plan.method.needs_entailment(task.full_completion)
     entailment = world.resolve(params.entailment, "entailment", params.world_seed) if entails else params.entailment
     args = configure(plan, folder, entailment)
+    if args.use_vllm:  # which reads the Hub's own configuration, not this policy's
+        own: Any = args.generation_kwargs or {}
+        args.generation_kwargs = {"stop_token_ids": ends(model, tokens), **own}
     if commit := models(params, model)["policy_revision"]:
         args.model_init_kwargs = {"revision": commit}  # TRL loads the reference anew, by the policy's name
-    dataset = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": row.prompt}], "references": list(row.references)} for row in rows]
-    )
+    dataset = Dataset.from_list([{"prompt": row.messages, "references": list(row.references)} for row in rows])
     trainer = GCPOTrainer(
         model,
-        task_reward(task),
+        [task_reward(task), *([format_reward(task, params.format_reward)] if params.format_reward else [])],
         args,
         answer_extractor=task.extract,
         entailment=judge(params) if entails and params.entailment_error else None,  # else the trainer loads it
@@ -300,12 +307,26 @@ def task_reward(task: Task) -> Callable[..., list[float]]:
     """Return TRL's reward function of a task."""
 
     def reward(completions: list[Any], references: list[list[str]], **_: Any) -> list[float]:
-        texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-        return [task.reward(text, wanted) for text, wanted in zip(texts, references, strict=True)]
+        return [task.reward(text, wanted) for text, wanted in zip(_texts(completions), references, strict=True)]
 
     reward.__name__ = f"{task.name}_{task.reward_metric}"
     reward.reward_range = task.reward_range  # type: ignore[attr-defined]
     return reward
+
+
+def format_reward(task: Task, tags: str) -> Callable[..., list[float]]:
+    """Return TRL's reward function of the tags that completions are to have: a task's highest reward, or its lowest."""
+
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        return [task.reward_range[keeps_format(text, tags)] for text in _texts(completions)]
+
+    reward.__name__ = f"format_{tags}"
+    reward.reward_range = task.reward_range  # type: ignore[attr-defined]
+    return reward
+
+
+def _texts(completions: list[Any]) -> list[str]:
+    return [c if isinstance(c, str) else c[-1]["content"] for c in completions]
 
 
 def _last_checkpoint(folder: Path, max_steps: int) -> str | None:

@@ -12,6 +12,8 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import logging
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -31,6 +33,7 @@ from gcpo.semantics.loading import (
     load_model,
 )
 
+logger = logging.getLogger(__name__)
 BATCH_SIZE = 16
 BATCH_SIZE_CPU = 4  # of an embedding model: a row takes its time there, also one that only fills a batch
 
@@ -84,9 +87,18 @@ class _Remembering(Generic[K, V]):
     """A model with a bounded memory of its results, least recently used out first."""
 
     def __init__(self, compute: Callable[[list[K]], Iterable[V]], size: int) -> None:
-        self.hits = self.misses = 0
+        self.hits = self.misses = self.cut = 0
         self._compute = compute
         self._stored: LRUCache[K, V] = LRUCache(size)
+
+    def _count(self, cut: int, longest: int) -> None:
+        """Count what was longer than the model reads, and say so the first time."""
+        if cut and not self.cut:
+            what = (
+                f"{type(self).__name__}: {cut} of the texts are longer than the {longest} tokens that the model reads"
+            )
+            logger.warning("%s; of them, and of all that follow, the beginning alone counts.", what)
+        self.cut += cut
 
     def _results(self, keys: Sequence[K]) -> list[V]:
         """Return one result per key; those not remembered are computed in one call."""
@@ -113,7 +125,8 @@ class Embedder(_Remembering[str, Tensor]):
         cache_size: most texts remembered across calls.
         revision: of a Hub name.
 
-    ``hits`` and ``misses`` count the texts found (repeats within a call included) and those encoded.
+    ``hits`` and ``misses`` count the texts found (repeats within a call included) and those encoded; ``cut`` those of
+    them whose end the model did not read.
 
     Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it is no
     sentence-transformers model, lacks tensors or its tokenizer, or has or gives numbers that are not finite
@@ -129,7 +142,7 @@ class Embedder(_Remembering[str, Tensor]):
         cache_size: int = 100_000,
         revision: str | None = None,
     ) -> None:
-        encode = name if callable(name) else _sentence_encoder(name, _device(device), batch_size, revision)
+        encode = name if callable(name) else _sentence_encoder(name, _device(device), batch_size, revision, self._count)
         of = f"embedding {_said(name)}"
         # A copy per text: a view would keep the tensor of its whole batch alive.
         super().__init__(lambda texts: [row.clone() for row in check_rows(encode(texts), texts, of)], cache_size)
@@ -151,7 +164,11 @@ def embedder_path(name: str | Path) -> str | Path:
 
 
 def _sentence_encoder(
-    name: str | Path, device: torch.device, batch_size: int | None, revision: str | None
+    name: str | Path,
+    device: torch.device,
+    batch_size: int | None,
+    revision: str | None,
+    count: Callable[[int, int], None],
 ) -> Callable[[list[str]], Tensor]:
     from sentence_transformers import SentenceTransformer  # slow to import
     from sentence_transformers.util import load_file_path
@@ -174,8 +191,12 @@ def _sentence_encoder(
         _check_encoder(module, model.tokenizer, name, path, folder, revision)
     check_finite(model, name, "embedding")
 
+    longest = model.max_seq_length or sys.maxsize
+
     def encode(texts: list[str]) -> Tensor:
         lengths = model.preprocess(texts)["attention_mask"].sum(dim=1).tolist()
+        full = [text for text, length in zip(texts, lengths, strict=True) if length >= longest]
+        count(_longer(model.tokenizer, (full,), longest), longest)
         rows: list[Any] = [None] * len(texts)
         for indices in _uniform_batches(lengths, batch_size):
             encoded = model.encode(
@@ -224,7 +245,8 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         error: a control: the share of pairs, always the same ones, for which the probability of entailment is exchanged
             with that of the likelier other outcome.
 
-    ``hits`` and ``misses`` count the pairs of different texts that were found and those that the model was asked.
+    ``hits`` and ``misses`` count the pairs of different texts that were found and those that the model was asked;
+    ``cut`` those of them of which it did not read all.
 
     Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it lacks tensors (its
     classifier, say) or its tokenizer, has numbers that are not finite or gives what are no probabilities
@@ -241,7 +263,9 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         revision: str | None = None,
         error: float = 0.0,
     ) -> None:
-        classify = name if callable(name) else _pair_classifier(name, _device(device), batch_size, revision)
+        classify = (
+            name if callable(name) else _pair_classifier(name, _device(device), batch_size, revision, self._count)
+        )
         of = f"entailment {_said(name)}"
 
         def compute(pairs: list[Pair]) -> list[tuple[float, ...]]:
@@ -268,6 +292,13 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         return self.pairs([text for text in texts for _ in texts], list(texts) * size).reshape(size, size, 3)
 
 
+def _longer(tokenizer: Any, sides: Sequence[list[str]], longest: int) -> int:
+    """Return how many texts, or pairs of them, have more tokens than a model reads."""
+    if not sides or not sides[0]:
+        return 0
+    return sum(len(ids) > longest for ids in tokenizer(*sides, truncation=False, verbose=False)["input_ids"])
+
+
 def _chosen(pair: Pair, share: float) -> bool:
     """Return True for this share of all pairs, by a hash of their texts."""
     return share > 0 and int.from_bytes(hashlib.sha256("\0".join(pair).encode()).digest()[:4]) < share * 2**32
@@ -291,7 +322,7 @@ def _outcomes(id2label: dict[int, str], name: object) -> list[int]:
 
 
 def _pair_classifier(
-    name: str | Path, device: torch.device, batch_size: int, revision: str | None
+    name: str | Path, device: torch.device, batch_size: int, revision: str | None, count: Callable[[int, int], None]
 ) -> Callable[[list[Pair]], Tensor]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # slow to import
 
@@ -309,6 +340,8 @@ def _pair_classifier(
     def classify(pairs: list[Pair]) -> Tensor:
         premises, hypotheses = (list(side) for side in zip(*pairs, strict=True))
         inputs = tokenizer(premises, hypotheses, truncation=True, max_length=longest)
+        full = [pair for pair, ids in zip(pairs, inputs["input_ids"], strict=True) if len(ids) >= longest]
+        count(_longer(tokenizer, [list(side) for side in zip(*full, strict=True)], longest), longest)
         probabilities = torch.zeros(len(pairs), len(outcomes))
         for indices in _uniform_batches([len(ids) for ids in inputs["input_ids"]], batch_size):
             batch = {key: torch.tensor([values[i] for i in indices], device=device) for key, values in inputs.items()}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 GENERATED = ("tinyqa", "tinymath", "tinymath_think")  # by this package, without a file
 TASKS = (
     *(*GENERATED, "narrativeqa", "qasper", "hotpotqa", "math", "aime24", "olympiadbench"),
-    *("amc23", "minerva", "gsm8k", "mmlu_stem"),
+    *("amc23", "minerva", "gsm8k", "mmlu_stem", "open_rs", "openr1"),
 )
 REWARDS = ("metric", "binary")
 
@@ -30,7 +30,7 @@ def check_task(name: str) -> None:
         raise ValueError(f"Unknown task {name!r}.{nearest(name, TASKS)}")
 
 
-def get_task(name: str, *, reward: str = "metric", full_completion: bool | None = None) -> Task:
+def get_task(name: str, *, reward: str = "metric", full_completion: bool | None = None, context: str = "text") -> Task:
     """Return the task of that name.
 
     Args:
@@ -38,13 +38,20 @@ def get_task(name: str, *, reward: str = "metric", full_completion: bool | None 
         reward: "metric" is the task's own, from its metric; "binary" gives the largest reward where the accuracy is 1
             and the smallest elsewhere, as papers that ask "right or wrong" train.
         full_completion: embed and cluster whole completions, or the answers in them; None is the task's own choice.
+        context: what a question is asked about: the text, or "evidence", what annotators marked as the answer's place
+            before it (qasper).
 
     Raises:
-        ValueError: an unknown task (:func:`check_task`) or reward.
+        ValueError: an unknown task (:func:`check_task`), reward or context.
     """
     check_task(name)
     one_of("reward", reward, REWARDS)
-    task: Task = importlib.import_module(f"gcpo.tasks.{name}").TASK
+    module = importlib.import_module(f"gcpo.tasks.{name}")
+    task: Task = module.TASK
+    if context != "text":
+        others = getattr(module, "CONTEXTS", {})
+        one_of(f"context (of {name})", context, ("text", *others))
+        task = replace(task, load=others[context])
     if reward == "binary":
         task = replace(task, reward_metric="accuracy")
     return task if full_completion is None else replace(task, full_completion=full_completion)

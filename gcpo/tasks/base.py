@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gcpo.measures import REWARD_RANGE
@@ -21,12 +22,54 @@ CHARACTERS_PER_WORD = 10
 @dataclass(frozen=True)
 class Row:
     """One question: the user's message, the accepted answers (mathematics: the gold answer alone, and after it the
-    tolerance that the benchmark states for it), and whether its context was cut."""
+    tolerance that the benchmark states for it), whether its context was cut, the parts that the message is made of, and
+    the system's message before it."""
 
     id: str
     prompt: str
     references: tuple[str, ...]
     cut: bool = False
+    parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    system: str | None = None
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation that a policy is to continue."""
+        before = [{"role": "system", "content": self.system}] if self.system is not None else []
+        return [*before, {"role": "user", "content": self.prompt}]
+
+    def asked(self, template: str | None, system: str | None) -> Row:
+        """Return the question in the words of a template (:func:`parts_of`), after a system's message.
+
+        Raises:
+            ValueError: the template names a part that the question has not.
+        """
+        prompt, parts = self.prompt, {**self.parts, "prompt": self.prompt}
+        if template is not None:
+            if unknown := [name for name in parts_of(template) if name not in parts]:
+                listed = ", ".join(f"{{{name}}}" for name in parts)
+                raise ValueError(f"prompt_template: questions of this task have no {{{unknown[0]}}}, only {listed}.")
+            prompt = _PART.sub(lambda found: parts[found[1]], template)
+        return replace(self, prompt=prompt, system=system)
+
+
+_PART = re.compile(r"(?<!\w)\{([a-z]+)\}")  # after a letter it is an argument of LaTeX's, as in \boxed{x}
+
+
+def parts_of(template: str) -> list[str]:
+    """Return the parts of a question that a template of prompts names in braces: {prompt} is the task's own message.
+
+    Raises:
+        ValueError: there is none, so that all questions would be one.
+    """
+    if not (found := _PART.findall(template)):
+        raise ValueError("it has no part of a question, such as {prompt} or, of mathematics, {problem}")
+    return found
+
+
+def made_of(template: str, row_id: str, references: Sequence[str], *, cut: bool = False, **parts: str) -> Row:
+    """Return the question whose message a task's template makes of its parts."""
+    return Row(row_id, template.format(**parts), tuple(references), cut, parts)
 
 
 @dataclass(frozen=True)
@@ -103,7 +146,7 @@ MATH_PROMPT = """Solve the problem step by step. Put the final answer in \\boxed
 
 def math_row(row_id: str, problem: str, *references: str) -> Row:
     r"""Return a question that asks for steps and a ``\boxed{...}`` answer."""
-    return Row(row_id, MATH_PROMPT.format(problem=problem.strip()), references)
+    return made_of(MATH_PROMPT, row_id, references, problem=problem.strip())
 
 
 def generator(

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gcpo.tasks import narrativeqa
-from gcpo.tasks.base import Row, hotpot_scores, words
+from gcpo.tasks.base import Row, hotpot_scores, made_of, words
 from gcpo.tasks.reading import Anything, Fields, MalformedRowError, Record, Source, Text, reader
 
 MAX_CONTEXT_WORDS = 1200
@@ -61,8 +61,8 @@ class Question(Record):
             if title not in self.supporting_facts.title:
                 paragraphs.pop(title)
         context, shortened = words("\n\n".join(paragraphs.values()), MAX_CONTEXT_WORDS)
-        prompt = PROMPT.format(context=context, question=self.question.strip())
-        return [Row(self.id, prompt, (self.answer.strip(),), shortened or len(paragraphs) < len(titles))]
+        cut, question = shortened or len(paragraphs) < len(titles), self.question.strip()
+        return [made_of(PROMPT, self.id, (self.answer.strip(),), cut=cut, context=context, question=question)]
 
 
 SPLITS = {

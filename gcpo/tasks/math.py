@@ -1,6 +1,13 @@
-"""MATH: training problems of levels 3 to 5 (Hub: DigitalLearningGmbH/MATH-lighteval), tested on MATH-500."""
+"""MATH: training problems (Hub: DigitalLearningGmbH/MATH-lighteval), tested on MATH-500.
+
+Papers read "MATH, levels 3 to 5" in two ways. ``train`` has those of the 7,500 training problems, some 5,600, and
+``train_12k`` those of all 12,500 problems, of which a run with ``skip_malformed`` leaves out MATH-500: the 8,500 of
+Dr. GRPO and SEED-GRPO. ``train_all`` has the 7,500 of all levels.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from gcpo.rewards import boxed_answer
 from gcpo.tasks.base import Row, Task, math_row, math_scores
@@ -10,18 +17,24 @@ LEVELS = ("Level 3", "Level 4", "Level 5")
 """Levels of the training problems, as in the papers' companions; MATH-500 has all levels."""
 
 
-class TrainingProblem(Record):
-    """A record of the training split."""
+class OfAnyLevel(Record):
+    """A record of the data set."""
 
     problem: Text
     level: Text
     solution: Text
 
     def rows(self) -> list[Row]:
-        """Return its problem, if it is of one of the :data:`LEVELS`."""
-        if self.level not in LEVELS:
-            return []
+        """Return its problem."""
         return [math_row(text_id(self.problem), self.problem, boxed_gold(self.solution))]
+
+
+class TrainingProblem(OfAnyLevel):
+    """A record of the data set, of which only the harder ones count."""
+
+    def rows(self) -> list[Row]:
+        """Return its problem, if it is of one of the :data:`LEVELS`."""
+        return super().rows() if self.level in LEVELS else []
 
 
 class TestProblem(Record):
@@ -36,8 +49,11 @@ class TestProblem(Record):
         return [math_row(self.unique_id, self.problem, self.answer.strip())]
 
 
+_TRAIN = Source(TrainingProblem, "math_train", "train", "DigitalLearningGmbH/MATH-lighteval")
 SPLITS = {
-    "train": Source(TrainingProblem, "math_train", "train", "DigitalLearningGmbH/MATH-lighteval"),
+    "train": _TRAIN,
+    "train_all": replace(_TRAIN, record=OfAnyLevel),
+    "train_12k": replace(_TRAIN, more=(replace(_TRAIN, split="test"),)),
     "test": Source(TestProblem, "math500", "test", "HuggingFaceH4/MATH-500"),
 }
 TASK = Task(

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gcpo.rewards import ANSWER_MARKER, boxed_answer
 from gcpo.tasks import math
-from gcpo.tasks.base import Row
+from gcpo.tasks.base import Row, made_of
 from gcpo.tasks.reading import Anything, Record, Source, Text, reader, text_id
 
 LETTERS = "ABCD"
@@ -72,7 +72,7 @@ class Question(Record):
         question = self.question.strip()
         listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, self.choices, strict=True))
         row_id = text_id("\n".join([self.subject, question, *self.choices]))
-        return [Row(row_id, PROMPT.format(question=question, choices=listed), (LETTERS[self.answer],))]
+        return [made_of(PROMPT, row_id, (LETTERS[self.answer],), question=question, choices=listed)]
 
 
 SPLITS = {"test": Source(Question, "mmlu_stem", "test", "TIGER-Lab/MMLU-STEM")}

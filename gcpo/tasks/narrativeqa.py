@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gcpo.rewards import final_answer
-from gcpo.tasks.base import Row, Task, qa_scores, words
+from gcpo.tasks.base import Row, Task, made_of, qa_scores, words
 from gcpo.tasks.reading import Fields, Record, Source, Text, reader, text_id
 
 MAX_CONTEXT_WORDS = 1000
@@ -49,10 +49,10 @@ class Question(Record):
         """Return its question."""
         summary, cut = words(self.document.summary.text.strip(), MAX_CONTEXT_WORDS)
         question = self.question.text.strip()
-        references = tuple(answer.text.strip() for answer in self.answers)
+        references = [answer.text.strip() for answer in self.answers]
         # The data set numbers documents, not questions.
         row_id = f"{self.document.id}:{text_id(question)}"
-        return [Row(row_id, PROMPT.format(summary=summary, question=question), references, cut)]
+        return [made_of(PROMPT, row_id, references, cut=cut, summary=summary, question=question)]
 
 
 READ = ("document.id", "document.summary.text", "question.text", "answers")  # the stories are most of 16 GB

@@ -2,7 +2,8 @@
 
 The Hub has one split, and none to train on; GCPO trains on it and does not say how it was divided. Here a problem
 belongs to the test split by the hash of its id (:func:`of_test`), three in ten, for ever; a run's ``eval.csv`` has the
-ids that it was tested on. An answer with several parts is right if all of them are there, in any order; where the
+ids that it was tested on. The split ``whole`` has all 675, which SEED-GRPO and CW-GRPO test on and who trains on none
+of them can. An answer with several parts is right if all of them are there, in any order; where the
 benchmark states an error it is an absolute tolerance.
 """
 
@@ -46,9 +47,10 @@ class Problem(Record):
         return [math_row(str(self.id), problem, self.answer.strip(), *tolerance)]
 
 
-SPLITS = {name: Source(Problem, "olympiadbench", "train", "knoveleng/OlympiadBench") for name in ("train", "test")}
+_WHOLE = Source(Problem, "olympiadbench", "train", "knoveleng/OlympiadBench")
+SPLITS = dict.fromkeys(("train", "test", "whole"), _WHOLE)
 TASK = replace(
     math.TASK,
     name="olympiadbench",
-    load=reader(SPLITS, lambda split, row: of_test(row.id) == (split == "test")),
+    load=reader(SPLITS, lambda split, row: split == "whole" or of_test(row.id) == (split == "test")),
 )

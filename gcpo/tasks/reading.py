@@ -10,7 +10,7 @@ import json
 import os
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -68,7 +68,8 @@ class Record(Fields, ABC):
 @dataclass(frozen=True)
 class Source:
     """Place of a split: its folder below ``$GCPO_DATA_DIR``, its name there and on the Hub, and the Hub's data set,
-    configuration and revision. ``columns``: those to load, of parquet files whose others are large."""
+    configuration and revision. ``columns``: those to load, of parquet files whose others are large. ``more``: where the
+    rest of the split's records is."""
 
     record: type[Record]
     folder: str
@@ -77,20 +78,21 @@ class Source:
     config: str | None = None
     revision: str | None = None
     columns: tuple[str, ...] = ()
+    more: tuple[Source, ...] = ()
 
     def file(self, folder: str | Path) -> Path:
         """Return its file below a folder such as ``$GCPO_DATA_DIR`` names."""
         return Path(folder) / self.folder / f"{self.split}.jsonl"
 
     def probe(self, revision: str | None = None) -> dict[str, Any]:
-        """Return where the split is read from, after reading it as far as its first row and no further.
+        """Return where the split is read from, after reading each source as far as its first row and no further.
 
         ``revision`` is the data set's on the Hub. Raises as a :func:`reader`.
         """
         records, origin = _records(self, revision, whole=False)
         if not any(_rows(self, where, record) for where, record in records):
             raise ValueError(f"{self.folder}/{self.split} has no usable row")
-        return origin
+        return origin | ({"more": [one.probe(revision) for one in self.more]} if self.more else {})
 
 
 def boxed_gold(solution: str) -> str:
@@ -133,12 +135,13 @@ def reader(
         name = f"{sources[split].folder}/{sources[split].split}"
         if limit is not None and limit < 1:
             raise ValueError(f"limit is {limit}; give at least 1, or None for all rows of {name}")
-        records, origin = _records(sources[split], revision)
+        parts = [(source, *_records(source, revision)) for source in (sources[split], *sources[split].more)]
+        origin, *others = (found for _, _, found in parts)
         rows: dict[str, Row] = {}
         skipped = 0
-        for where, record in records:
+        for source, where, record in ((source, *one) for source, records, _ in parts for one in records):
             try:
-                converted = _rows(sources[split], where, record)
+                converted = _rows(source, where, record)
             except MalformedRowError:
                 if not skip_malformed:
                     raise
@@ -151,11 +154,16 @@ def reader(
                     rows[unique] = replace(row, id=unique)
         if not rows:
             raise ValueError(f"{name} has no usable row ({skipped} malformed rows skipped)")
-        ordered = sorted(rows.values(), key=lambda row: seeds.place(seed, row.id))
-        chosen = tuple(ordered[:limit])
-        return Split(chosen, origin | {"skipped": skipped, "cut": sum(row.cut for row in chosen)})
+        chosen = in_order(rows.values(), seed)[:limit]
+        counts = {"skipped": skipped, "cut": sum(row.cut for row in chosen)}
+        return Split(chosen, origin | ({"more": others} if others else {}) | counts)
 
     return load
+
+
+def in_order(rows: Iterable[Row], seed: int) -> tuple[Row, ...]:
+    """Return rows in the order of a hash of the seed and their id."""
+    return tuple(sorted(rows, key=lambda row: seeds.place(seed, row.id)))
 
 
 def _rows(source: Source, where: str, record: Any) -> list[Row]:
@@ -222,7 +230,7 @@ def _hub_records(source: Source, revision: str | None, whole: bool) -> Records:
     dataset, split = source.dataset, source.split
     try:
         if source.columns:
-            some = functools.partial(_columns, dataset, split, revision, source.columns)
+            some = functools.partial(_columns, dataset, source.config, split, revision, source.columns)
             table: Any = datasets.Dataset.from_generator(some) if whole else some()  # the former keeps them on disk
         else:
             table = datasets.load_dataset(dataset, source.config, split=split, revision=revision, streaming=not whole)
@@ -236,13 +244,15 @@ def _hub_records(source: Source, revision: str | None, whole: bool) -> Records:
         ) from error
 
 
-def _columns(dataset: str, split: str, revision: str | None, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def _columns(
+    dataset: str, config: str | None, split: str, revision: str | None, columns: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
     """Yield the records of a split's parquet files on the Hub with some columns alone: only their bytes are loaded."""
     import huggingface_hub
     from pyarrow.parquet import ParquetFile
 
     files = huggingface_hub.HfFileSystem()
-    pattern = f"datasets/{dataset}@{(revision or 'main').replace('/', '%2F')}/data/{split}-*.parquet"
+    pattern = f"datasets/{dataset}@{(revision or 'main').replace('/', '%2F')}/{config or 'data'}/{split}-*.parquet"
     paths = files.glob(pattern)
     if not paths:
         raise FileNotFoundError(f"there is no {pattern}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -14,15 +14,22 @@ from gcpo.tasks.base import Row, Task
 
 TOKENS = 2**16  # of a batch, padding included: prompts of thousands of tokens come fewer at a time
 REPAIR = "Repair its chat_template.jinja, or take another model"
+Prompt = str | list[dict[str, str]]  # a user's message, or a conversation
 LOGITS = 2**27  # numbers held at a time where every token's distribution is asked for: half a gigabyte
 
 
-def load_policy(name: str, *, revision: str | None = None, dtype: str = "float32") -> tuple[Any, Any]:
+def load_policy(
+    name: str, *, revision: str | None = None, dtype: str = "float32", template: Mapping[str, Any] | None = None
+) -> tuple[Any, Any]:
     """Return a causal language model and its tokenizer, by path or Hub name.
+
+    The tokenizer keeps ``template``, what its chat template is given beside messages, as ``chat_template_kwargs``; and
+    the model's generation ends where that template ends a turn, which a base model's own configuration leaves out.
 
     Raises:
         OSError: it cannot be loaded; says whether the name is a path or a Hub name, and the way out.
-        ValueError: it lacks tensors, its tokenizer or a chat template, or has numbers that are not finite.
+        ValueError: it lacks tensors, its tokenizer or a chat template, or has numbers that are not finite; or its chat
+            template does not read what it is given.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -35,8 +42,14 @@ def load_policy(name: str, *, revision: str | None = None, dtype: str = "float32
         raise refused(name, "policy", "its tokenizer has no chat template", way)
     if tokens.pad_token is None:
         tokens.pad_token = tokens.eos_token
+    tokens.chat_template_kwargs = dict(template or {})
+    if unread := [key for key in tokens.chat_template_kwargs if key not in str(tokens.chat_template)]:
+        raise refused(
+            name, "policy", f"its chat template reads no {unread[0]!r}", "Leave it out of chat_template_kwargs"
+        )
     if PROBE not in (chat := _chats(tokens, [PROBE])[0]):
         raise refused(name, "policy", "its chat template leaves the question out", REPAIR)
+    _end_with_turns(model, tokens)
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     inputs = tokens(chat, return_tensors="pt", add_special_tokens=False).to(model.device)
     with torch.no_grad():
@@ -52,12 +65,16 @@ def check_lengths(model: Any, tokens: Any, rows: Sequence[Row], max_new_tokens: 
     A model whose configuration does not limit its positions (max_position_embeddings) is not checked.
 
     Raises:
-        ValueError: a prompt, as the policy reads it, and ``max_new_tokens`` after it are longer than the model allows.
+        ValueError: a prompt, as the policy reads it, and ``max_new_tokens`` after it are longer than the model allows;
+            or the chat template leaves a system's message out.
     """
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
-    chats = _chats(tokens, [row.prompt for row in rows])
+    chats = _chats(tokens, [row.messages for row in rows])
     wrong = []
     for number, chat in enumerate(chats):
+        if (rows[number].system or "").strip() not in chat:
+            way = "Put it into prompt_template, before {prompt}, in place of system_prompt"
+            raise refused(tokens.name_or_path, "policy", "its chat template leaves the system's message out", way)
         # No token is less than a byte, so that most prompts need not be tokenised to know that they fit.
         if len(chat.encode()) + max_new_tokens > longest:
             length = len(tokens(chat, add_special_tokens=False, verbose=False)["input_ids"])
@@ -75,7 +92,7 @@ def check_lengths(model: Any, tokens: Any, rows: Sequence[Row], max_new_tokens: 
 
 @torch.no_grad()
 def generate(
-    model: Any, tokens: Any, prompts: Sequence[str], *, n: int, temperature: float, max_new_tokens: int
+    model: Any, tokens: Any, prompts: Sequence[Prompt], *, n: int, temperature: float, max_new_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Generate ``n`` completions of each prompt; temperature 0 is greedy decoding.
 
@@ -143,14 +160,28 @@ def token_statistics(
     return logps, entropies, completion[:, start:].cpu()
 
 
-def _chats(tokens: Any, prompts: Sequence[str]) -> list[str]:
+def _chats(tokens: Any, prompts: Sequence[Prompt]) -> list[str]:
     """Return the prompts as the policy reads them; raises ``ValueError`` where its chat template fails."""
-    messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    asked = [[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts]
+    how = {"tokenize": False, "add_generation_prompt": True, **getattr(tokens, "chat_template_kwargs", {})}
     try:
-        return [tokens.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in messages]
+        return [tokens.apply_chat_template(chat, **how) for chat in asked]
     except Exception as error:  # a template is a program: it can fail in any way
         why = f"its chat template fails ({type(error).__name__}: {' '.join(str(error).split())})"
         raise refused(tokens.name_or_path, "policy", why, REPAIR) from error
+
+
+def _end_with_turns(model: Any, tokens: Any) -> None:
+    """Let generation end at the special token with which the chat template ends an answer, here and in TRL, which both
+    ask the model's generation configuration."""
+    said = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
+    try:
+        chat = tokens.apply_chat_template(said, tokenize=False, **tokens.chat_template_kwargs)
+    except Exception:  # a template may have no place for answers: it is asked for the next one alone
+        return
+    after = tokens(chat.rpartition(PROBE)[2], add_special_tokens=False)["input_ids"][:1]
+    if after and tokens.added_tokens_decoder.get(after[0]) and after[0] not in ends(model, tokens):
+        model.generation_config.eos_token_id = [*dict.fromkeys([*ends(model, tokens), *after])]
 
 
 def ends(model: Any, tokens: Any) -> list[int]:
@@ -167,7 +198,7 @@ def texts(tokens: Any, ids: torch.Tensor, completion: torch.Tensor) -> list[str]
 
 
 def batches(
-    tokens: Any, prompts: Sequence[str], *, n: int, max_new_tokens: int, batch_size: int = 32
+    tokens: Any, prompts: Sequence[Prompt], *, n: int, max_new_tokens: int, batch_size: int = 32
 ) -> Iterator[slice]:
     """Yield the parts of the prompts, in their order, whose ``n`` answers are generated together.
 
@@ -188,7 +219,7 @@ def batches(
 def sample(
     model: Any,
     tokens: Any,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     *,
     n: int,
     temperature: float,
@@ -245,7 +276,7 @@ def evaluate(
         torch.manual_seed(seed)
         for decoding, count, heat in (("greedy", 1, 0.0), ("sampled", n, temperature)):
             if count:
-                prompts = [row.prompt for row in rows]
+                prompts = [row.messages for row in rows]
                 before = 0 if decoding == "greedy" else len(rows)
 
                 def said(done: int, before: int = before) -> None:

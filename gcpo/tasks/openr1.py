@@ -1,0 +1,116 @@
+"""OpenR1-Math's stable 10k: EGPO's training problems (Hub: open-r1/OpenR1-Math-220k), tested on MATH-500.
+
+Built by EGPO's App. A.2 as far as it is written. A problem needs at least two generations, of which Math-Verify found
+one right: then its box agrees with the answer. It is "mixed" if one is wrong too, else "entirely correct". Its answer
+is one value, its text has 4,096 characters at most (the paper: 1,024 tokens), and no earlier problem is a near
+duplicate of it, by MinHash. 85 % are of the configuration default and 15 % of extended, of each 60 % mixed, 10,000 in
+all; 128 of them are the validation split. How many generations and tokens of a solution the paper asked for is
+lost from its text. Of its decontamination, which it calls optional, equal questions alone are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from gcpo.tasks import math
+from gcpo.tasks.base import Row, Split, math_row
+from gcpo.tasks.reading import Anything, Record, Source, Text, in_order, reader
+
+POOL, VALIDATION = 10_000, 128
+SHARES = {
+    f"{subset}-{bucket}": of_subset * of_bucket
+    for subset, of_subset in {"default": 0.85, "extended": 0.15}.items()
+    for bucket, of_bucket in {"mixed": 0.6, "correct": 0.4}.items()
+}
+"""Shares of the pool, by how ids begin."""
+
+LONGEST = 4096
+"""Characters of a problem; 1,024 tokens at the four characters a token that English has."""
+
+SEVERAL = re.compile(r"[,;]\s|\\pm|\\text\s*{\s*(?:and|or)\b|\b(?:and|or)\b")
+"""What tells several values in an answer."""
+
+BANDS, ROWS = 9, 13
+"""Of hashes: 117 of the paper's 128, by which a pair of similarity 0.82 is found half of the time."""
+
+_FACTORS = np.random.default_rng(0).integers(1, 2**61 - 1, (2, BANDS * ROWS), dtype=np.uint64) | np.uint64(1)
+
+
+class Problem(Record):
+    """A record of the Hub, of the configuration default."""
+
+    subset: ClassVar[str] = "default"
+
+    uuid: Text
+    problem: Text
+    answer: Anything
+    correctness_math_verify: list[bool | None] | None
+
+    def rows(self) -> list[Row]:
+        """Return its problem, if it belongs to a bucket; the id begins with it."""
+        right, answer = self.correctness_math_verify or [], self.answer.strip()
+        single = answer and not SEVERAL.search(answer)
+        if len(right) < 2 or not any(right) or not single or len(self.problem) > LONGEST:
+            return []
+        bucket = "correct" if all(right) else "mixed"
+        return [math_row(f"{self.subset}-{bucket}-{self.uuid}", self.problem, answer)]
+
+
+class Extended(Problem):
+    """A record of the configuration extended."""
+
+    subset: ClassVar[str] = "extended"
+
+
+READ = ("uuid", "problem", "answer", "correctness_math_verify")  # the generations are most of 10 GB
+_OF_HUB = Source(Problem, "openr1", "train", "open-r1/OpenR1-Math-220k", columns=READ)
+_TRAIN = replace(_OF_HUB, more=(replace(_OF_HUB, record=Extended, folder="openr1_extended", config="extended"),))
+SPLITS = {"train": _TRAIN, "validation": _TRAIN, "test": math.SPLITS["test"]}
+_read = reader(SPLITS)
+
+
+def signature(text: str) -> list[bytes]:
+    """Return the bands of a text's MinHash, over its words in lower case."""
+    found = {word: hashlib.sha256(word.encode()).digest()[:8] for word in re.findall(r"\w+", text.lower())}
+    hashes = np.array([int.from_bytes(value) for value in found.values()] or [0], dtype=np.uint64)
+    with np.errstate(over="ignore"):  # modulo 2**64
+        lowest = (hashes[:, None] * _FACTORS[0] + _FACTORS[1]).min(axis=0)
+    return [band.tobytes() for band in lowest.reshape(BANDS, ROWS)]
+
+
+def pool(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield the rows that fill the shares of :data:`POOL`, without near duplicates of earlier ones."""
+    left = {start: round(share * POOL) for start, share in SHARES.items()}
+    seen: set[tuple[int, bytes]] = set()
+    for row in rows:
+        start = "-".join(row.id.split("-")[:2])
+        if left[start]:
+            bands = {*enumerate(signature(row.parts["problem"]))}
+            if not bands & seen:
+                left[start] -= 1
+                yield row
+            seen |= bands
+
+
+def load(
+    split: str, *, limit: int | None, seed: int = 0, revision: str | None = None, skip_malformed: bool = False
+) -> Split:
+    """Return rows of a split, as :func:`gcpo.tasks.reading.reader` has it; the pool does not depend on the seed."""
+    if split not in ("train", "validation"):
+        return _read(split, limit=limit, seed=seed, revision=revision, skip_malformed=skip_malformed)
+    found = _read(split, limit=None, revision=revision, skip_malformed=skip_malformed)
+    chosen = tuple(pool(found.rows))
+    held_out = len(chosen) * VALIDATION // POOL
+    rows = in_order(chosen[:held_out] if split == "validation" else chosen[held_out:], seed)[:limit]
+    if not rows:
+        raise ValueError(f"openr1/{split} is empty: the {len(chosen)} problems here are too few for it")
+    return Split(rows, found.source)
+
+
+TASK = replace(math.TASK, name="openr1", load=load)
