@@ -28,8 +28,19 @@ def estimate(profile: str = "paper", kind: str = "train", gpu: float = 80.0, **c
 
 
 def test_the_weights_of_the_papers_policies_are_those_of_their_cards() -> None:
-    counts = {name: policy(name)[1] for name in KNOWN.policies}
-    assert counts == {"Qwen/Qwen2.5-0.5B-Instruct": 494_032_768, "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304}
+    counts = {name.partition("/")[2]: policy(name)[1] for name in KNOWN.policies}
+    assert counts["Qwen2.5-0.5B-Instruct"] == 494_032_768 and counts["Qwen2.5-1.5B-Instruct"] == 1_543_714_304
+    assert {name: f"{count / 1e9:.2f}B" for name, count in counts.items()} == {
+        "Qwen2.5-0.5B-Instruct": "0.49B",
+        "Qwen2.5-1.5B-Instruct": "1.54B",
+        "Qwen2.5-Math-1.5B": "1.54B",
+        "DeepSeek-R1-Distill-Qwen-1.5B": "1.78B",
+        "Qwen2.5-3B-Instruct": "3.09B",
+        "Qwen2.5-Math-7B": "7.62B",
+        "Qwen2.5-Math-7B-Instruct": "7.62B",
+        "DeepSeek-R1-Distill-Qwen-7B": "7.62B",
+        "Llama-3.2-1B-Instruct": "1.24B",
+    }
 
 
 def test_weights_gradients_and_states_are_what_torch_has(scratch: Any) -> None:
@@ -149,14 +160,15 @@ def test_check_says_what_a_grid_takes_and_what_does_not_fit(capsys: pytest.Captu
     assert main(["check", "paper_figure1", "--profile", "paper"]) == 0
     said = capsys.readouterr().out
     assert "estimated, not measured, for a GPU of 80 GB as fast as an H100" in said
-    header, *rows = [line.split() for line in said.splitlines()[3:8]]
+    header, *rows = [line.split() for line in said.splitlines()[3:9]]
     assert header == ["task", "runs", "GPU", "disk", "checkpoints", "tokens", "GPU-hours"]
     runs, hours = ([int(row[place]) for row in rows] for place in (1, 6))
-    assert [row[0] for row in rows] == ["narrativeqa", "qasper", "math", "all"] and runs == [3, 3, 3, 9]
-    assert abs(sum(hours[:3]) - hours[3]) <= 2  # rounded
+    assert [row[0] for row in rows] == ["narrativeqa", "qasper", "math", "olympiadbench", "all"]
+    assert runs == [3, 3, 3, 3, 12]
+    assert abs(sum(hours[:4]) - hours[4]) <= 2  # rounded
     assert main(["check", "paper_figure1", "--profile", "paper", "--gpu-memory", "8"]) == 1
     misfits = [line for line in capsys.readouterr().out.splitlines() if line.startswith("DOES NOT FIT")]
-    assert len(misfits) == 3 and "DOES NOT FIT: qasper-gradients-0-" in misfits[1]  # the largest of each task
+    assert len(misfits) == 4 and "DOES NOT FIT: qasper-gradients-0-" in misfits[1]  # the largest of each task
     assert main(["check", "--profile", "papr"]) == 2
 
 

@@ -116,17 +116,18 @@ def test_what_is_trained_on_may_be_measured_or_left_untrained() -> None:
 
 
 def test_fields_of_grpo_are_laid_over_the_profile_s_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usual = {"bf16": True, "gradient_checkpointing": True, "lr_scheduler_type": "linear"}
     grid = tmp_path / "g.yaml"
     grid.write_text("- {kind: train, grpo: [{num_iterations: 2, bf16: false}]}")
     (plan,) = expand(str(grid), "paper")
-    assert plan.params.grpo == {"bf16": False, "gradient_checkpointing": True, "num_iterations": 2}
+    assert plan.params.grpo == {**usual, "bf16": False, "num_iterations": 2}
     (plan,) = expand("smoke", "paper", {"grpo": {"use_vllm": True}})[:1]
-    assert plan.params.grpo == {"bf16": True, "gradient_checkpointing": True, "use_vllm": True}
+    assert plan.params.grpo == {**usual, "use_vllm": True}
     seen: list[Plan] = []
     monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
     monkeypatch.setattr("gcpo.runs.runner.run_grid", lambda plans, jobs: seen.extend(plans) or [Run(tmp_path)])
     assert main(["evaluate", "--profile", "paper", "-p", "grpo", "{top_p: 0.9}"]) == 1
-    assert seen[0].params.grpo == {"bf16": True, "gradient_checkpointing": True, "top_p": 0.9}
+    assert seen[0].params.grpo == {**usual, "top_p": 0.9}
 
 
 def test_a_grid_named_twice_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from gcpo import paths
 from gcpo.methods import METHODS
 from gcpo.runs import fields
-from gcpo.runs.grids import expand, grids, owner
+from gcpo.runs.grids import expand, fitting, grids
 from gcpo.runs.params import Params, from_notebook, schema, validate
 from gcpo.runs.plan import KINDS
 from gcpo.runs.profiles import ParameterError, load_profile, parse_yaml, profiles
@@ -311,9 +311,7 @@ def test_papermill_reads_the_profiles_as_we_do(name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("grid", "profile"), [(g, p) for g in grids() for p in profiles() if owner(g) in (None, "paper", p)]
-)
+@pytest.mark.parametrize(("grid", "profile"), [(grid, profile) for profile in profiles() for grid in fitting(profile)])
 def test_every_grid_is_valid_with_every_profile(grid: str, profile: str) -> None:
     found = expand(grid, profile)
     assert found

@@ -155,7 +155,7 @@ def test_verdicts_are_written_as_records_where_they_are_asked_for(tmp_path: Path
     assert [other[name] for name in ("difference", "paper_effect", "seeds")] == [0.5, 2.0, 0]
     assert np.isnan([other[name] for name in ("estimate", "effect", "n", "level")]).all()
     given = {"id": "one", "label": "holds", "because": "By 1. More.", "place": "Eq. 1", "heading": "a", "n": 3}
-    given |= {"parts": "x; y", "difference": 1.23457, "notebook": "21_b", "records": "runs of p"}
+    given |= {"parts": "x\ny", "difference": 1.23457, "notebook": "21_b", "records": "runs of p"}
     assert {key: row[key] for key in given} == given
 
 
