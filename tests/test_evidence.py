@@ -352,7 +352,7 @@ def test_the_effects_belong_to_their_comparisons() -> None:
 def test_missing_runs_and_a_closed_gate_say_what_to_do() -> None:
     missing = decide([between(1, 2), UNMADE], command="python -m gcpo grid g")
     assert missing.because == (
-        "1 of 2 comparisons is not tested, 1 holds; the one that decides is c minus b: 1 and 10 seeds: "
+        "1 of 2 comparisons is not tested, 1 holds; for example c minus b: 1 and 10 seeds: "
         "cannot be compared. First: python -m gcpo grid g."
     )
     closed = decide([between(1, 2)], [3.0], closed="The gate failed on tinymath: ...")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,12 @@ def test_grids_that_decide_have_the_seeds_that_the_protocol_names(grid: str) -> 
         asked = [plan.params for plan in expand(grid, world)]
         assert {params.training_seed or params.seed for params in asked} == {*range(first, last + 1)}
         assert grid != "headline" or {name.split()[0] for name in CONTROLS} <= {params.method for params in asked}
+
+
+@pytest.mark.parametrize("profile", ["laptop", "world_a", "world_b"])
+def test_the_committed_reference_can_be_published_again(
+    profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "OUTPUTS", tmp_path)  # no runs of this machine
+    kept = {run.manifest["id"] for run in records.to_publish(profile)}
+    assert kept == {run.manifest["id"] for run in records.runs(profile, reference=True)}

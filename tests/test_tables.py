@@ -14,6 +14,7 @@ from gcpo import paths
 from gcpo.cli import main
 from gcpo.methods import METHODS
 from gcpo.reports import pages, tables
+from gcpo.reports.names import NAMES, people
 from gcpo.runs.params import validate
 from gcpo.runs.profiles import load_profile
 
@@ -198,3 +199,23 @@ def test_the_last_completions_are_of_the_last_step_and_the_first_prompts(tmp_pat
     assert found["prompt"].str.startswith("... x").all() and found["prompt"].str.len().max() == 52
     assert found["reward"].tolist() == [0.0, 0.333, 0.667, 1.333, 1.667, 2.0]
     assert "step" not in found
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ("gcpo_bot", "GCPO-BoT"),
+        ("seed_grpo 16", "SEED-GRPO (16)"),
+        ("care reward=binary", "CARE (reward=binary)"),
+        ("late gain of cw_grpo", "late gain of CW-GRPO"),
+        ("gcpo_bot, 0.3M", "GCPO-BoT, 0.3M"),
+        ("gain at G = 16", "gain at G = 16"),
+        ("no_such", "no_such"),
+    ],
+)
+def test_people_read_names_and_not_identifiers(label: str, said: str) -> None:
+    assert people(label) == said
+
+
+def test_names_are_those_of_methods() -> None:
+    assert set(NAMES) <= set(METHODS) and len({people(name) for name in METHODS}) == len(METHODS)

@@ -264,8 +264,8 @@ def _counted(parts: Sequence[Part], final: str) -> str:
     first, _, verb = said[0].partition(" ")
     whole = "Both" if len(parts) == 2 else f"All {first}"
     start = f"{first} of {len(parts)}" if len(said) > 1 else whole
-    which = "the weakest is" if final in (HOLDS, INCONCLUSIVE) else "the one that decides is"
-    return f"{', '.join([f'{start} comparisons {verb}', *said[1:]])}; {which}"
+    which = {FAILS: "the one that decides is", RULED_OUT: "the one that decides is", UNTESTED: "for example"}
+    return f"{', '.join([f'{start} comparisons {verb}', *said[1:]])}; {which.get(final, 'the weakest is')}"
 
 
 def signed(estimate: float, low: float, high: float, digits: int | None = None) -> tuple[str, str, str]:

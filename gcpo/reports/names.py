@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gcpo.methods import METHODS
 
 # Those that are not the method's name in capitals.
@@ -26,10 +28,13 @@ NAMES = {
 def people(label: str) -> str:
     """Return the label of a kind of run as people read it: "GCPO-BoT (alpha=0.3)" for "gcpo_bot alpha=0.3".
 
-    A label that does not begin with a method's name stays as it is.
+    Methods are named where a label begins with one, and wherever a name has an underscore ("late gain of cw_grpo").
     """
     method, _, settings = label.partition(" ")
-    if method not in METHODS:
-        return label
-    name = NAMES.get(method, method.upper().replace("_", "-"))
-    return f"{name} ({settings})" if settings else name
+    if method in METHODS:
+        return f"{_named(method)} ({settings})" if settings else _named(method)
+    return re.sub(r"\w+_\w+", lambda found: _named(found[0]) if found[0] in METHODS else found[0], label)
+
+
+def _named(method: str) -> str:
+    return NAMES.get(method, method.upper().replace("_", "-"))

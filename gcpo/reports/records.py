@@ -22,7 +22,7 @@ import pandas as pd
 
 from gcpo import io, paths, world
 from gcpo.runs.contents import Seen
-from gcpo.runs.grids import comparison_key, expand, grids, varied
+from gcpo.runs.grids import comparison_key, expand, fitting, varied
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label, recorded
 from gcpo.runs.record import CODES, RecordError, Run, another_version, load, read_table, same_numbers, to_commit
@@ -304,7 +304,7 @@ def to_publish(profile: str) -> list[Run]:
 
     codes = {run.manifest["id"]: code_of(run.manifest) for run in own}
     models = {model: digest for run in own for model, digest in _models(run.manifest).items()}
-    together = [{plan.id for plan in expand(grid, profile)} for grid in grids()]
+    together = [{plan.id for plan in expand(grid, profile)} for grid in fitting(profile)]
 
     def comparable(manifest: dict[str, Any]) -> bool:
         beside = {codes[made] for asked in together if manifest["id"] in asked for made in asked & codes.keys()}
