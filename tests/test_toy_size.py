@@ -148,7 +148,8 @@ def test_each_benchmark_at_toy_size(task: str, outputs: Path, tmp_path: Path) ->
     assert read(run) == (4, cut, 0)
     by_meaning = {"narrativeqa": ["Embedder", "Entailment"], "qasper": ["Entailment"], "hotpotqa": ["Entailment"]}
     assert sorted(run.manifest["cut"]) == by_meaning.get(task, [] if changes else ["Embedder", "Entailment"])
-    assert all(0 <= counted["cut"] <= counted["read"] > 0 for counted in run.manifest["cut"].values())
+    # Where no answer is found, or all are one, the entailment model is asked nothing.
+    assert all(0 <= counted["cut"] <= counted["read"] for counted in run.manifest["cut"].values())
     if kind == "train":
         steps = pd.read_csv(run.folder / "metrics.csv")
         assert list(steps["step"]) == list(range(1, len(steps) + 1)) and len(steps) == 2
