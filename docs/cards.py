@@ -13,7 +13,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 from gcpo import paths
-from gcpo.reports import ledger
+from gcpo.reports import ledger, pages
 from gcpo.reports.claims import SHOWN, overall
 
 MENUS = {
@@ -121,7 +121,7 @@ def cell(line: Any) -> str:
 
 def linked(note: str) -> str:
     """Return a note whose notebooks, named by number, are links."""
-    stems = {path.stem[:2]: path.stem for path in paths.NOTEBOOKS.glob("*.ipynb")}
+    stems = pages.notebooks()
 
     def link(found: re.Match[str]) -> str:
         stem = stems.get(found[1])

@@ -189,6 +189,12 @@ def test_a_claim_that_names_no_checkpoint_is_decided_where_they_agree(centres: l
         assert f"{names[0].capitalize()}: a: " in verdict.because
 
 
+def test_where_checkpoints_disagree_the_first_that_was_asked_is_told() -> None:
+    nothing = {"a": Draws(nan, np.empty(0))}
+    verdict = alignment.at_checkpoints({"start": nothing, "middle": {"a": draws(0.5)}, "end": {"a": draws(-0.5)}})
+    assert verdict.label == "inconclusive" and " Middle: a: +0.50" in verdict.because
+
+
 @pytest.mark.parametrize(("centre", "expected"), [(-0.5, "holds"), (0.5, "holds"), (-0.05, "inconclusive")])
 def test_either_sign_is_significant_and_a_correlation_of_none_is_not(centre: float, expected: str) -> None:
     assert decided({"a": alignment.of_either_sign(draws(centre))}).label == expected

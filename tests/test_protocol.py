@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,7 @@ def test_the_rules_are_older_than_the_runs_that_they_decide(world: str) -> None:
     if git("rev-parse", "--is-shallow-repository").strip() == "true":
         pytest.skip("the history is not whole")
     runs = records.find(world, reference=True)
-    commits: Mapping[str, set[bool]] = (runs["seed"] >= DECIDING).groupby(runs["commit"]).agg(set).to_dict()
+    commits = (runs["seed"] >= DECIDING).groupby(runs["commit"]).agg(set).to_dict()
     assert commits and not runs["dirty"].any()
     for commit, kinds in commits.items():
         for deciding in kinds:

@@ -59,7 +59,7 @@ from gcpo.runs.plan import Plan
 from gcpo.runs.train import build_trainer
 from gcpo.semantics import Entailment
 from gcpo.tasks.sampling import load_policy
-from gcpo.trainer.trainer import _text
+from gcpo.trainer.trainer import text_of
 from gcpo.weights import weight_range
 
 WITH_ALPHA = [name for name, row in METHODS.items() if row.alpha is not None]
@@ -423,9 +423,9 @@ def test_a_method_that_learns_nothing_says_so_in_one_line(
 def test_the_text_of_a_conversation_is_what_the_assistant_says_last() -> None:
     asks = {"role": "assistant", "content": "", "tool_calls": []}
     told = {"role": "tool", "content": "3 letters found"}
-    assert _text([asks, told, {"role": "assistant", "content": "Three"}]) == "Three"
-    assert _text([{"role": "assistant", "content": "Three"}, asks]) == "Three"
-    assert _text([asks, told]) == "" and _text("Three") == "Three"
+    assert text_of([asks, told, {"role": "assistant", "content": "Three"}]) == "Three"
+    assert text_of([{"role": "assistant", "content": "Three"}, asks]) == "Three"
+    assert text_of([asks, told]) == "" and text_of("Three") == "Three"
 
 
 # --- groups that leave the loss -------------------------------------------------------------------------------------

@@ -185,12 +185,13 @@ def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[st
         policy: decide(comparisons(parts), [known.get(name, nan) for name in parts]) if parts else nothing
         for policy, parts in found.items()
     }
-    asked = [verdict for verdict in each.values() if verdict.label != UNTESTED]
+    asked = {policy: verdict for policy, verdict in each.items() if verdict.label != UNTESTED}
     if not asked:
         return next(iter(each.values()), nothing)
-    labels = {verdict.label for verdict in asked}
-    final = asked[0].label if len(labels) == 1 else RULED_OUT if labels == {RULED_OUT, FAILS} else INCONCLUSIVE
-    decided, shown = next((each_ for each_ in each.items() if each_[1].label == final), (next(iter(each)), asked[0]))
+    labels = {verdict.label for verdict in asked.values()}
+    final = next(iter(labels)) if len(labels) == 1 else RULED_OUT if labels == {RULED_OUT, FAILS} else INCONCLUSIVE
+    decided = next((policy for policy, verdict in asked.items() if verdict.label == final), next(iter(asked)))
+    shown = asked[decided]
     depends = "It depends on the checkpoint, which the paper does not name." if len(labels) > 1 else ""
     because = f"{depends} {decided[0].upper()}{decided[1:]}: {shown.because}".lstrip()
     lines = tuple(f"{policy}: {verdict.label}. {verdict.because}" for policy, verdict in each.items())

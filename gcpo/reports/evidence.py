@@ -173,26 +173,26 @@ class Part:
         one = self.comparison
         if not one.tested:
             return f"{one.name}: {one.absent or one.compared}".removesuffix(": ")
-        estimate, *ends = signed(*self.shown, digits=one.digits)
-        how = [f"95 % CI {' to '.join(ends)}{one.over}"]
-        if one.family > 1 and self.shown != one.interval:
-            how.append(f"Holm over {one.family}")
-        how += [one.compared] if one.compared else []
-        return f"{one.name}: {estimate}{' points' if one.unit == 'points' else ''} ({', '.join(how)})"
+        estimate, low, high = signed(*self.shown, digits=one.digits)
+        corrected = one.family > 1 and self.shown != one.interval
+        how = [f"95 % CI {low} to {high}{one.over}", f"Holm over {one.family}" if corrected else "", one.compared]
+        return f"{one.name}: {estimate}{' points' * (one.unit == 'points')} ({', '.join(filter(None, how))})"
 
     @property
     def meaning(self) -> str:
         """Return a sentence on the effect in question; nothing where there is none."""
-        digits = self.comparison.digits or 2
-        whose = f"the paper's {self.effect:+.{digits}f}"
-        size = whose if self.effect > 0 else f"{self.margin:.{digits}f}, the margin declared beforehand"
-        if self.word == RULED_OUT:
-            return f"This rules out {size}."
-        if self.word == INCONCLUSIVE:
-            few = "" if isnan(self.size) else f"Too few runs to tell 0 from {size}."
-            most = self.comparison.mde
-            return few if isnan(most) else f"{few} A difference of {most:.{digits}f} would have been detected.".lstrip()
-        return f"The paper has {self.effect:+.{digits}f}." if self.word in (HOLDS, FAILS) and self.effect > 0 else ""
+        digits, most = self.comparison.digits or 2, self.comparison.mde
+        size = f"{self.margin:.{digits}f}, the margin declared beforehand"
+        if self.effect > 0:
+            size = f"the paper's {self.effect:+.{digits}f}"
+        said = [f"This rules out {size}."] if self.word == RULED_OUT else []
+        if self.word == INCONCLUSIVE and not isnan(self.size):
+            said.append(f"Too few runs to tell 0 from {size}.")
+        if self.word == INCONCLUSIVE and not isnan(most):
+            said.append(f"A difference of {most:.{digits}f} would have been detected.")
+        if self.word in (HOLDS, FAILS) and self.effect > 0:
+            said.append(f"The paper has {self.effect:+.{digits}f}.")
+        return " ".join(said)
 
     @property
     def line(self) -> str:
@@ -237,16 +237,11 @@ def decide(
     against = [f"{people(one.label)} minus {people(one.against)}: {effect:+.2f}" for one, effect in opposed]
     denied = f"The paper's own table contradicts it ({'; '.join(against)})." if against else ""
     missing = command and any(not part.comparison.tested and not part.comparison.absent for part in parts)
-    because = [
-        _counted(parts, final),
-        f"{weakest.numbers}.",
-        weakest.meaning,
-        denied,
-        f"First: {command}." if missing else "",
-    ]
-    blinded = final == RULED_OUT and blind
+    blinded = f"{blind} By the intervals alone:" if final == RULED_OUT and blind else ""
+    first = f"First: {command}." if missing else ""
+    said = [blinded, _counted(parts, final), f"{weakest.numbers}.", weakest.meaning, denied, first]
     about: dict[str, Any] = {"note": denied, "parts": tuple(part.line for part in parts)}
-    about["because"] = " ".join(filter(None, [f"{blind} By the intervals alone:" if blinded else "", *because]))
+    about["because"] = " ".join(filter(None, said))
     if final == UNTESTED or blinded:
         return Verdict(UNTESTED, effect=only, **about)
     found = weakest.comparison

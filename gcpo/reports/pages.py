@@ -19,8 +19,6 @@ from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import load_profile
 from gcpo.weights import alpha_g, weight_range
 
-CHECKS = r" / (?=(?:Beside it, )?\d\d: )"  # between two checks of a claim in the ledger
-
 NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->", "<!-- end of needs -->"
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
 ANSWERS = {HOLDS: "Yes", FAILS: "No", RULED_OUT: "Not here", INCONCLUSIVE: "We cannot tell", UNTESTED: "Not tested"}
@@ -53,9 +51,9 @@ Results of small policies show how the methods behave on our generated tasks. Th
 def table_of(profile: str, name: str) -> pd.DataFrame:
     """Return a table of a profile's reference as text, without its source; empty where there is none."""
     path = paths.REFERENCE / profile / f"{name}.csv"
-    return (
-        pd.read_csv(path, dtype=str, keep_default_na=False).drop(columns="records") if path.exists() else pd.DataFrame()
-    )
+    if not path.exists():
+        return pd.DataFrame()
+    return pd.read_csv(path, dtype=str, keep_default_na=False).drop(columns="records")
 
 
 def findings(profile: str) -> str:
@@ -66,6 +64,11 @@ def findings(profile: str) -> str:
         asked = f"{number}. **{row['question']} {ANSWERS[row['verdict']]}.** {row['found']}"
         lines.append(f"{asked} ({where}; {_notebook(row['notebook'])})\n")
     return "".join(lines)
+
+
+def notebooks() -> dict[str, str]:
+    """Return the names of all notebooks by their numbers."""
+    return {path.stem[:2]: path.stem for path in paths.NOTEBOOKS.glob("*.ipynb")}
 
 
 def _notebook(name: str) -> str:
@@ -95,9 +98,8 @@ def movable(group_size: int = 16, prompts: int = 8) -> str:
     """Return in words how far GCPO's weights move on groups of real answers (:mod:`gcpo.reports.reach`)."""
     known = reach.numbers()
     of_group = known["measures"].query("group_size == @group_size").groupby("measure")["q95"].max()
-    of_step = (
-        100 * known["steps"].query("group_size == @group_size and prompts == @prompts").groupby("method")["q50"].max()
-    )
+    steps = known["steps"].query("group_size == @group_size and prompts == @prompts")
+    of_step = 100 * steps.groupby("method")["q50"].max()
     off = {name: 100 * alpha_g(reach.ALPHA, group_size) * of_group[name] ** 2 for name in ("bot", "cd")}
     added = 100 * (weight_range("rd_only", None, group_size)[1] - 1)
     return (
@@ -138,7 +140,7 @@ def exhibits(root: str = "") -> pd.DataFrame:
     (none can be made).
     """
     table = pd.read_csv(str(resources.files("gcpo") / "exhibits.csv"), dtype=str, keep_default_na=False)
-    stems = {path.stem[:2]: path.stem for path in paths.NOTEBOOKS.glob("*.ipynb")}
+    stems = notebooks()
     linked = [[f"[{n}]({root}notebooks/{stems[n]}.ipynb)" for n in numbers.split()] for numbers in table["notebooks"]]
     return table.assign(notebooks=[", ".join(links) for links in linked])
 
@@ -185,10 +187,7 @@ def needs_table(profile: str) -> pd.DataFrame:
         took = f"{taken(part).median() / 60:.0f} min", f"{memory.median():.1f} GB"
         rows.append([profile, task, hardware, *took, f"measured ({len(part)} runs)"])
     for name, gpu in (("single_gpu", 24.0), ("paper", 80.0)):
-        for task in (
-            "qasper",
-            "math",
-        ):  # of question answering and of mathematics one each; `gcpo check` has the others
+        for task in ("qasper", "math"):  # one of each kind; `gcpo check` has the others
             plan = Plan("train", validate({**load_profile(name), "task": task}))
             one = estimates.Estimate(plan, gpu)
             hardware = f"{estimates.nearest(gpu)}, {gpu:.0f} GB"
@@ -207,10 +206,9 @@ def readme_needs(profile: str) -> str:
 
 def results_page(profile: str) -> str:
     """Return RESULTS.md."""
-    counts = f"## How many claims have which verdict\n\n{counted(profile)}"
     parts = [
         PREAMBLE,
-        counts,
+        f"## How many claims have which verdict\n\n{counted(profile)}",
         f"## Five questions\n\n{quoted(profile)}",
         f"## Does training work here?\n\n{learned(profile)}",
     ]
@@ -219,11 +217,13 @@ def results_page(profile: str) -> str:
 
 def exhibits_page() -> str:
     """Return docs/exhibits.md: where each table and figure of the four papers is made, and what it lacks."""
-    above = (
-        "Where each of the four papers' is made, and what it lacks: runs that were not made yet, or models and data."
-    )
-    written = "`python -m gcpo report --publish` writes this page."
-    return f"# Every table and figure\n\n{written} {above}\n\n{markdown(exhibits('../'))}"
+    return f"""# Every table and figure
+
+`python -m gcpo report --publish` writes this page: where each of the four papers' tables and figures is made, what it
+lacks (runs that were not made yet, or models and data), and the grid that makes it at the paper's own scale, or why
+none does.
+
+{markdown(exhibits("../"))}"""
 
 
 def write_results(profile: str) -> None:

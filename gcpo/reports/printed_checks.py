@@ -53,10 +53,8 @@ def _tens() -> Found:
 
 def _above_all_baselines() -> Found:
     best = printed.gcpo_table1().loc[GCPO].max()
-    main, late = (
-        printed.gcpo_table1().drop(GCPO).max(),
-        reported("gcpo_table6").pivot(**BY, values="value").drop(GCPO).max(),
-    )
+    main = printed.gcpo_table1().drop(GCPO).max()
+    late = reported("gcpo_table6").pivot(**BY, values="value").drop(GCPO).max()
     lost, later = int((best <= main).sum()), int((best[late.index] <= late).sum())
     return lost == 0, (
         f"In {lost} of {len(main)} columns of Table 1, BLEU on Qasper, KLE has {main['qasper', 'bleu']} and GCPO "
@@ -127,11 +125,8 @@ def _averages_are_means() -> Found:
 
 
 def _aime_gain() -> Found:
-    gain, dr, wide = (
-        printed.seed_gains().iloc[0],
-        printed.seed_row("Dr.GRPO 7B")["aime24"],
-        printed.seed_row(f"{LINEAR}, G=16)")["aime24"],
-    )
+    gain = printed.seed_gains().iloc[0]
+    dr, wide = (printed.seed_row(label)["aime24"] for label in ("Dr.GRPO 7B", f"{LINEAR}, G=16)"))
     return bool(printed.agrees(gain["stated"], gain["computed"], 1)), (
         f"From {dr} to 46.7 is {gain['computed']:.1f} %, or {46.7 - dr:.1f} points. From {dr} to the {wide} of G = 16 "
         f"is {wide - dr:.1f} points."
@@ -139,10 +134,8 @@ def _aime_gain() -> Found:
 
 
 def _other_gains() -> Found:
-    gains, three = (
-        printed.seed_gains().iloc[1:],
-        printed.seed_row(f"{LINEAR})+")["average"] - printed.seed_row("Dr.GRPO 7B")["average"],
-    )
+    gains = printed.seed_gains().iloc[1:]
+    three = printed.seed_row(f"{LINEAR})+")["average"] - printed.seed_row("Dr.GRPO 7B")["average"]
     return bool(printed.agrees(gains["stated"], gains["computed"], 1).all()), (
         f"The gains are {', '.join(f'{x:+.1f}' for x in gains['computed'])} points, of best runs. The mean over three "
         f"runs is {three:.1f} above Dr. GRPO as printed."
@@ -164,10 +157,8 @@ def _similar_data_and_steps() -> Found:
 
 
 def _above_all_7b() -> Found:
-    own, top = (
-        printed.seed_table3().query("rollouts == 16").loc["SEED-GRPO 7B", "math500"],
-        printed.seed_rivals()["math500"],
-    )
+    own = printed.seed_table3().query("rollouts == 16").loc["SEED-GRPO 7B", "math500"]
+    top = printed.seed_rivals()["math500"]
     return bool(own > top.max()), f"{top.idxmax()} has {top.max()} in Table 2."
 
 
@@ -253,9 +244,8 @@ def _above_grpo_everywhere() -> Found:
 def _averages_over_grpo() -> Found:
     gains = printed.cw_gains().xs("CW-GRPO over GRPO", level="label")
     computed = " and ".join(f"{x:+.2f}" for x in gains["computed"])
-    return bool(
-        printed.agrees(gains["stated"], gains["computed"], 1).all()
-    ), f"They are {computed}, the second more than stated."
+    same = printed.agrees(gains["stated"], gains["computed"], 1).all()
+    return bool(same), f"They are {computed}, the second more than stated."
 
 
 def _gains_over_base() -> Found:

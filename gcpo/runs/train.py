@@ -31,7 +31,7 @@ from gcpo.tasks.base import Row, Task, check_disjoint
 from gcpo.tasks.sampling import check_lengths, ends, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
 from gcpo.trainer.prefix import sharing
-from gcpo.trainer.trainer import REPLACED
+from gcpo.trainer.trainer import REPLACED, text_of
 
 SHOWN = {"reward": "reward", "weight": "gcpo/weight"}  # numbers of a step that are shown, in TRL's log
 # Columns of TRL's log that depend on the clock and not on the run.
@@ -307,7 +307,7 @@ def task_reward(task: Task) -> Callable[..., list[float]]:
     """Return TRL's reward function of a task."""
 
     def reward(completions: list[Any], references: list[list[str]], **_: Any) -> list[float]:
-        return [task.reward(text, wanted) for text, wanted in zip(_texts(completions), references, strict=True)]
+        return [task.reward(text, wanted) for text, wanted in zip(map(text_of, completions), references, strict=True)]
 
     reward.__name__ = f"{task.name}_{task.reward_metric}"
     reward.reward_range = task.reward_range  # type: ignore[attr-defined]
@@ -318,15 +318,11 @@ def format_reward(task: Task, tags: str) -> Callable[..., list[float]]:
     """Return TRL's reward function of the tags that completions are to have: a task's highest reward, or its lowest."""
 
     def reward(completions: list[Any], **_: Any) -> list[float]:
-        return [task.reward_range[keeps_format(text, tags)] for text in _texts(completions)]
+        return [task.reward_range[keeps_format(text, tags)] for text in map(text_of, completions)]
 
     reward.__name__ = f"format_{tags}"
     reward.reward_range = task.reward_range  # type: ignore[attr-defined]
     return reward
-
-
-def _texts(completions: list[Any]) -> list[str]:
-    return [c if isinstance(c, str) else c[-1]["content"] for c in completions]
 
 
 def _last_checkpoint(folder: Path, max_steps: int) -> str | None:

@@ -2,8 +2,8 @@
 
 The Hub has one split, and none to train on; GCPO trains on it and does not say how it was divided. Here a problem
 belongs to the test split by the hash of its id (:func:`of_test`), three in ten, for ever; a run's ``eval.csv`` has the
-ids that it was tested on. The split ``whole`` has all 675, which SEED-GRPO and CW-GRPO test on and who trains on none
-of them can. An answer with several parts is right if all of them are there, in any order; where the
+ids that it was tested on. The split ``whole`` has all 675: SEED-GRPO and CW-GRPO, which train on
+other problems, test on them. An answer with several parts is right if all of them are there, in any order; where the
 benchmark states an error it is an absolute tolerance.
 """
 

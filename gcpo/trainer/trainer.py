@@ -140,7 +140,7 @@ class GCPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.method.parts and self.model.training:
-            self._scored = rewards, gather_object([_text(completion) for completion in completions])
+            self._scored = rewards, gather_object([text_of(completion) for completion in completions])
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -377,7 +377,7 @@ class GCPOTrainer(GRPOTrainer):
                 ) from error
 
 
-def _text(completion: Any) -> str:
+def text_of(completion: Any) -> str:
     """Return the text of a completion; of a conversation, the assistant's last message that is not empty."""
     if isinstance(completion, str):
         return completion
