@@ -146,7 +146,7 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     readme.write_text(f"before\n{pages.START}\nstale\n{pages.END}\nafter\n")
     counts = "| of | holds | fails | claims |\n| --- | --- | --- | --- |\n| findings of GCPO | 2 | 1 | 3 |\n"
     counts += "| theorems | 1 | 4 | 5 |\n"
-    gained = "it gains 21.4 points on tinyqa (95 % CI 19.5 to 23.5)."
+    gained = "Plain GRPO gains 21.4 points on tinyqa (95 % CI 19.5 to 23.5)."
     for _ in range(2):  # twice is as once
         pages.write_readme("p")
         found = readme.read_text()
