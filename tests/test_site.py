@@ -219,11 +219,16 @@ CHOOSE = (
 COUNTS = "return document.querySelector('#ledger-form output').textContent"
 
 
+def shown(browser: Any, expected: list[str]) -> bool:
+    """Whether these cards are the visible ones, once the page is laid out."""
+    return bool(WebDriverWait(browser, 10).until(lambda _: browser.execute_script(SHOWN) == expected))
+
+
 @pytest.mark.slow
 def test_the_ledger_is_searched_filtered_and_linked_by_its_address(site: Path, browser: Any) -> None:
     table = pd.read_csv(paths.REFERENCE / "laptop" / "ledger.csv", keep_default_na=False)
     browser.get((site / "docs" / "ledger.html").as_uri())
-    assert browser.execute_script(SHOWN) == table["id"].tolist()
+    assert shown(browser, table["id"].tolist())
     left = table
     for name, value in (("paper", "GCPO"), ("verdict", "holds"), ("scope", "theorem")):
         options = "return [...document.querySelector(`select[name=${arguments[0]}]`).options].map(o => o.textContent)"
@@ -234,14 +239,14 @@ def test_the_ledger_is_searched_filtered_and_linked_by_its_address(site: Path, b
     assert 0 < len(left) < len(table)
     assert browser.execute_script(COUNTS) == f"{len(left)} of {len(table)} claims · holds {len(left)}"
     browser.get(browser.current_url)  # as linked
-    assert browser.execute_script(SHOWN) == left["id"].tolist()
+    assert shown(browser, left["id"].tolist())
     browser.execute_script(CHOOSE, "words", 'ENTROPY "gini impurity"')
     said = left["quote"].str.lower()
     found = left[said.str.contains("entropy") & said.str.contains("gini impurity")]
     assert 0 < len(found) < len(left)
     assert set(found["id"]) <= set(browser.execute_script(SHOWN)) < set(left["id"])
     browser.find_element("css selector", "#ledger-form [type=reset]").send_keys(Keys.ENTER)
-    WebDriverWait(browser, 5).until(lambda _: browser.execute_script(SHOWN) == table["id"].tolist())
+    assert shown(browser, table["id"].tolist())
     assert "?" not in browser.current_url
 
 
