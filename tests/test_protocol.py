@@ -28,11 +28,18 @@ def choosing(text: str) -> str:
     return "".join(re.findall(r"^\d\. .*\n(?:   .*\n)*", sections(text)["The operating point"], flags=re.M))
 
 
+def unamended(rules: str, amendments: str) -> str:
+    """Return rules as they were before the page's amendments, each of which quotes the item that it replaced."""
+    for item, name in re.findall(r"^  > (- \*\*(.*?)\*\*.*\n)", amendments, flags=re.M):
+        rules = re.sub(rf"^- \*\*{re.escape(name)}\*\*.*\n(?:  .*\n)*", lambda _, item=item: item, rules, flags=re.M)
+    return rules
+
+
 def changed(then: str, now: str, deciding: bool) -> list[str]:
-    """Return the headings of the rules for such a run that are other ones than they were."""
+    """Return the headings of the rules for such a run that are other ones than they were, amendments left out."""
     old, new = sections(then), sections(now)
     if deciding:
-        return [name for name in DECIDED if old.get(name) != new[name]]
+        return [name for name in DECIDED if old.get(name) not in (new[name], unamended(new[name], new["Amendments"]))]
     return [] if choosing(then) == choosing(now) else ["The operating point"]
 
 
@@ -63,6 +70,14 @@ def test_a_rule_that_was_changed_is_named() -> None:
     assert changed(NOW.replace("128 validation questions", "all questions"), NOW, False) == []  # told, and no rule
     assert changed(NOW.replace("gains less than a point", "gains less than two"), NOW, False) == ["The operating point"]
     assert set(DECIDED) < set(sections(NOW))
+
+
+def test_an_amended_rule_is_the_quoted_one_or_the_new_one_and_no_third() -> None:
+    new = sections(NOW)["Runs"]
+    old = unamended(new, sections(NOW)["Amendments"])
+    assert old != new and "All runs are made before any is compared." in old and old.endswith("after.\n\n")
+    assert changed(NOW.replace(new, old), NOW, True) == []
+    assert changed(NOW.replace("No seed is added after", "Seeds are added as one likes"), NOW, True) == ["Runs"]
 
 
 @pytest.mark.parametrize("grid", ["headline", "others", "steps", "checkpoints"])
