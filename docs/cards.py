@@ -14,7 +14,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from gcpo import paths
 from gcpo.reports import ledger, pages
-from gcpo.reports.claims import SHOWN, overall
+from gcpo.reports.claims import SHOWN
 
 MENUS = {
     "paper": tuple(ledger.PAPERS.values()),
@@ -33,7 +33,7 @@ class Ledger(SphinxDirective):
         for path in (
             ledger.CLAIMS,
             *paths.VERDICTS.glob("*.csv"),
-            *(paths.REFERENCE / "laptop").glob("verdicts_*.csv"),
+            *paths.REFERENCE.glob("*/verdicts_*.csv"),
         ):
             self.env.note_dependency(str(path))
         verdicts = ledger.read_verdicts("laptop", reference=True)
@@ -61,12 +61,12 @@ def options(values: Iterable[str]) -> str:
 
 def card(claim: ledger.Claim, lines: Sequence[Any], beside: Sequence[Any], repository: str) -> str:
     """Return a claim as a card: verdict, quote and place, one sentence of why, everything that was checked, links."""
-    verdict = overall([line.label for line in lines])
+    verdict, worlds = ledger.decided(lines)
     paper = ledger.PAPERS[claim.paper]
     data = " ".join(
         f'data-{key}="{value}"' for key, value in zip(MENUS, (paper, claim.kind, claim.scope, verdict), strict=True)
     )
-    decided = next((line for line in lines if line.label == verdict), None)
+    decided = next((line for line in lines if line.label in (verdict, *worlds.values())), None)
     why = in_brief(decided.because) if decided else ledger.NO_CHECK
     why = escape(re.sub("^[a-z]", lambda first: first[0].upper(), why))
     note = f'<p class="note">{linked(escape(claim.note))}</p>' if claim.note else ""
@@ -75,13 +75,16 @@ def card(claim: ledger.Claim, lines: Sequence[Any], beside: Sequence[Any], repos
     folded = f"<details><summary>{count} check{'s' * (count > 1)} in full</summary><ul>{checks}</ul></details>"
     if count == 0 or (count == 1 and decided and in_brief(decided.because) == decided.because):
         folded = ""
+    said = "".join(f" <span>{world}: {word}</span>" for world, word in worlds.items())
+    if rules := ledger.fixed(lines):
+        said += f" <span>fixed before the data: {rules}</span>"
     links = ['<button type="button" class="link">copy link</button>']
     if repository:
         links.append(f'<a href="{escape(dispute(claim, decided, repository))}">dispute this</a>')
     return (
         f'<article class="claim" id="{claim.id}" {data}><header>{chip(verdict)}'
         f'<a class="id" href="#{claim.id}">{claim.id}</a></header><blockquote>{escape(claim.quote)}</blockquote>'
-        f'<p class="tags">{paper}, {escape(claim.place)} <span>{claim.kind}</span> <span>{claim.scope}</span></p>'
+        f'<p class="tags">{paper}, {escape(claim.place)} <span>{claim.kind}</span> <span>{claim.scope}</span>{said}</p>'
         f"<p>{why} {cell(decided) if decided else ''}</p>{folded}{note}"
         f"<footer>{' '.join(links)}</footer></article>"
     )

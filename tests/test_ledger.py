@@ -246,6 +246,42 @@ def test_verdicts_of_reports_are_those_of_the_runs_that_are_asked_for(places: Pa
     assert ledger.read_verdicts("p")["id"].tolist() == ["read", "own"]
 
 
+@pytest.mark.parametrize(
+    ("read", "a", "b", "word", "found"),
+    [
+        ("holds", "holds", "holds", "holds", ["By 1.", "In world A: By 1.", "In world B: By 1."]),
+        (
+            "holds",
+            "fails",
+            "holds",
+            "differs",
+            ["In world A: By 1.", "In world B: By 1.", "However, more (Eq. 1): ho"],
+        ),
+        ("fails", "holds", "not tested", "fails", ["By 1.", "However, most (Eq. 1, tinyqa, world B): not tested."]),
+    ],
+)
+def test_two_worlds_are_two_answers(
+    read: str, a: str, b: str, word: str, found: list[str], places: Path, tmp_path: Path
+) -> None:
+    written(paths.VERDICTS, "01_a", ("more", "Eq. 1", read))
+    for world, label in (("world_a", a), ("world_b", b)):
+        written(paths.REFERENCE / world, "21_b", ("most", "Eq. 1, tinyqa", label))
+    (row,) = ledger.ledger(declared(tmp_path, CLAIM), ledger.read_verdicts("p", reference=True)).to_dict("records")
+    worlds = [ledger.overall([read, label]) for label in (a, b)]
+    assert (row["verdict"], row["worlds"]) == (word, "world A: {}; world B: {}".format(*worlds))
+    assert all(part in row["found"] for part in found) and row["fixed"] == "yes"
+
+
+def test_a_verdict_says_whether_its_rules_are_older_than_its_runs(places: Path, tmp_path: Path) -> None:
+    claims = declared(tmp_path, *({**CLAIM, "id": name, "checks": [name]} for name in ("a", "b", "c")))
+    written(paths.VERDICTS, "01_a", ("a", "Eq. 1", "holds"))
+    written(paths.REFERENCE / "laptop", "20_b", ("b", "Eq. 1", "holds"))
+    written(paths.REFERENCE / "world_b", "21_c", ("c", "Eq. 1", "holds"))
+    found = ledger.ledger(claims, ledger.read_verdicts("laptop", reference=True)).set_index("id")
+    assert found["fixed"].to_dict() == {"a": "", "b": "no", "c": "yes"}
+    assert found["worlds"].to_dict() == {"a": "", "b": "", "c": "world B: holds"}
+
+
 def test_counts_have_findings_first_and_definitions_apart() -> None:
     table = pd.DataFrame(
         {

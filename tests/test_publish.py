@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("places")
 
 TABLES = {"queries": pd.DataFrame({"query": ["a"], "V": [1.0]})}
 REPORT = "20_figure1"
+LEDGER = "90_claims"
 
 
 @pytest.fixture
@@ -141,6 +142,28 @@ def test_another_profile_leaves_the_committed_pages_alone(pages: list[dict[str, 
     assert publish.publish("p") == 1
     assert [page.get("profile") for page in pages] == ["p"]
     assert "# 20 · new ·" not in (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
+
+
+def test_a_report_on_two_worlds_shows_the_first_and_the_ledger_reads_both(pages: list[dict[str, Any]]) -> None:
+    """Each world is published by itself; the ledger lies where ``reports.yaml`` says, and is made again with either."""
+    site.REPORTS.write_text(
+        f"{REPORT}: {{grid: figure1, profile: p, also: q}}\nother: {{grid: none, profile: laptop}}\n"
+        f"{LEDGER}: {{profile: laptop}}\n"
+    )
+    shutil.copy(paths.NOTEBOOKS / f"{REPORT}.ipynb", paths.NOTEBOOKS / f"{LEDGER}.ipynb")
+    (paths.REFERENCE / "laptop").mkdir(parents=True)
+    (paths.REFERENCE / "laptop" / "answers.parquet").write_text("kept")
+    for profile in ("p", "q"):
+        write_profile(profile, {})
+        finished("gradients", tables=TABLES, profile=profile)
+        assert publish.publish(profile) == 1
+    asked = [(page["profile"], Path(page["write_to"]).name) for page in pages if "write_to" in page]
+    assert asked == [("p", "p"), ("laptop", "laptop"), ("q", "q"), ("laptop", "laptop")]
+    assert [page["readme"] for page in pages if "readme" in page] == ["laptop", "laptop"]
+    assert (paths.REFERENCE / "laptop" / "answers.parquet").read_text() == "kept"
+    assert (paths.REFERENCE / "laptop" / "table.csv").read_text() == "page 5\n"
+    assert len(reference_of("p")) == len(reference_of("q")) > 1 and not (paths.REFERENCE / "p").is_symlink()
+    assert "# 20 · new ·" in (paths.NOTEBOOKS / f"{LEDGER}.ipynb").read_text()
 
 
 @pytest.mark.parametrize("why", ["unfinished", "edited"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_args
@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gcpo import paths
 from gcpo.errors import nearest
-from gcpo.reports.claims import SHOWN, UNTESTED, overall
+from gcpo.reports.claims import DIFFERS, SHOWN, UNTESTED, overall
 from gcpo.runs.params import profile_name
 from gcpo.runs.profiles import ParameterError, read_yaml
 from gcpo.tasks import get_task
@@ -26,7 +26,9 @@ REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which m
 LONGEST = 25  # words of a quote
 NO_CHECK, BESIDE = "No check decides it.", "Beside it, "
 # Fields of a verdict's record that are read here.
-COLUMNS = ["id", "label", "because", "parts", "place", "task", "heading", "notebook", "level"]
+COLUMNS = ["id", "label", "because", "parts", "place", "task", "heading", "notebook", "level", "profile"]
+# The profiles of PROTOCOL.md, whose rules are older than their runs, by what people call their worlds.
+WORLDS = {"world_a": "world A", "world_b": "world B"}
 
 
 def _short(quote: str) -> str:
@@ -98,13 +100,38 @@ def _claim(entry: Any, where: str) -> Claim:
 
 def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
     """Verdicts as notebooks wrote them, in order: of read notebooks, then of the reports on a profile's runs, this
-    machine's or its reference's. Columns: the fields of :class:`gcpo.reports.claims.Verdict`, as text, with id, place,
-    heading, notebook and records."""
+    machine's or its reference's, and beside a reference those of both worlds. Columns: the fields of
+    :class:`gcpo.reports.claims.Verdict`, as text, with id, place, heading, notebook, records and profile, which is
+    empty where no runs decided."""
     name = profile_name(profile)
-    reports = paths.REFERENCE / name if reference else paths.OUTPUTS / name / "reports"
-    files = [*sorted(paths.VERDICTS.glob("*.csv")), *sorted(reports.glob("verdicts_*.csv"))]
-    parts = [pd.read_csv(path, dtype=str, keep_default_na=False) for path in files]
+    folders = {name: paths.OUTPUTS / name / "reports"}
+    if reference:
+        folders = {each: paths.REFERENCE / each for each in dict.fromkeys([name, *WORLDS])}
+    files = [("", path) for path in sorted(paths.VERDICTS.glob("*.csv"))]
+    files += [(each, path) for each, folder in folders.items() for path in sorted(folder.glob("verdicts_*.csv"))]
+    parts = [pd.read_csv(path, dtype=str, keep_default_na=False).assign(profile=each) for each, path in files]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=COLUMNS)
+
+
+def decided(lines: Sequence[Any]) -> tuple[str, dict[str, str]]:
+    """Return the word for a claim, and its word in each world whose runs were asked.
+
+    A verdict of no world counts in both. The two worlds are two answers: where they are not the same, the word is
+    "differs".
+    """
+    asked = [name for name in WORLDS if any(line.profile == name for line in lines)]
+    words = {
+        WORLDS[name]: overall([line.label for line in lines if line.profile == name or line.profile not in WORLDS])
+        for name in asked
+    }
+    found = set(words.values()) or {overall([line.label for line in lines])}
+    return (DIFFERS if len(found) > 1 else found.pop()), words
+
+
+def fixed(lines: Sequence[Any]) -> str:
+    """Return whether the rules that decide a claim are older than its runs: "yes", "no", or "" where none decided."""
+    profiles = {line.profile for line in lines} - {""}
+    return ("yes" if profiles <= {*WORLDS} else "no") if profiles else ""
 
 
 def reached(declared: Iterable[Claim], verdicts: pd.DataFrame) -> Iterator[tuple[Claim, list[Any], list[Any]]]:
@@ -121,27 +148,35 @@ def reached(declared: Iterable[Claim], verdicts: pd.DataFrame) -> Iterator[tuple
 
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     """Every claim with its verdict, a row each: id, paper, kind, scope, place, quote, verdict (one word for all its
-    checks, by :func:`gcpo.reports.claims.overall`), because (each check's verdict, with place and numbers), note,
-    question, found (the numbers of the checks that decided, and the words of the others), parts (the comparisons of
-    those that decided, a line each) and notebook (of the first).
+    checks, by :func:`decided`), worlds (the word of each), fixed (before the data: :func:`fixed`), because (each
+    check's verdict, with place and numbers), note, question, found (the numbers of the checks that decided, and the
+    words of the others), parts (the comparisons of those that decided, a line each) and notebook (of the first).
 
     A claim without any check is "not tested". Verdicts on tasks that the claim is not about are listed last, and decide
     nothing (:func:`reached`).
     """
     rows = []
     for claim, lines, beside in reached(declared, verdicts):
-        word = overall([line.label for line in lines])
-        decided = [line for line in lines if line.label == word]
-        found = [line.because for line in decided]
-        found += [f"However, {line.heading} ({line.place}): {line.label}." for line in lines if line.label != word]
+        word, words = decided(lines)
+        deciding = [line for line in lines if line.label == words.get(WORLDS.get(line.profile, ""), word)]
+        others = [line for line in lines if line not in deciding]
+        found = [f"In {WORLDS[x.profile]}: {x.because}" if x.profile in WORLDS else x.because for x in deciding]
+        found += [f"However, {line.heading} ({_place(line)}): {line.label}." for line in others]
         found += [f"On {line.task}, which the sentence is not about: {line.label}." for line in beside]
         said = [*map(_in_words, lines), *(f"{BESIDE}{_in_words(line)}" for line in beside)]
         row = {"id": claim.id, "paper": PAPERS[claim.paper], "kind": claim.kind, "scope": claim.scope}
-        row |= {"place": claim.place, "quote": claim.quote, "verdict": word, "because": " / ".join(said) or NO_CHECK}
+        row |= {"place": claim.place, "quote": claim.quote, "verdict": word}
+        row |= {"worlds": "; ".join(map(": ".join, words.items())), "fixed": fixed(lines)}
+        row |= {"because": " / ".join(said) or NO_CHECK}
         row |= {"note": claim.note, "question": claim.question, "found": " ".join(found)}
-        row["parts"] = "\n".join(line.parts for line in decided if line.parts)
-        rows.append({**row, "notebook": decided[0].notebook if decided else ""})
+        row["parts"] = "\n".join(line.parts for line in deciding if line.parts)
+        rows.append({**row, "notebook": deciding[0].notebook if deciding else ""})
     return pd.DataFrame(rows)
+
+
+def _place(line: Any) -> str:
+    """Return the place in the paper, with the world whose runs decided."""
+    return f"{line.place}, {WORLDS[line.profile]}" if line.profile in WORLDS else line.place
 
 
 def _in_scope(claim: Claim, task: str) -> bool:
@@ -150,7 +185,7 @@ def _in_scope(claim: Claim, task: str) -> bool:
 
 
 def _unreached(check: str) -> Any:
-    missing = dict.fromkeys(("notebook", "task", "parts"), "")
+    missing = dict.fromkeys(("notebook", "task", "parts", "profile"), "")
     missing |= {"because": "not executed on these runs", "place": "its notebook"}
     return SimpleNamespace(label=UNTESTED, heading=check, **missing)
 
@@ -158,7 +193,7 @@ def _unreached(check: str) -> Any:
 def _in_words(line: Any) -> str:
     if not line.notebook:
         return f"{line.heading}: {line.because}"
-    return f"{line.notebook[:2]}: {line.heading} ({line.place}): {line.label}. {line.because}"
+    return f"{line.notebook[:2]}: {line.heading} ({_place(line)}): {line.label}. {line.because}"
 
 
 def unmatched_checks(declared: Iterable[Claim], verdicts: pd.DataFrame) -> list[str]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from gcpo import paths
 from gcpo.reports import reach, records
-from gcpo.reports.claims import FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
+from gcpo.reports.claims import DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
 from gcpo.reports.sweep import taken
 from gcpo.reports.tables import markdown, methods_table
 from gcpo.runs import estimates
@@ -22,6 +22,7 @@ from gcpo.weights import alpha_g, weight_range
 NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->", "<!-- end of needs -->"
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
 ANSWERS = {HOLDS: "Yes", FAILS: "No", RULED_OUT: "Not here", INCONCLUSIVE: "We cannot tell", UNTESTED: "Not tested"}
+ANSWERS[DIFFERS] = "Two worlds differ"
 EVIDENCE = {  # by a claim's scope
     "theorem": "exact",
     "toy": "simulated groups",

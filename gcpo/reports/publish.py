@@ -15,7 +15,7 @@ from papermill import inspect_notebook
 from gcpo import io, paths
 from gcpo.reports import records
 from gcpo.reports.pages import write_readme, write_results
-from gcpo.reports.site import absolute, reports, shown_grids
+from gcpo.reports.site import absolute, reports, reports_on, shown_grids
 from gcpo.runs.grids import expand, fitting
 from gcpo.runs.params import profile_name
 from gcpo.runs.profiles import TOY
@@ -38,7 +38,7 @@ def publish(profile: str, partial: bool = False) -> int:
         raise RecordError(
             f"{profile_name(profile)} holds runs of toy size, which show nothing of a method: never published."
         )
-    fit, shown = fitting(profile), shown_grids()
+    fit, shown = fitting(profile), shown_grids(profile_name(profile))
     if foreign := [grid for grid in shown if grid not in fit]:
         raise RecordError(
             f"Grid {foreign[0]} is not made for {profile}, and a reference holds every report's: report --profile "
@@ -68,29 +68,40 @@ def publish(profile: str, partial: bool = False) -> int:
 
 
 def _replace(profile: str, write: Callable[[Path], object]) -> None:
-    """Build a reference and its pages in a place of their own, and put them where the old ones are."""
-    name, root = profile_name(profile), paths.REFERENCE.with_name(".reference.draft")
+    """Build a reference and its pages in a place of their own, and put them where the old ones are.
+
+    The ledger reads what reports found on other profiles too, and lies with the reference that ``reports.yaml`` names.
+    """
+    name, root, named = profile_name(profile), paths.REFERENCE.with_name(".reference.draft"), reports()
+    told = [report for report, shows in named.items() if name in (shows["profile"], shows.get("also"))]
+    ledgers = [report for report, shows in named.items() if "grid" not in shows]
+    home = named[ledgers[0]]["profile"] if told and ledgers else name
     shutil.rmtree(root, ignore_errors=True)
     write(root / name)
-    committed = [report for report, shows in reports().items() if shows["profile"] == name]
+    for there in paths.REFERENCE.glob("*/"):
+        if there.name == home != name:
+            shutil.copytree(there, root / home)
+        elif there.name != name:
+            (root / there.name).symlink_to(there)
     before = os.environ.get("GCPO_REFERENCE")
     os.environ["GCPO_REFERENCE"] = str(root)  # the reference of the notebooks' kernels
     try:
-        for report in reports():  # in their order: the ledger reads what those before it found
-            parameters = {"profile": absolute(profile), "reference": True, "write_to": str(root / name)}
-            execute(report, root / f"{report}.ipynb", parameters)
+        for report in [*reports_on(name), *ledgers]:  # in their order: the ledger reads what those before it found
+            of, folder = (home, root / home) if report in ledgers and home != name else (absolute(profile), root / name)
+            execute(report, root / f"{report}.ipynb", {"profile": of, "reference": True, "write_to": str(folder)})
             clean(root / f"{report}.ipynb")
     finally:
         os.environ.pop("GCPO_REFERENCE")
         if before:
             os.environ["GCPO_REFERENCE"] = before
-    with io.replacing(paths.REFERENCE / name) as draft:
-        (root / name).rename(draft)
-    for report in committed:
+    for each in {name, home}:
+        with io.replacing(paths.REFERENCE / each) as draft:
+            (root / each).rename(draft)
+    for report in [report for report in told if named[report]["profile"] == name] + ledgers * bool(told):
         (root / f"{report}.ipynb").replace(paths.NOTEBOOKS / f"{report}.ipynb")
-    if committed:
-        write_readme(name)
-        write_results(name)
+    if told:
+        write_readme(home)
+        write_results(home)
     shutil.rmtree(root)
 
 

@@ -18,13 +18,22 @@ REPORTS = Path(__file__).parents[1] / "reports.yaml"
 
 
 def reports() -> dict[str, dict[str, str]]:
-    """The report notebooks in their order, with the grid and the profile that each shows (``reports.yaml``)."""
+    """The report notebooks in their order, with the grid and the profile that each shows (``reports.yaml``), and where
+    it reports on two worlds the other's profile (``also``)."""
     return dict(read_yaml(REPORTS))
 
 
-def shown_grids() -> list[str]:
-    """The grids that reports show unless told otherwise, each once."""
-    return list(dict.fromkeys(shown["grid"] for shown in reports().values() if "grid" in shown))
+def reports_on(profile: str) -> list[str]:
+    """Return the reports with a grid that make up a profile's reference: those that show it, or all if none does."""
+    shown = {name: shows for name, shows in reports().items() if "grid" in shows}
+    return [name for name, shows in shown.items() if profile in (shows["profile"], shows.get("also"))] or [*shown]
+
+
+def shown_grids(profile: str | None = None) -> list[str]:
+    """The grids that reports show unless told otherwise, each once; of those on a profile if one is given."""
+    named = reports()
+    some = reports_on(profile) if profile else named
+    return list(dict.fromkeys(named[name]["grid"] for name in some if "grid" in named[name]))
 
 
 def grid_for(made: list[str], own: str) -> str:
