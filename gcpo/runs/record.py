@@ -148,10 +148,10 @@ def states(plans: Iterable[Plan]) -> list[str]:
     return [f"left out ({run.fault})" if run.fault else run.manifest.get("status", "not run") for run in found]
 
 
-def another_version(manifest: dict[str, Any], oldest: int = SCHEMA) -> str | None:
+def another_version(manifest: dict[str, Any]) -> str | None:
     """Return why this version cannot read a record, or None if it can."""
     schema = manifest.get("schema")
-    if not isinstance(schema, int) or schema < oldest:
+    if not isinstance(schema, int) or schema < SCHEMA:
         return "made by an older version of gcpo: move it away and run it again"
     if schema > SCHEMA:
         return f"made by a newer version of gcpo (schema {schema}; this one reads up to {SCHEMA}): update gcpo"
@@ -177,15 +177,6 @@ def _fault(path: Path, manifest: dict[str, Any], seen: Seen | None) -> str | Non
 def placeless(config: dict[str, Any]) -> dict[str, Any]:
     """Return TRL's config as a manifest keeps it, without :data:`PLACES`."""
     return {key: value for key, value in config.items() if key not in PLACES}
-
-
-def to_commit(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest without the places and credentials that older versions kept, under a hash of its own."""
-    kept = json.loads(json.dumps(manifest))
-    for holder, name in ((kept, "trl"), (kept["params"], "grpo"), (kept["resolved"], "trainer")):
-        if holder.get(name):
-            holder[name] = placeless(holder[name])
-    return {**kept, "sha256": _own_hash(kept)}
 
 
 def _own_hash(manifest: dict[str, Any]) -> str:
