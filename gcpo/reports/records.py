@@ -277,15 +277,11 @@ elsewhere = transfer_scores  # its name in notebooks
 def table_of(run: Run, name: str) -> pd.DataFrame | None:
     """A run's own table of this name, from its folder or from its lines in a reference; None if it has none."""
     if _is_reference(run.folder):
-        part = _tables(run.folder, name).get(run.manifest["id"])
+        whole = run.folder / f"{name}.parquet"
+        part = _parts(whole, whole.stat().st_mtime_ns).get(run.manifest["id"]) if whole.exists() else None
         return None if part is None else part.dropna(axis="columns", how="all")  # columns that other runs have
     path = run.folder / f"{name}.csv"
     return read_table(path) if path.exists() else None
-
-
-def _tables(folder: Path, name: str) -> dict[str, pd.DataFrame]:
-    path = folder / f"{name}.parquet"
-    return _parts(path, path.stat().st_mtime_ns) if path.exists() else {}
 
 
 @lru_cache(maxsize=len(TABLES))

@@ -306,7 +306,8 @@ def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | No
     """Return why an unfinished run cannot continue in this environment (``here``), or None if it can."""
     if not manifest:
         return None
-    if not alike(manifest.get("code", here["code"]), here["code"], manifest["params"]["profile"]):
+    codes = {manifest.get("code", here["code"]), here["code"]}
+    if len(codes) > 1 and not codes <= same_numbers(manifest["params"]["profile"]):
         return f"begun by other code of this package ({manifest['code']}; this is {here['code']})"
     before, now = manifest.get("packages", {}), here.get("packages", {})
     for name in before.keys() & now.keys():
@@ -384,11 +385,6 @@ def same_numbers(profile: str) -> frozenset[str]:
     (``gcpo check --replay``) have entered."""
     path = paths.REFERENCE / profile / CODES
     return frozenset(read_yaml(path) or ()) if path.exists() else frozenset()
-
-
-def alike(code: str, other: str, profile: str) -> bool:
-    """Return whether two codes are one, or are known to give the same numbers."""
-    return code == other or {code, other} <= same_numbers(profile)
 
 
 def _git(*arguments: str) -> str | None:
