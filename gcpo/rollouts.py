@@ -16,26 +16,15 @@ from gcpo.measures import REWARD_RANGE
 
 Feature = Tensor | Callable[[], Tensor] | None
 
-
+_TOKENS = ("logps", "entropies", "mask", "answer_mask", "ref_logps", "ratios")  # of which a log may be infinite
 # Trailing dimensions after (B, G): a size that differs between runs is written None.
 _TRAILING: dict[str, tuple[int | None, ...]] = {
-    "clusters": (),
-    "bidirectional_clusters": (),
-    "exact_clusters": (),
-    "math_clusters": (),
-    "task_clusters": (),
+    **dict.fromkeys(("clusters", *(f"{kind}_clusters" for kind in ("bidirectional", "exact", "math", "task"))), ()),
     "embeddings": (None,),
     "nli": (-1, 3),  # -1 stands for G
-    "logps": (None,),
-    "entropies": (None,),
-    "mask": (None,),
-    "answer_mask": (None,),
-    "ref_logps": (None,),
-    "ratios": (None,),
-    "answered": (),
-    "correctness": (),
+    **dict.fromkeys(_TOKENS, (None,)),
+    **dict.fromkeys(("answered", "correctness"), ()),
 }
-_TOKENS = ("logps", "entropies", "ref_logps", "ratios", "answer_mask", "mask")  # of which a log may be infinite
 
 
 class MissingFeatureError(AttributeError, ValueError):

@@ -139,11 +139,7 @@ def mean_interval(x: Values, n: int = 10000, seed: int = 0) -> Interval:
     values = _array("x", x)
     if values.ndim != 1 or len(values) < 2:
         raise ValueError(f"x has shape {values.shape}, expected at least 2 values in a row")
-    rng = _generator(n, seed)
-    means = [
-        values[rng.integers(len(values), size=(size, len(values)))].mean(axis=1) for size in _chunks(n, len(values))
-    ]
-    return _interval(float(values.mean()), np.concatenate(means))
+    return _bootstrap(lambda counts: counts @ values / len(values), len(values), n, seed)
 
 
 def best_of(x: Values, k: int) -> Array:
@@ -509,11 +505,5 @@ def seen_and_resampled(size: int, n: int, seed: int) -> Array:
 
 def _bootstrap(of: Callable[[Array], Array], size: int, n: int, seed: int) -> Interval:
     """Return a statistic of counts of queries (resamples x size), as observed and with its interval."""
-    replicates = [of(counts) for counts in resamples(size, n, seed)]
-    return _interval(float(of(np.ones((1, size)))[0]), np.concatenate(replicates))
-
-
-def _interval(estimate: float, replicates: Array) -> Interval:
-    defined = replicates[~np.isnan(replicates)]
-    low, high = np.percentile(defined if len(defined) else np.nan, (2.5, 97.5))
-    return Interval(estimate, float(low), float(high))
+    counts = np.ones((1, size)), *resamples(size, n, seed)
+    return draws_of(np.concatenate([of(some) for some in counts])).interval()

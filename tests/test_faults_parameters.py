@@ -56,37 +56,16 @@ def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_yaml(tmp_path / "none.yaml")
 
 
-VALUES: dict[str, tuple[dict[str, Any], str]] = {
-    "a misspelt task": (
-        {"alpha": {"tinymth": 0.1, "default": 1}},
-        "alpha: Unknown task 'tinymth'. Did you mean 'tinymath'?",
-    ),
-    "a number as a task": ({"alpha": {3: 0.1, "default": 1}}, "alpha: Unknown task '3'."),
-    "a truth as a number": ({"alpha": True}, "alpha: Input should be a number (got True)"),
-    "no as a number": ({"seed": "no"}, "seed: Input should be a valid integer"),
-    "fewer questions than a step": ({"train_limit": 1}, "train_limit: 1 questions are fewer than the 2 of a step"),
-    "a seed of 2^32": ({"seed": 2**32}, "seed: Input should be less than 4294967296"),
-    "a seed below 0": ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
-    "half a seed": ({"seed": 0.5}, "seed: Input should be a valid integer"),
-    "no iteration": ({"grpo": {"num_iterations": 0}}, "grpo: num_iterations must be at least 1, got 0"),
-    "the reference's folder": ({"profile": "reference"}, "profile: outputs/reference has another use"),
-    "the world's folder": ({"profile": "world"}, "profile: outputs/world has another use"),
-    "a profile of 300 characters": ({"profile": "x" * 300}, "profile: String should match"),
-    "a removed parameter": ({"reward_range": [0, 1]}, "reward_range: the task owns it (Task.reward_range)"),
-}
-
-
-@pytest.mark.parametrize("fault", VALUES)
-def test_a_bad_value_is_named_with_its_key(fault: str) -> None:
-    values, message = VALUES[fault]
-    with pytest.raises(ParameterError) as raised:
-        validate(values, "mine.yaml")
-    (line,) = str(raised.value).splitlines()
-    assert line.startswith("Bad mine.yaml: ") and message in line
-
-
 COMMANDS: dict[str, tuple[list[str], str]] = {
     "a brace": (["run", "-p", "seed", "{"], "gcpo: -p seed, line 1: expected the node content"),
+    "a word for a number": (["run", "-p", "seed", "x"], "gcpo: Bad smoke with -p: seed: Input should be a valid integ"),
+    "a misspelt parameter": (["run", "-p", "sede", "1"], "smoke with -p: sede: unknown parameter. Did you mean 'seed'"),
+    "a misspelt profile": (["run", "--profile", "smok"], "gcpo: Unknown profile 'smok'. Did you mean 'smoke'?"),
+    "a misspelt grid": (["grid", "zooo"], "gcpo: Unknown grid 'zooo'. Did you mean 'zoo'?"),
+    "a word in a grid": (
+        ["grid", "smoke", "-p", "group_size", "many"],
+        "gcpo: Bad run of smoke.yaml with smoke.yaml: group_size: Input should be a valid integer",
+    ),
     "a grid outside": (["grid", "../x"], "gcpo: '../x' is no name of a grid: letters, digits, - and _"),
     "a profile outside": (["report", "--profile", "../x"], "gcpo: '../x' is no name of a profile"),
     "a profile of 300 characters": (["run", "--profile", "p" * 300], "is no name of a profile"),
@@ -150,6 +129,8 @@ def test_an_own_grid_is_a_path(tmp_path: Path) -> None:
 
 GRIDS = {
     "nothing": ("", "expected a list of blocks"),
+    "no kind": ("- {seed: [0]}", "kind must be one of train, gradients, evaluate, one_step, got None"),
+    "no list": ("- {kind: train, seed: 1}", "seed must be a list of values, got 1."),
     "no block": ("[]", "expected a list of blocks"),
     "an axis without values": ("- {kind: train, seed: []}", "seed must be a list of values, got []"),
     "a misspelt exclusion": (

@@ -216,6 +216,7 @@ def test_only_a_method_that_measures_rewards_asks_what_they_can_reach(make: Make
             {"names": "<lambda> <lambda>"},
             "2 reward functions are called '<lambda>': give each a __n",
         ),
+        ("egpo", [plain, plain], {"correctness_reward": "plain"}, "2 reward functions are called 'plain': give each a"),
         (
             "rd_only",
             [plain, right],

@@ -87,6 +87,12 @@ def legend_above(figure: Figure, ncols: int = 4) -> None:
             legend.remove()
 
 
+def looks() -> Iterator[dict[str, Any]]:
+    """Yield the look of each series, one after the other."""
+    for colour, marker, line in zip(cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False):
+        yield {"color": colour, "marker": marker, "linestyle": line}
+
+
 def points_with_intervals(
     data: pd.DataFrame, x: str, y: str, low: str, high: str, hue: str | None = None, ax: Axes | None = None
 ) -> Axes:
@@ -126,11 +132,10 @@ def _series(
     if not numeric:
         axes.set_xticks(range(len(categories)), [str(category) for category in categories])
         axes.grid(False, axis="x")
-    looks = zip(series, cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False)
-    for index, ((name, rows), colour, marker, line) in enumerate(looks):
+    for index, ((name, rows), look) in enumerate(zip(series, looks(), strict=False)):
         shift = (index - (len(series) - 1) / 2) * apart / len(series)
         place = rows[x] if numeric else rows[x].map(categories.index) + shift
-        yield name, rows, place, {"color": colour, "marker": marker, "linestyle": line, "markeredgecolor": "white"}
+        yield name, rows, place, {**look, "markeredgecolor": "white"}
 
 
 def _labelled(axes: Axes, x: str, y: str, hue: str | None) -> Axes:
@@ -320,13 +325,12 @@ def _means_by_step(
 ) -> None:
     """A line per label: the mean of a column over seeds at each step; of some the band from lowest to highest seed."""
     banded = set(banded)
-    looks = zip(names.items(), cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False)
-    for (label, name), colour, marker, style in looks:
+    for (label, name), own in zip(names.items(), looks(), strict=False):
         steps = rows[rows["label"] == label].groupby("step")[column]
         if label in banded:
             low, high = steps.min(), steps.max()
-            axis.fill_between(low.index.to_numpy(), low, high, color=colour, alpha=0.2, lw=0)
-        axis.plot(steps.mean(), color=colour, linestyle=style, label=name, **{"marker": marker, **look})
+            axis.fill_between(low.index.to_numpy(), low, high, color=own["color"], alpha=0.2, lw=0)
+        axis.plot(steps.mean(), label=name, **{**own, **look})
 
 
 def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:
@@ -341,11 +345,9 @@ def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:
     figure, grid = panels(tasks, decodings, **labels, sharex="col", figsize=(9.6, 5.4))
     for (decoding, task), axis in grid.items():
         own = table[table["task"] == task]
-        looks = zip(PALETTE, MARKERS, LINES, strict=True)
-        for (prompts, part), (colour, marker, style) in zip(own.groupby("prompts_per_step"), looks, strict=False):
-            spread = part[f"{decoding}_std"].fillna(0)
-            look = {"color": colour, "marker": marker, "linestyle": style, "capsize": 3}
-            axis.errorbar(part["learning_rate"], part[decoding], spread, label=f"{prompts} prompts a step", **look)
+        for (prompts, part), look in zip(own.groupby("prompts_per_step"), looks(), strict=False):
+            spread, label = part[f"{decoding}_std"].fillna(0), f"{prompts} prompts a step"
+            axis.errorbar(part["learning_rate"], part[decoding], spread, label=label, capsize=3, **look)
         axis.axhline(own[f"start_{decoding}"].mean(), color="0.5", linestyle=":", label="before training")
         axis.axvline(chosen[task], color="black", linewidth=0.9, label="the profile's rate")
         axis.set(xscale="log")

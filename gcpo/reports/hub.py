@@ -26,34 +26,14 @@ HOLDS = {
     "codes.yaml": "versions of the code that give the same numbers",
     "*.csv, *.png": "tables and figures that the report notebooks made of the records",
 }
-CARD = """---
-license: apache-2.0
-pretty_name: "gcpo: records of profile {profile}"
-tags: [reinforcement-learning, grpo, uncertainty, reproducibility]
-configs:
-{configs}
----
-# Records of gcpo, profile {profile}
-
-{count} runs of methods for uncertainty-aware policy optimisation (GCPO, SEED-GRPO, EGPO, CW-GRPO and their baselines),
-written by gcpo {version}. Column `run` of a table is the `id` of a line of `runs.jsonl`.
-
-| file | what it holds |
-|---|---|
-{holds}
-
-`sha256sum -c SHA256SUMS` says whether records are as they were published. Put the folder in the place of
-`outputs/reference/{profile}` of a checkout: `gcpo report --profile {profile} --reference` makes tables and figures.
-
-Licence: Apache-2.0. To cite the records or the papers they are about: `CITATION.cff`, which is here too.
-"""
+CARD = Path(__file__).with_name("card.md")
 
 
 def card(profile: str, folder: Path) -> str:
     """Return the card of a reference's data set, which names the files that the folder has."""
     there = {name: said for name, said in HOLDS.items() if any(folder.glob(name.split(",")[0].rstrip("/")))}
     tables = [name.removesuffix(".parquet") for name in there if name.endswith(".parquet")]
-    return CARD.format(
+    return CARD.read_text(encoding="utf-8").format(
         profile=profile,
         count=len((folder / "runs.jsonl").read_bytes().splitlines()),
         version=importlib.metadata.version("gcpo"),

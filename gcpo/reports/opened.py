@@ -90,7 +90,6 @@ class Report:
         *,
         closed: str | None = None,
         margin: float | None = None,
-        command: str | None = None,
     ) -> Verdict:
         """Return the verdict of training runs on a task (:func:`gcpo.reports.evidence.decide`).
 
@@ -102,13 +101,12 @@ class Report:
             effects: the paper's, in their order.
             closed: another reason why there is no verdict.
             margin: the smallest effect that would matter; the task's own unless given.
-            command: makes the runs that are missing; the grid's own unless given.
         """
         return evidence.decide(
             comparisons,
             effects,
             self.gate.closed(task) or closed,
-            self.command if command is None else command,
+            self.command,
             self.margin[task] if margin is None else margin,
             self.controls[task].blind,
         )

@@ -21,28 +21,34 @@ class Check(NamedTuple):
 
     Attributes:
         place: the paper and the place in it; "ours" where the paper claims nothing.
-        heading: the claim in a few words.
         stated: the paper's words or numbers that are checked.
         decide: returns whether the paper's tables bear them out (None where these contradict one another), and the
-            numbers in a sentence or two.
+            numbers in a sentence or two. Its docstring is the claim.
     """
 
     place: str
-    heading: str
     stated: str
     decide: Callable[[], Found]
+
+    @property
+    def heading(self) -> str:
+        """The claim in a few words, without the capital of a sentence."""
+        claim = str(self.decide.__doc__).rstrip(".")
+        return claim[0].lower() + claim[1:] if claim[1].islower() else claim
 
 
 # --- GCPO -------------------------------------------------------------------------------------------------------------
 
 
 def _all_above_grpo() -> Found:
+    """All uncertainty-based methods are above GRPO."""
     below, f1 = printed.gcpo_gains().lt(0).sum(axis=1), printed.gcpo_table1()["narrativeqa", "f1"]
     said = f"EMPO is below GRPO in {below['empo']} of its 6 columns, for example with {f1['empo']} against {f1['grpo']}"
     return bool(below.sum() == 0), f"{said}. The others are above it in all 8."
 
 
 def _tens() -> Found:
+    """They gain 10 % on NarrativeQA and 20 % elsewhere."""
     stated, computed = printed.gcpo_tens()
     qasper = computed["qasper"].round(1)
     return bool(((computed / 10).round() * 10 == stated).all(axis=None)), (
@@ -52,6 +58,7 @@ def _tens() -> Found:
 
 
 def _above_all_baselines() -> Found:
+    """GCPO is above all baselines."""
     best = printed.gcpo_table1().loc[GCPO].max()
     main = printed.gcpo_table1().drop(GCPO).max()
     late = reported("gcpo_table6").pivot(**BY, values="value").drop(GCPO).max()
@@ -63,6 +70,7 @@ def _above_all_baselines() -> Found:
 
 
 def _largest_on_narrativeqa() -> Found:
+    """Gains are largest on NarrativeQA."""
     f1 = printed.gcpo_table1().xs("f1", axis=1, level="metric")
     ours, grpo = f1.loc[GCPO].max(), f1.loc["grpo"]
     readings = {"%": 100 * (ours / grpo - 1), "points": ours - grpo, "over others": ours - f1.loc[OTHERS].max()}
@@ -74,6 +82,7 @@ def _largest_on_narrativeqa() -> Found:
 
 
 def _deviations_reduced() -> Found:
+    """Standard deviations are reduced."""
     std = printed.gcpo_table1("spread")
     larger = std.loc[OTHERS + GCPO].gt(std.loc["grpo"])
     return not larger.any(axis=None), (
@@ -83,6 +92,7 @@ def _deviations_reduced() -> Found:
 
 
 def _above_traditional() -> Found:
+    """GCPO is above traditional methods in mathematics."""
     maths: Any = printed.gcpo_table2()
     rivals = ["GRPO + SE", "GRPO + KLE", "EMPO", "GRPO-Care"]
     lead = maths.loc[["GRPO + CD", "GRPO + BoT"]].max() - maths.loc[rivals].max()
@@ -93,6 +103,7 @@ def _above_traditional() -> Found:
 
 
 def _weaker_on_olympiadbench() -> Found:
+    """Correlations are weaker on OlympiadBench."""
     rho = printed.rows("gcpo_table4", metric="spearman").pivot(index="measure", columns="task", values="value")
     drop, olympiad = rho["math"] - rho["olympiadbench"], rho["olympiadbench"]
     return bool(drop.min() > 0), (
@@ -102,6 +113,7 @@ def _weaker_on_olympiadbench() -> Found:
 
 
 def _one_protocol() -> Found:
+    """All methods share a backbone and a protocol."""
     table = reported("gcpo_table2")
     methods = set(table.loc[table["method"] != "", "label"])
     borrowed = [label for label, _ in printed.copied_rows() if label in methods]
@@ -115,6 +127,7 @@ def _one_protocol() -> Found:
 
 
 def _averages_are_means() -> Found:
+    """An average is the mean of its five scores."""
     table = printed.seed_averages()
     off = table[~printed.agrees(table["average"], table["mean of five"], 1)]
     pairs = off.drop_duplicates("mean of five")[["average", "mean of five"]].to_numpy()
@@ -125,6 +138,7 @@ def _averages_are_means() -> Found:
 
 
 def _aime_gain() -> Found:
+    """AIME24 improves by 13.4 %, from 43.3 to 46.7."""
     gain = printed.seed_gains().iloc[0]
     dr, wide = (printed.seed_row(label)["aime24"] for label in ("Dr.GRPO 7B", f"{LINEAR}, G=16)"))
     return bool(printed.agrees(gain["stated"], gain["computed"], 1)), (
@@ -134,6 +148,7 @@ def _aime_gain() -> Found:
 
 
 def _other_gains() -> Found:
+    """Three gains in words are those of Table 2."""
     gains = printed.seed_gains().iloc[1:]
     three = printed.seed_row(f"{LINEAR})+")["average"] - printed.seed_row("Dr.GRPO 7B")["average"]
     return bool(printed.agrees(gains["stated"], gains["computed"], 1).all()), (
@@ -143,6 +158,7 @@ def _other_gains() -> Found:
 
 
 def _similar_data_and_steps() -> Found:
+    """Results are superior with similar data and steps."""
     runs, both = printed.seed_table3(), ["aime24", "math500"]
     own, rivals = runs.loc["SEED-GRPO 7B"], runs.drop("SEED-GRPO 7B")
     named, dr = own[own["rollouts"] == 16].iloc[0], rivals.loc["Dr.GRPO 7B"]
@@ -157,18 +173,21 @@ def _similar_data_and_steps() -> Found:
 
 
 def _above_all_7b() -> Found:
+    """83.4 on MATH is above all other 7B models."""
     own = printed.seed_table3().query("rollouts == 16").loc["SEED-GRPO 7B", "math500"]
     top = printed.seed_rivals()["math500"]
     return bool(own > top.max()), f"{top.idxmax()} has {top.max()} in Table 2."
 
 
 def _distilled() -> Found:
+    """Text and table agree on R1-Distill."""
     row = printed.seed_row(f"{LINEAR}, R1-Distill)")
     same = printed.agrees(pd.Series({"amc": 71.2, "aime24": 46.7}), row[["amc", "aime24"]], 1)
     return bool(same.all()), f"Table 2 has {row['amc']} on AMC, {row['aime24']} on AIME24, and all the rest."
 
 
 def _named_baselines() -> Found:
+    """SEED-GRPO is above the baselines that it names."""
     wide, small = printed.seed_row(f"{LINEAR}, G=16)"), "1.5B (Linear, α=0.02)"
     least = min((wide - printed.seed_row(name))[FIVE].min() for name in ("Dr.GRPO 7B", "OpenReasoner-Zero 7B"))
     dapo = wide["aime24"] - printed.seed_table3().loc["DAPO 32B", "aime24"]
@@ -184,6 +203,7 @@ def _named_baselines() -> Found:
 
 
 def _nearly_all_benchmarks() -> Found:
+    """EGPO leads on nearly all benchmarks and overall."""
     margins: Any = printed.egpo_margins()[1]
     means = printed.egpo_table1().groupby(level="model").mean().drop(columns="base")
     above = int(margins.gt(0).sum().sum())
@@ -194,6 +214,7 @@ def _nearly_all_benchmarks() -> Found:
 
 
 def _nineteen_margins() -> Found:
+    """Its nineteen margins are those of Table 1."""
     stated, computed = printed.egpo_margins()
     right, brackets = int(printed.agrees(stated, computed, 2).sum().sum()), printed.agrees(*printed.egpo_brackets(), 2)
     said = f"All {right} are, and so are {brackets.sum().sum()} of {brackets.size} gains in the brackets of Table 1."
@@ -201,6 +222,7 @@ def _nineteen_margins() -> Found:
 
 
 def _average_of_c5() -> Found:
+    """C5 does not improve the average."""
     table = printed.egpo_table2()
     own, c5 = table.loc["EGPO"], table.loc["C5 (clamp renorm)"]
     stated, computed = (bool(own[column] > c5[column]) for column in ("average", "mean of three"))
@@ -211,6 +233,7 @@ def _average_of_c5() -> Found:
 
 
 def _ceiling_of_c5() -> Found:
+    """C5 raises the ceiling on some benchmarks."""
     table = printed.egpo_table2()
     own, c5 = table.loc["EGPO"], table.loc["C5 (clamp renorm)"]
     return bool((c5[THREE] > own[THREE]).any()), (
@@ -220,6 +243,7 @@ def _ceiling_of_c5() -> Found:
 
 
 def _eight_trials() -> Found:
+    """Every score is a mean of eight trials."""
     whole = printed.one_pass()
     own = whole.xs("egpo", level="method")
     chance = (1 / 8) ** int(own.sum().sum())
@@ -233,6 +257,7 @@ def _eight_trials() -> Found:
 
 
 def _above_grpo_everywhere() -> Found:
+    """CW-GRPO is above GRPO on all benchmarks."""
     table: Any = printed.cw_table2().drop(columns="average").unstack("model")
     over = table.loc["CW-GRPO"] - table.loc["GRPO"]
     return bool((over > 0).all()), (
@@ -242,6 +267,7 @@ def _above_grpo_everywhere() -> Found:
 
 
 def _averages_over_grpo() -> Found:
+    """The average gains over GRPO are +2.7 and +2.4."""
     gains = printed.cw_gains().xs("CW-GRPO over GRPO", level="label")
     computed = " and ".join(f"{x:+.2f}" for x in gains["computed"])
     same = printed.agrees(gains["stated"], gains["computed"], 1).all()
@@ -249,6 +275,7 @@ def _averages_over_grpo() -> Found:
 
 
 def _gains_over_base() -> Found:
+    """The gains over the base model are right."""
     gains = printed.cw_gains().drop("CW-GRPO over GRPO", level="label")
     same = printed.agrees(gains["stated"], gains["computed"], 1)
     (size, name), slip = gains[~same].index[0], gains[~same].iloc[0]
@@ -257,6 +284,7 @@ def _gains_over_base() -> Found:
 
 
 def _keeps_its_level() -> Found:
+    """GRPO degrades and CW-GRPO keeps its level."""
     steps = printed.rows("cw_grpo_table3", task="math500").pivot(index="setting", columns="method", values="value")
     loss, moved = steps["grpo"].iloc[0] - steps["grpo"].iloc[-1], steps["cw_grpo"].max() - steps["cw_grpo"].min()
     said = f"On MATH-500 GRPO loses {loss:.1f} points in 100 steps, and CW-GRPO moves by {moved:.1f}."
@@ -265,78 +293,28 @@ def _keeps_its_level() -> Found:
 
 # By the id of the verdict.
 CHECKS = {
-    "gcpo-4-2-uncertainty-printed": Check(
-        "GCPO section 4.2", "all uncertainty-based methods are above GRPO", "“All … outperform”", _all_above_grpo
-    ),
-    "gcpo-4-2-tens-printed": Check(
-        "GCPO section 4.2", "they gain 10 % on NarrativeQA and 20 % elsewhere", "10 %, 20 %, 20 %", _tens
-    ),
-    "gcpo-4-2-baselines-printed": Check(
-        "GCPO section 4.2", "GCPO is above all baselines", "“consistently”", _above_all_baselines
-    ),
-    "gcpo-4-2-narrativeqa-printed": Check(
-        "GCPO section 4.2", "gains are largest on NarrativeQA", "“most pronounced”", _largest_on_narrativeqa
-    ),
-    "gcpo-4-2-deviations-printed": Check(
-        "GCPO section 4.2", "standard deviations are reduced", "“consistently”", _deviations_reduced
-    ),
-    "gcpo-4-3-traditional-printed": Check(
-        "GCPO section 4.3", "GCPO is above traditional methods in mathematics", "“outperforms”", _above_traditional
-    ),
-    "gcpo-table-4-olympiad": Check(
-        "GCPO section 4.3", "correlations are weaker on OlympiadBench", "“notably weaker”", _weaker_on_olympiadbench
-    ),
-    "gcpo-4-1-protocol": Check(
-        "GCPO section 4.1", "all methods share a backbone and a protocol", "“same backbone”", _one_protocol
-    ),
-    "seed-table-2-averages": Check(
-        "ours: SEED-GRPO Tables 2, 4", "an average is the mean of its five scores", "33 averages", _averages_are_means
-    ),
-    "seed-4-3-aime-printed": Check(
-        "SEED-GRPO section 4.3", "AIME24 improves by 13.4 %, from 43.3 to 46.7", "13.4 %", _aime_gain
-    ),
-    "seed-4-2-gains-printed": Check(
-        "SEED-GRPO section 4.2", "three gains in words are those of Table 2", "+5.2, +1.6, +10", _other_gains
-    ),
-    "seed-4-2-steps-printed": Check(
-        "SEED-GRPO section 4.2",
-        *("results are superior with similar data and steps", "“similar or even reduced”"),
-        _similar_data_and_steps,
-    ),
-    "seed-4-2-all-7b-printed": Check(
-        "SEED-GRPO section 4.2", "83.4 on MATH is above all other 7B models", "83.4", _above_all_7b
-    ),
-    "seed-4-3-r1-printed": Check(
-        "SEED-GRPO section 4.3", "text and table agree on R1-Distill", "71.2, 46.7", _distilled
-    ),
-    "seed-6-consistently-printed": Check(
-        "SEED-GRPO section 6", "SEED-GRPO is above the baselines that it names", "“consistently”", _named_baselines
-    ),
-    "egpo-4-2-printed": Check(
-        "EGPO section 4.2", "EGPO leads on nearly all benchmarks and overall", "“nearly all”", _nearly_all_benchmarks
-    ),
-    "egpo-a3-margins-printed": Check(
-        "EGPO App. A.3", "its nineteen margins are those of Table 1", "19 margins", _nineteen_margins
-    ),
-    "egpo-4-3-average-printed": Check(
-        "EGPO section 4.3", "C5 does not improve the average", "65.97 against 65.54", _average_of_c5
-    ),
-    "egpo-4-3-ceiling-printed": Check(
-        "EGPO section 4.3", "C5 raises the ceiling on some benchmarks", "“some benchmarks”", _ceiling_of_c5
-    ),
-    "egpo-4-1-trials-printed": Check(
-        "EGPO section 4.1", "every score is a mean of eight trials", "8 trials", _eight_trials
-    ),
-    "cw-3-2-grpo-printed": Check(
-        "CW-GRPO section 3.2", "CW-GRPO is above GRPO on all benchmarks", "“all”", _above_grpo_everywhere
-    ),
-    "cw-3-2-averages-printed": Check(
-        "CW-GRPO section 3.2", "the average gains over GRPO are +2.7 and +2.4", "+2.7, +2.4", _averages_over_grpo
-    ),
-    "cw-base-gains-printed": Check(
-        "ours: CW-GRPO Table 2", "the gains over the base model are right", "6 gains", _gains_over_base
-    ),
-    "cw-table-3-printed": Check(
-        "CW-GRPO section 3.2", "GRPO degrades and CW-GRPO keeps its level", "85.0 to 79.8", _keeps_its_level
-    ),
+    "gcpo-4-2-uncertainty-printed": Check("GCPO section 4.2", "“All … outperform”", _all_above_grpo),
+    "gcpo-4-2-tens-printed": Check("GCPO section 4.2", "10 %, 20 %, 20 %", _tens),
+    "gcpo-4-2-baselines-printed": Check("GCPO section 4.2", "“consistently”", _above_all_baselines),
+    "gcpo-4-2-narrativeqa-printed": Check("GCPO section 4.2", "“most pronounced”", _largest_on_narrativeqa),
+    "gcpo-4-2-deviations-printed": Check("GCPO section 4.2", "“consistently”", _deviations_reduced),
+    "gcpo-4-3-traditional-printed": Check("GCPO section 4.3", "“outperforms”", _above_traditional),
+    "gcpo-table-4-olympiad": Check("GCPO section 4.3", "“notably weaker”", _weaker_on_olympiadbench),
+    "gcpo-4-1-protocol": Check("GCPO section 4.1", "“same backbone”", _one_protocol),
+    "seed-table-2-averages": Check("ours: SEED-GRPO Tables 2, 4", "33 averages", _averages_are_means),
+    "seed-4-3-aime-printed": Check("SEED-GRPO section 4.3", "13.4 %", _aime_gain),
+    "seed-4-2-gains-printed": Check("SEED-GRPO section 4.2", "+5.2, +1.6, +10", _other_gains),
+    "seed-4-2-steps-printed": Check("SEED-GRPO section 4.2", "“similar or even reduced”", _similar_data_and_steps),
+    "seed-4-2-all-7b-printed": Check("SEED-GRPO section 4.2", "83.4", _above_all_7b),
+    "seed-4-3-r1-printed": Check("SEED-GRPO section 4.3", "71.2, 46.7", _distilled),
+    "seed-6-consistently-printed": Check("SEED-GRPO section 6", "“consistently”", _named_baselines),
+    "egpo-4-2-printed": Check("EGPO section 4.2", "“nearly all”", _nearly_all_benchmarks),
+    "egpo-a3-margins-printed": Check("EGPO App. A.3", "19 margins", _nineteen_margins),
+    "egpo-4-3-average-printed": Check("EGPO section 4.3", "65.97 against 65.54", _average_of_c5),
+    "egpo-4-3-ceiling-printed": Check("EGPO section 4.3", "“some benchmarks”", _ceiling_of_c5),
+    "egpo-4-1-trials-printed": Check("EGPO section 4.1", "8 trials", _eight_trials),
+    "cw-3-2-grpo-printed": Check("CW-GRPO section 3.2", "“all”", _above_grpo_everywhere),
+    "cw-3-2-averages-printed": Check("CW-GRPO section 3.2", "+2.7, +2.4", _averages_over_grpo),
+    "cw-base-gains-printed": Check("ours: CW-GRPO Table 2", "6 gains", _gains_over_base),
+    "cw-table-3-printed": Check("CW-GRPO section 3.2", "85.0 to 79.8", _keeps_its_level),
 }

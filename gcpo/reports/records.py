@@ -25,10 +25,9 @@ from gcpo.runs.contents import Seen
 from gcpo.runs.grids import comparison_key, expand, fitting, varied
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label, recorded
-from gcpo.runs.record import CODES, RecordError, Run, another_version, load, read_table, same_numbers, to_commit
+from gcpo.runs.record import CODES, RecordError, Run, another_version, load, read_table, same_numbers
 
 TABLES = ("eval", "validation", "metrics", "queries", "pairs", "answers", "updates")  # beside manifests
-OLDEST = 0  # schema of a reference that can still be read: 0 was converted from records without one
 
 
 def runs(profile: str, reference: bool = False) -> list[Run]:
@@ -64,7 +63,7 @@ def _committed(folder: Path) -> list[Run]:
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             manifest = dict(json.loads(line))
-            found.append(Run(folder, manifest, broken or another_version(manifest, oldest=OLDEST)))
+            found.append(Run(folder, manifest, broken or another_version(manifest)))
         except (ValueError, TypeError, RecursionError):
             found.append(Run(folder, {"id": f"line {number}"}, broken or "not readable"))
     return found
@@ -278,15 +277,11 @@ elsewhere = transfer_scores  # its name in notebooks
 def table_of(run: Run, name: str) -> pd.DataFrame | None:
     """A run's own table of this name, from its folder or from its lines in a reference; None if it has none."""
     if _is_reference(run.folder):
-        part = _tables(run.folder, name).get(run.manifest["id"])
+        whole = run.folder / f"{name}.parquet"
+        part = _parts(whole, whole.stat().st_mtime_ns).get(run.manifest["id"]) if whole.exists() else None
         return None if part is None else part.dropna(axis="columns", how="all")  # columns that other runs have
     path = run.folder / f"{name}.csv"
     return read_table(path) if path.exists() else None
-
-
-def _tables(folder: Path, name: str) -> dict[str, pd.DataFrame]:
-    path = folder / f"{name}.parquet"
-    return _parts(path, path.stat().st_mtime_ns) if path.exists() else {}
 
 
 @lru_cache(maxsize=len(TABLES))
@@ -323,7 +318,7 @@ def write_reference(folder: Path, finished: list[Run]) -> None:
         parts = [table.assign(run=id_) for id_, table in tables if table is not None]
         if parts:
             pd.concat(parts, ignore_index=True).to_parquet(folder / f"{name}.parquet", index=False)
-    lines = "".join(json.dumps(to_commit(run.manifest), sort_keys=True) + "\n" for run in finished)
+    lines = "".join(json.dumps(run.manifest, sort_keys=True) + "\n" for run in finished)
     (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
     weights = {run.manifest.get("contents", {}).get("policy", {}).get("model.safetensors") for run in finished}
     for seed in sorted({recorded(run.manifest["params"], "world_seed") for run in finished}):

@@ -72,10 +72,7 @@ def report(
                 wanted = grid or grid_for(fit, own)
                 if why := _unfit(own, wanted, fit, profile, reference):
                     left_out.append(f"{name}: {why}")
-                    for stale in (
-                        f"{name}.ipynb",
-                        f"verdicts_{name[:2]}.csv",
-                    ):  # made from other runs: no ledger reads them
+                    for stale in (f"{name}.ipynb", f"verdicts_{name[:2]}.csv"):  # of other runs: no ledger reads them
                         (folder / stale).unlink(missing_ok=True)
                     continue
                 settings |= {"grid": wanted, "any_code": any_code}

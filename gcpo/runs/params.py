@@ -67,11 +67,6 @@ def _resolved(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def _known_task(name: str) -> str:
-    check_task(name)
-    return name
-
-
 def _with_a_part(template: str) -> str:
     parts_of(template)
     return template
@@ -125,7 +120,7 @@ def _number_if_any(value: Any) -> Any:
 
 
 ProfileName = Annotated[str, Field(pattern=f"^{NAME}$"), AfterValidator(_not_reserved)]
-TaskName = Annotated[str, AfterValidator(_known_task)]
+TaskName = Annotated[str, AfterValidator(check_task)]
 MethodName = Annotated[str, AfterValidator(one_spelling)]
 ModelName = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 Sharing = Annotated[str, AfterValidator(_absolute_file)]

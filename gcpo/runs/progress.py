@@ -173,6 +173,7 @@ class Board:
 
     def __init__(self, plans: Sequence[Plan], jobs: int) -> None:
         self.waiting = {plan.id: work(plan) for plan in plans}
+        self.found: dict[str, State] = {}  # how far the runs were at the last look
         self.before: dict[str, float] = {}  # share of a run that was done when this process found it
         self.of, self.jobs, self.done, self.busy = len(plans), jobs, 0.0, 0.0
         self.looked = self.written = time.monotonic()
@@ -186,7 +187,11 @@ class Board:
         now = time.monotonic()
         self.busy += (now - self.looked) * len(running)
         self.looked = now
-        found = {plan.id: state(plan) for plan in running}
+        # The state of a run goes with its folder, a moment before the run has ended: it is as far as it was.
+        found = {
+            plan.id: max(state(plan), self.found.get(plan.id, State()), key=lambda one: one.share) for plan in running
+        }
+        self.found = found
         for name, one in found.items():
             if one.share:
                 self.before.setdefault(name, one.share)

@@ -148,10 +148,10 @@ def states(plans: Iterable[Plan]) -> list[str]:
     return [f"left out ({run.fault})" if run.fault else run.manifest.get("status", "not run") for run in found]
 
 
-def another_version(manifest: dict[str, Any], oldest: int = SCHEMA) -> str | None:
+def another_version(manifest: dict[str, Any]) -> str | None:
     """Return why this version cannot read a record, or None if it can."""
     schema = manifest.get("schema")
-    if not isinstance(schema, int) or schema < oldest:
+    if not isinstance(schema, int) or schema < SCHEMA:
         return "made by an older version of gcpo: move it away and run it again"
     if schema > SCHEMA:
         return f"made by a newer version of gcpo (schema {schema}; this one reads up to {SCHEMA}): update gcpo"
@@ -177,15 +177,6 @@ def _fault(path: Path, manifest: dict[str, Any], seen: Seen | None) -> str | Non
 def placeless(config: dict[str, Any]) -> dict[str, Any]:
     """Return TRL's config as a manifest keeps it, without :data:`PLACES`."""
     return {key: value for key, value in config.items() if key not in PLACES}
-
-
-def to_commit(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest without the places and credentials that older versions kept, under a hash of its own."""
-    kept = json.loads(json.dumps(manifest))
-    for holder, name in ((kept, "trl"), (kept["params"], "grpo"), (kept["resolved"], "trainer")):
-        if holder.get(name):
-            holder[name] = placeless(holder[name])
-    return {**kept, "sha256": _own_hash(kept)}
 
 
 def _own_hash(manifest: dict[str, Any]) -> str:
@@ -315,7 +306,8 @@ def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | No
     """Return why an unfinished run cannot continue in this environment (``here``), or None if it can."""
     if not manifest:
         return None
-    if not alike(manifest.get("code", here["code"]), here["code"], manifest["params"]["profile"]):
+    codes = {manifest.get("code", here["code"]), here["code"]}
+    if len(codes) > 1 and not codes <= same_numbers(manifest["params"]["profile"]):
         return f"begun by other code of this package ({manifest['code']}; this is {here['code']})"
     before, now = manifest.get("packages", {}), here.get("packages", {})
     for name in before.keys() & now.keys():
@@ -393,11 +385,6 @@ def same_numbers(profile: str) -> frozenset[str]:
     (``gcpo check --replay``) have entered."""
     path = paths.REFERENCE / profile / CODES
     return frozenset(read_yaml(path) or ()) if path.exists() else frozenset()
-
-
-def alike(code: str, other: str, profile: str) -> bool:
-    """Return whether two codes are one, or are known to give the same numbers."""
-    return code == other or {code, other} <= same_numbers(profile)
 
 
 def _git(*arguments: str) -> str | None:

@@ -20,14 +20,15 @@ TASKS = (
 REWARDS = ("metric", "binary")
 
 
-def check_task(name: str) -> None:
-    """Refuse a name that is no task's.
+def check_task(name: str) -> str:
+    """Return the name of a task.
 
     Raises:
-        ValueError: with the nearest valid name.
+        ValueError: it is no task's, with the nearest valid name.
     """
     if name not in TASKS:
         raise ValueError(f"Unknown task {name!r}.{nearest(name, TASKS)}")
+    return name
 
 
 def get_task(name: str, *, reward: str = "metric", full_completion: bool | None = None, context: str = "text") -> Task:

@@ -17,11 +17,10 @@ LEVELS = ("Level 3", "Level 4", "Level 5")
 """Levels of the training problems, as in the papers' companions; MATH-500 has all levels."""
 
 
-class OfAnyLevel(Record):
-    """A record of the data set."""
+class Solved(Record):
+    """A problem and its solution, with the answer in a box."""
 
     problem: Text
-    level: Text
     solution: Text
 
     def rows(self) -> list[Row]:
@@ -29,8 +28,10 @@ class OfAnyLevel(Record):
         return [math_row(text_id(self.problem), self.problem, boxed_gold(self.solution))]
 
 
-class TrainingProblem(OfAnyLevel):
+class TrainingProblem(Solved):
     """A record of the data set, of which only the harder ones count."""
+
+    level: Text
 
     def rows(self) -> list[Row]:
         """Return its problem, if it is of one of the :data:`LEVELS`."""
@@ -52,7 +53,7 @@ class TestProblem(Record):
 _TRAIN = Source(TrainingProblem, "math_train", "train", "DigitalLearningGmbH/MATH-lighteval")
 SPLITS = {
     "train": _TRAIN,
-    "train_all": replace(_TRAIN, record=OfAnyLevel),
+    "train_all": replace(_TRAIN, record=Solved),
     "train_12k": replace(_TRAIN, more=(replace(_TRAIN, split="test"),)),
     "test": Source(TestProblem, "math500", "test", "HuggingFaceH4/MATH-500"),
 }

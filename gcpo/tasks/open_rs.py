@@ -5,20 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gcpo.tasks import math
-from gcpo.tasks.base import Row, math_row
-from gcpo.tasks.reading import Record, Source, Text, boxed_gold, reader, text_id
+from gcpo.tasks.reading import Source, reader
 
-
-class Problem(Record):
-    """A record of the Hub; the answer is the solution's, in its box."""
-
-    problem: Text
-    solution: Text
-
-    def rows(self) -> list[Row]:
-        """Return its problem."""
-        return [math_row(text_id(self.problem), self.problem, boxed_gold(self.solution))]
-
-
-SPLITS = {"train": Source(Problem, "open_rs", "train", "knoveleng/open-rs"), "test": math.SPLITS["test"]}
+SPLITS = {"train": Source(math.Solved, "open_rs", "train", "knoveleng/open-rs"), "test": math.SPLITS["test"]}
 TASK = replace(math.TASK, name="open_rs", load=reader(SPLITS))

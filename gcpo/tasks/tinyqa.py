@@ -24,7 +24,8 @@ Yara Zoe Amir Bela Carl Dora Emil Faye Gina Hugo Iris Jack Kira Leo Maya Noah Ot
 
 @dataclass(frozen=True)
 class Relation:
-    """One kind of fact: how a passage states it, how a question asks for it, and the two wordings of its values.
+    """One kind of fact: the verb by which a passage states it, the word by which a question asks for it, and the two
+    wordings of its values.
 
     ``general`` words a value with one attribute left out. ``first`` and ``second`` list each attribute as (form in
     the first wording, form in the second wording). ``noise`` is the share of wrong answers in the starting policy's
@@ -32,14 +33,14 @@ class Relation:
     how well they are known, and one is not understood at all.
     """
 
-    statement: str
-    question: str
+    verb: str
     wordings: tuple[str, str]
     general: str
     first: tuple[tuple[str, str], ...]
     second: tuple[tuple[str, str], ...]
     noise: float
     mistakes: tuple[int, int, int] = (2, 1, 1)
+    asks: str = "what"
 
     def wording(self, value: tuple[int, int], form: int) -> str:
         """Return the value in words; ``form`` is 0 or 1."""
@@ -52,8 +53,7 @@ def _same(words: str) -> tuple[tuple[str, str], ...]:
 
 RELATIONS = {
     "pet": Relation(
-        "{who} keeps {what} .",
-        "{who} keeps what ?",
+        "keeps",
         ("a {a} {b}", "a {b} that is {a}"),
         "a {b}",
         _same("black white grey brown spotted"),
@@ -61,8 +61,7 @@ RELATIONS = {
         0.0,
     ),
     "work": Relation(
-        "{who} works as {what} .",
-        "{who} works as what ?",
+        "works as",
         ("a {a} at the {b}", "a {b} {a}"),
         "a {a}",
         _same("nurse teacher cook guard painter driver"),
@@ -71,8 +70,7 @@ RELATIONS = {
         (0, 0, 1),
     ),
     "home": Relation(
-        "{who} lives in {what} .",
-        "{who} lives in what ?",
+        "lives in",
         ("a {a} {b}", "a {a} {b}"),
         "a {a}",
         _same("house flat cabin farm boat"),
@@ -85,8 +83,7 @@ RELATIONS = {
         0.2,
     ),
     "hobby": Relation(
-        "{who} enjoys {what} .",
-        "{who} enjoys what ?",
+        "enjoys",
         ("{a} {b}", "{b} , {a} them"),
         "{b}",
         (
@@ -100,17 +97,16 @@ RELATIONS = {
         0.6,
     ),
     "trip": Relation(
-        "{who} travels {what} .",
-        "{who} travels how ?",
+        "travels",
         ("by {a} to {b}", "to {b} on a {a}"),
         "to {b}",
         _same("train bus ship plane bicycle"),
         _same("Rome Paris Cairo Delhi Lima Oslo"),
         0.0,
+        asks="how",
     ),
     "food": Relation(
-        "{who} eats {what} .",
-        "{who} eats what ?",
+        "eats",
         ("{a} {b}", "{b} that tastes {a}"),
         "{b}",
         _same("sweet spicy salty fresh sour"),
@@ -175,7 +171,7 @@ def passage(rng: random.Random, split: str) -> Passage:
     statements = [f"{people[0]} is the {link} of {people[1]} ."]
     for who, relation, value in facts:
         spec = RELATIONS[relation]
-        statements.append(spec.statement.format(who=who, what=spec.wording(value, rng.randrange(2))))
+        statements.append(f"{who} {spec.verb} {spec.wording(value, rng.randrange(2))} .")
     rng.shuffle(statements)
     return Passage(" ".join(statements), facts, link)
 
@@ -187,7 +183,8 @@ def questions(rng: random.Random, about: Passage) -> list[Question]:
         who, hops = fact[0], 1
         if who == about.facts[0][0] and rng.random() < 0.5:
             who, hops = f"the {about.link} of {about.facts[2][0]}", 2
-        found.append(Question(RELATIONS[fact[1]].question.format(who=who), fact, about, hops))
+        spec = RELATIONS[fact[1]]
+        found.append(Question(f"{who} {spec.verb} {spec.asks} ?", fact, about, hops))
     return found
 
 
