@@ -21,7 +21,8 @@ from gcpo.weights import alpha_g, weight_range
 
 NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->", "<!-- end of needs -->"
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
-ANSWERS = {HOLDS: "Yes", FAILS: "No", RULED_OUT: "Not here", INCONCLUSIVE: "We cannot tell", UNTESTED: "Not tested"}
+ANSWERS = {HOLDS: "Yes", FAILS: "No", RULED_OUT: "Not here", INCONCLUSIVE: "We cannot tell"}
+ANSWERS |= {UNTESTED: "Not decided yet"}
 EVIDENCE = {  # by a claim's scope
     "theorem": "exact",
     "toy": "simulated groups",
@@ -36,6 +37,17 @@ WORDS = (
     "the runs, no positive control was seen, or the case does not occur here. "
     "[Notebook 90](notebooks/90_claims.ipynb) has the rules."
 )
+READING = (
+    "*How to read the numbers*: V is the variance of a question's gradient, and ρ(CD, V) the rank correlation of CD "
+    "with V over questions. A claim with several comparisons is as good as its least favourable one. *Corrected for 16 "
+    "comparisons* means that intervals were widened (Holm's method), so that 16 together err as rarely as one alone. "
+    "A *positive control* is a change of the training that must show: where none was seen to, no null result counts."
+)
+KINDS = (
+    "A *theorem* needs no training: a formula, or a sentence about one. It *fails* where an exact computation or a "
+    "simulation contradicts the words as printed; [the ledger](outputs/reference/laptop/ledger.csv) says which other "
+    "reading holds. A *definition* is true by construction, or hedged by a “may”."
+)
 PREAMBLE = f"""# Results
 
 `python -m gcpo report --publish` writes this page; no number and no verdict here is typed. All claims, with what
@@ -43,6 +55,8 @@ decided each, are in [ledger.csv](outputs/reference/laptop/ledger.csv) and, to s
 "The ledger".
 
 {WORDS}
+
+{READING}
 
 Results of small policies show how the methods behave on our generated tasks. They say nothing about the papers' models.
 """
@@ -157,8 +171,9 @@ def readme_results(profile: str) -> str:
     parts = [
         findings(profile),
         f"{learned(profile)} {movable()}",
-        WORDS,
+        f"{WORDS} {READING}",
         f"How many claims have which verdict ({sources(profile)}):\n\n{counted(profile)}",
+        KINDS,
     ]
     return f"{START}\n\n" + "\n\n".join(part.strip() for part in parts) + f"\n\n{END}"
 
@@ -209,7 +224,7 @@ def results_page(profile: str) -> str:
     """Return RESULTS.md."""
     parts = [
         PREAMBLE,
-        f"## How many claims have which verdict\n\n{counted(profile)}",
+        f"## How many claims have which verdict\n\n{counted(profile)}\n{KINDS}",
         f"## Five questions\n\n{quoted(profile)}",
         f"## Does training work here?\n\n{learned(profile)}",
     ]
