@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -16,10 +17,12 @@ from gcpo.reports.tables import markdown, methods_table
 from gcpo.runs import estimates
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
-from gcpo.runs.profiles import load_profile
+from gcpo.runs.profiles import load_profile, read_yaml
 from gcpo.weights import alpha_g, weight_range
 
 NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->", "<!-- end of needs -->"
+PUBLIC, END_PUBLIC = "<!-- public: written from CITATION.cff -->", "<!-- end of public -->"
+CITE, END_CITE = "<!-- cite: written from CITATION.cff -->", "<!-- end of cite -->"
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
 ANSWERS = {HOLDS: "Yes", FAILS: "No", RULED_OUT: "Not here", INCONCLUSIVE: "We cannot tell"}
 ANSWERS |= {UNTESTED: "Not decided yet"}
@@ -179,10 +182,34 @@ def readme_results(profile: str) -> str:
 
 
 def write_readme(profile: str) -> None:
-    """Rewrite the parts of the README between markers, from the reference of a profile."""
-    readme, block, needs = paths.ROOT / "README.md", readme_results(profile), readme_needs(profile)
-    text = re.sub(f"{START}.*?{END}", lambda _: block, readme.read_text(), flags=re.S)
-    readme.write_text(re.sub(f"{NEEDS}.*?{END_NEEDS}", lambda _: needs, text, flags=re.S))
+    """Rewrite the parts of the README between markers, from the reference of a profile and CITATION.cff."""
+    readme, about = paths.ROOT / "README.md", read_yaml(paths.ROOT / "CITATION.cff")
+    blocks = {
+        (START, END): readme_results(profile),
+        (NEEDS, END_NEEDS): readme_needs(profile),
+        (PUBLIC, END_PUBLIC): public_links(about),
+        (CITE, END_CITE): citation(about),
+    }
+    text = readme.read_text()
+    for (start, end), block in blocks.items():
+        text = re.sub(f"{start}.*?{end}", lambda _, block=block: block, text, flags=re.S)
+    readme.write_text(text)
+
+
+def public_links(about: Mapping[str, Any]) -> str:
+    """Return links to notebook 00 in Binder and to the site, from marker to marker; none before CITATION.cff names a
+    public repository (``repository-code``)."""
+    where = str(about.get("repository-code", "")).rstrip("/")
+    owner, _, name = where.removeprefix("https://github.com/").partition("/")
+    first = "urlpath=lab/tree/notebooks/00_start_here.ipynb"
+    binder = f" · [Run it in Binder](https://mybinder.org/v2/gh/{owner}/{name}/main?{first})"
+    site = f" · [Documentation](https://{owner}.github.io/{name}/)"
+    return f"{PUBLIC}{binder + site if name else ''}{END_PUBLIC}"
+
+
+def citation(about: Mapping[str, Any]) -> str:
+    """Return what to cite, with version and date, from marker to marker."""
+    return f"{CITE}gcpo {about['version']} ({about['date-released']}), [CITATION.cff](CITATION.cff){END_CITE}"
 
 
 def needs_table(profile: str) -> pd.DataFrame:
