@@ -93,5 +93,7 @@ def alignment_by(table: pd.DataFrame, by: str, xlabel: str) -> Figure:
     every = pd.MultiIndex.from_product([table[key].unique() for key in keys], names=keys)
     shown = table.set_index(keys).reindex(every).reset_index()  # a value that was not run keeps its place
     size = (4.6 * shown["task"].nunique(), 3.4)
-    labels = {"xlabel": xlabel, "ylabel": "Spearman with V", "joined": by == "at_step"}
-    return over_settings(shown.astype({by: str}), by, "measure", "estimate", **labels, figsize=size, sharey=True)
+    labels = {"xlabel": xlabel, "ylabel": "Spearman with V"}
+    return over_settings(
+        shown.astype({by: str}), by, "measure", "estimate", joined=by == "at_step", **labels, figsize=size, sharey=True
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -192,7 +191,8 @@ def write_readme(profile: str) -> None:
     }
     text = readme.read_text()
     for (start, end), block in blocks.items():
-        text = re.sub(f"{start}.*?{end}", lambda _, block=block: block, text, flags=re.S)
+        before, _, rest = text.partition(start)
+        text = before + block + rest.partition(end)[2]
     readme.write_text(text)
 
 
