@@ -38,14 +38,14 @@ def frame() -> str:
 def figure() -> Figure:
     """Return the same as a picture: a panel per checkpoint, a dot per text, as large as it was given often."""
     cloud = read()
-    drawn, axes = plt.subplots(1, len(cloud["checkpoints"]), figsize=(10.4, 2.7), sharex=True, sharey=True)
+    drawn, axes = plt.subplots(1, len(cloud["checkpoints"]), figsize=(10.4, 3.4), sharex=True, sharey=True)
     for axis, point in zip(axes, cloud["checkpoints"], strict=True):
         for text, count in zip(cloud["texts"], point["counts"], strict=True):
             if count:
                 look = {"color": PALETTE[0 if text["right"] else 1], "marker": "o" if text["right"] else "X"}
                 axis.scatter(text["x"], text["y"], s=22 * count, alpha=0.75, linewidth=0, **look)
         said = "\n".join(f"{name} {value:.2f}" for name, value in point["measures"].items())
-        axis.text(0.03, 0.03, said, transform=axis.transAxes, fontsize=7, va="bottom")
         axis.set(title=f"step {point['step']}", xticks=[], yticks=[])
+        axis.set_xlabel(said, fontsize=8)
     axes[0].margins(0.2)
     return drawn
