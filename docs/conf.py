@@ -17,7 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from gcpo.methods import METHODS
-from gcpo.reports import explorer
+from gcpo.reports import cloud, explorer
 from gcpo.runs.profiles import read_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +73,7 @@ PARTS = {
     "Laboratory": "notebooks/2*",
 }
 API = "trainer methods measures rollouts semantics rewards tasks statistics gradients updates records"
-LOOK_UP = "docs/explorer docs/ledger docs/exhibits METHODS docs/runs notebooks/90_claims"
+LOOK_UP = "docs/explorer docs/cloud docs/ledger docs/exhibits METHODS docs/runs notebooks/90_claims"
 LOOK_UP += " RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
 
 
@@ -96,13 +96,21 @@ def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```\n"
 
 
-class Explorer(SphinxDirective):
-    """The explorer of one group of answers, whole: its script and its data stand in the page."""
+class Piece(SphinxDirective):
+    """A piece of HTML, whole: its script and its data stand in the page."""
+
+    of = explorer
 
     def run(self) -> list[nodes.Node]:
-        for path in explorer.HERE.iterdir():
+        for path in self.of.HERE.iterdir():
             self.env.note_dependency(str(path))
-        return [nodes.raw("", explorer.fragment(), format="html")]
+        return [nodes.raw("", self.of.fragment(), format="html")]
+
+
+class Cloud(Piece):
+    """The answers to one question along a training."""
+
+    of = cloud
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:
@@ -125,4 +133,5 @@ def setup(app: Sphinx) -> None:
     app.connect("doctree-read", notebook_pages.improve)
     app.add_config_value("repository", "", "env")
     app.add_directive("ledger", cards.Ledger)
-    app.add_directive("explorer", Explorer)
+    app.add_directive("explorer", Piece)
+    app.add_directive("cloud", Cloud)

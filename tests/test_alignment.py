@@ -110,7 +110,7 @@ def test_a_measure_that_is_constant_has_no_rank() -> None:
     assert (verdict.label, verdict.subject) == ("fails", "a")  # whatever b would be
     verdict = decide(alignment.comparisons({"a": draws(0.5), "b": found.draws("bot")}))
     assert verdict.label == "not tested"
-    assert verdict.because.endswith("for example b: nothing to rank, because one side is constant.")
+    assert verdict.because.endswith("For example, b: nothing to rank, because one side is constant.")
 
 
 def test_few_queries_have_no_held_out_folds() -> None:

@@ -300,18 +300,19 @@ def test_every_part_of_a_joined_claim_is_shown_with_the_interval_that_decides_it
     found = decide(parts, [nan, 1.4, 6.2, nan], command="python -m gcpo grid g", margin=2.0)
     assert found.label == "ruled out" and (found.low, found.high, found.effect) == (-2, 1.5, 6.2)
     assert found.because == (
-        "2 of 4 comparisons hold, 1 is ruled out, 1 is not tested; the one that decides is c minus b: "
-        "-0.25 points (95 % CI -2.00 to +1.50, Holm over 6, 10 seeds each). This rules out the paper's +6.20."
+        "2 of 4 comparisons hold, 1 is ruled out, 1 is not tested. The least favourable is c minus b: "
+        "-0.25 points (95 % CI -2.00 to +1.50, corrected for 6 comparisons, 10 seeds each). "
+        "This rules out the paper's +6.20."
     )
     assert found.parts == (
         "holds: weak minus b: +1.55 points (95 % CI +0.10 to +3.00, 10 seeds each).",
         "holds: strong minus b: +1.50 points (95 % CI +1.00 to +2.00, 10 seeds each). The paper has +1.40.",
-        "ruled out: c minus b: -0.25 points (95 % CI -2.00 to +1.50, Holm over 6, 10 seeds each). "
+        "ruled out: c minus b: -0.25 points (95 % CI -2.00 to +1.50, corrected for 6 comparisons, 10 seeds each). "
         "This rules out the paper's +6.20.",
         "not tested: c minus b: its weight cannot act.",
     )
     both = decide([WEAK, STRONG]).because
-    assert both.startswith("Both comparisons hold; the weakest is weak minus b: +1.55 points")
+    assert both.startswith("Both comparisons hold. The least favourable is weak minus b: +1.55 points")
 
 
 def test_the_margin_is_the_size_where_the_paper_prints_no_gain() -> None:
@@ -352,7 +353,7 @@ def test_the_effects_belong_to_their_comparisons() -> None:
 def test_missing_runs_and_a_closed_gate_say_what_to_do() -> None:
     missing = decide([between(1, 2), UNMADE], command="python -m gcpo grid g")
     assert missing.because == (
-        "1 of 2 comparisons is not tested, 1 holds; for example c minus b: 1 and 10 seeds: "
+        "1 of 2 comparisons is not tested, 1 holds. For example, c minus b: 1 and 10 seeds: "
         "cannot be compared. First: python -m gcpo grid g."
     )
     closed = decide([between(1, 2)], [3.0], closed="The gate failed on tinymath: ...")

@@ -141,6 +141,21 @@ def test_verdicts_can_be_kept_in_silence_and_shown_later(capsys: pytest.CaptureF
         verdict.show("two")
 
 
+def test_a_verdict_is_shown_on_the_task_asked_for_and_all_stand_in_a_table_by_task(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verdict = claims.Verdicts("01_a")
+    for task, decided in (("tinyqa", True), ("tinymath", False)):
+        verdict.add("one", "Eq. 1", "a", decided, task=task)
+    verdict.add("two", "Eq. 2", "b", None)
+    verdict.show("one", "tinymath")
+    shown = capsys.readouterr().out
+    assert "Fails: a (Eq. 1, tinymath)" in shown and "tinyqa" not in shown
+    table = verdict.by_task()
+    assert table.loc[("a", "Eq. 1")].to_dict() == {"tinyqa": "holds", "tinymath": "fails", "verdict": ""}
+    assert table.loc[("b", "Eq. 2")].to_dict() == {"tinyqa": "", "tinymath": "", "verdict": "inconclusive"}
+
+
 def test_verdicts_are_written_as_records_where_they_are_asked_for(tmp_path: Path) -> None:
     for name, records in (("01_a", None), ("21_b", "runs of p")):
         verdict = claims.Verdicts(name, records)

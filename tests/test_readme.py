@@ -10,6 +10,7 @@ import pytest
 from gcpo import paths
 from gcpo.reports import pages, records
 from gcpo.runs.grids import expand
+from gcpo.runs.profiles import read_yaml
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (paths.ROOT / "README.md").read_text(), flags=re.S)
 
@@ -69,6 +70,20 @@ def test_a_measured_run_on_a_gpu_is_listed_with_its_name_and_its_memory(monkeypa
     monkeypatch.setattr(records, "find", lambda *_, **__: on_a_gpu)
     first = pages.needs_table("laptop").iloc[0]
     assert (first["hardware"], first["memory"]) == ("NVIDIA H200", "3.3 GB")
+
+
+def test_links_to_a_public_repository_stand_once_it_is_named_and_what_to_cite_has_version_and_date() -> None:
+    readme, about = (paths.ROOT / "README.md").read_text(), {"version": "1.2", "date-released": "2030-01-02"}
+    for start, end, made in (
+        (pages.PUBLIC, pages.END_PUBLIC, pages.public_links),
+        (pages.CITE, pages.END_CITE, pages.citation),
+    ):
+        assert made(read_yaml(paths.ROOT / "CITATION.cff")) in readme and readme.count(start) == readme.count(end) == 1
+    assert "gcpo 1.2 (2030-01-02), [CITATION.cff]" in pages.citation(about)
+    assert pages.public_links(about) == pages.PUBLIC + pages.END_PUBLIC
+    links = pages.public_links({"repository-code": "https://github.com/some/where/"})
+    assert "(https://mybinder.org/v2/gh/some/where/main?urlpath=lab/tree/notebooks/00_start_here.ipynb)" in links
+    assert "(https://some.github.io/where/)" in links and (paths.ROOT / "notebooks" / "00_start_here.ipynb").exists()
 
 
 def test_the_numbers_of_runs_are_those_of_the_grids() -> None:

@@ -35,6 +35,7 @@ from gcpo.runs.profiles import read_yaml
 PAGES = [
     "index",
     "docs/explorer",
+    "docs/cloud",
     "docs/ledger",
     "docs/runs",
     "docs/api/trainer",

@@ -208,6 +208,7 @@ def test_the_last_completions_are_of_the_last_step_and_the_first_prompts(tmp_pat
         ("seed_grpo 16", "SEED-GRPO (16)"),
         ("care reward=binary", "CARE (reward=binary)"),
         ("late gain of cw_grpo", "late gain of CW-GRPO"),
+        ("gcpo_bot, 0.3M minus grpo", "GCPO-BoT, 0.3M minus GRPO"),
         ("gcpo_bot, 0.3M", "GCPO-BoT, 0.3M"),
         ("gain at G = 16", "gain at G = 16"),
         ("no_such", "no_such"),

@@ -9,6 +9,7 @@ The paper does not say of which checkpoint its Figure 1 is: :func:`at_checkpoint
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import nan
@@ -192,8 +193,10 @@ def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[st
     final = next(iter(labels)) if len(labels) == 1 else RULED_OUT if labels == {RULED_OUT, FAILS} else INCONCLUSIVE
     decided = next((policy for policy, verdict in asked.items() if verdict.label == final), next(iter(asked)))
     shown = asked[decided]
-    depends = "It depends on the checkpoint, which the paper does not name." if len(labels) > 1 else ""
-    because = f"{depends} {decided[0].upper()}{decided[1:]}: {shown.because}".lstrip()
+    words = "; ".join(f"{policy}: {verdict.label}" for policy, verdict in each.items())
+    depends = f"It depends on the checkpoint, which the paper does not name ({words})." if len(labels) > 1 else ""
+    numbers = re.sub("^(All|Both) ", lambda first: first[0].lower(), shown.because)
+    because = f"{depends} {decided[0].upper()}{decided[1:]}: {numbers}".lstrip()
     lines = tuple(f"{policy}: {verdict.label}. {verdict.because}" for policy, verdict in each.items())
     return replace(shown, label=final, because=because, parts=lines, note=depends)
 

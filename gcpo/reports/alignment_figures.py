@@ -87,10 +87,13 @@ def pairs_of_rollouts(pairs: Mapping[str, pd.DataFrame], most: int = 3000, near:
 
 
 def alignment_by(table: pd.DataFrame, by: str, xlabel: str) -> Figure:
-    """Spearman with V of each measure at the values of a column, a panel per task; values are categories."""
+    """Spearman with V of each measure at the values of a column, a panel per task; values are categories, and those of
+    training are joined."""
     keys = ["task", by, "measure"]
     every = pd.MultiIndex.from_product([table[key].unique() for key in keys], names=keys)
     shown = table.set_index(keys).reindex(every).reset_index()  # a value that was not run keeps its place
     size = (4.6 * shown["task"].nunique(), 3.4)
     labels = {"xlabel": xlabel, "ylabel": "Spearman with V"}
-    return over_settings(shown.astype({by: str}), by, "measure", "estimate", **labels, figsize=size, sharey=True)
+    return over_settings(
+        shown.astype({by: str}), by, "measure", "estimate", joined=by == "at_step", **labels, figsize=size, sharey=True
+    )

@@ -107,8 +107,8 @@ class Verdicts:
         place = f"{place}, {task}" if task else place
         self.rows.append(({"id": check, "place": place, "task": task, "heading": heading}, verdict))
 
-    def show(self, check: str) -> None:
-        """Show the kept verdicts of a check, each as a sentence.
+    def show(self, check: str, task: str = "") -> None:
+        """Show the kept verdicts of a check, each as a sentence: on one task, or on all.
 
         Raises:
             ValueError: no verdict with this id was kept.
@@ -117,7 +117,7 @@ class Verdicts:
         if check not in known:
             raise ValueError(f"{self.notebook} has no verdict {check!r}.{nearest(check, known)}")
         for named, verdict in self.rows:
-            if named["id"] == check:
+            if named["id"] == check and task in ("", named["task"]):
                 self._display(named, verdict)
 
     @staticmethod
@@ -126,6 +126,14 @@ class Verdicts:
         if len(verdict.parts) > 1:
             text += "\n\n" + "\n".join(f"- {part}" for part in verdict.parts)
         display({"text/markdown": text, "text/plain": text.replace("**", "")}, raw=True)
+
+    def by_task(self) -> pd.DataFrame:
+        """Return the word of every verdict: a row per claim and place, a column per task."""
+        rows: dict[tuple[str, str], dict[str, str]] = {}
+        for named, verdict in self.rows:
+            key = named["heading"], named["place"].removesuffix(f", {named['task']}")
+            rows.setdefault(key, {})[named["task"] or "verdict"] = verdict.label
+        return pd.DataFrame(rows).T.fillna("").rename_axis(["claim", "place"])
 
     def table(self) -> pd.DataFrame:
         """One row per verdict, in order: source, claim, verdict; of runs also difference, low, high, paper_effect, mde

@@ -175,7 +175,8 @@ class Part:
             return f"{one.name}: {one.absent or one.compared}".removesuffix(": ")
         estimate, low, high = signed(*self.shown, digits=one.digits)
         corrected = one.family > 1 and self.shown != one.interval
-        how = [f"95 % CI {low} to {high}{one.over}", f"Holm over {one.family}" if corrected else "", one.compared]
+        family = f"corrected for {one.family} comparisons" if corrected else ""
+        how = [f"95 % CI {low} to {high}{one.over}", family, one.compared]
         return f"{one.name}: {estimate}{' points' * (one.unit == 'points')} ({', '.join(filter(None, how))})"
 
     @property
@@ -237,7 +238,7 @@ def decide(
     against = [f"{people(one.label)} minus {people(one.against)}: {effect:+.2f}" for one, effect in opposed]
     denied = f"The paper's own table contradicts it ({'; '.join(against)})." if against else ""
     missing = command and any(not part.comparison.tested and not part.comparison.absent for part in parts)
-    blinded = f"{blind} By the intervals alone:" if final == RULED_OUT and blind else ""
+    blinded = f"{blind} The intervals alone would rule the claim out." if final == RULED_OUT and blind else ""
     first = f"First: {command}." if missing else ""
     said = [blinded, _counted(parts, final), f"{weakest.numbers}.", weakest.meaning, denied, first]
     about: dict[str, Any] = {"note": denied, "parts": tuple(part.line for part in parts)}
@@ -259,8 +260,8 @@ def _counted(parts: Sequence[Part], final: str) -> str:
     first, _, verb = said[0].partition(" ")
     whole = "Both" if len(parts) == 2 else f"All {first}"
     start = f"{first} of {len(parts)}" if len(said) > 1 else whole
-    which = {FAILS: "the one that decides is", RULED_OUT: "the one that decides is", UNTESTED: "for example"}
-    return f"{', '.join([f'{start} comparisons {verb}', *said[1:]])}; {which.get(final, 'the weakest is')}"
+    which = "For example," if final == UNTESTED else "The least favourable is"
+    return f"{', '.join([f'{start} comparisons {verb}', *said[1:]])}. {which}"
 
 
 def signed(estimate: float, low: float, high: float, digits: int | None = None) -> tuple[str, str, str]:

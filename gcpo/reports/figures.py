@@ -94,9 +94,17 @@ def looks() -> Iterator[dict[str, Any]]:
 
 
 def points_with_intervals(
-    data: pd.DataFrame, x: str, y: str, low: str, high: str, hue: str | None = None, ax: Axes | None = None
+    data: pd.DataFrame,
+    x: str,
+    y: str,
+    low: str,
+    high: str,
+    hue: str | None = None,
+    ax: Axes | None = None,
+    joined: bool = False,
 ) -> Axes:
-    """Draw estimates as points and their intervals as lines; `x` to `hue` are columns of `data`, as in seaborn.
+    """Draw estimates as points, ``joined`` to a trend or not, and their intervals as lines; `x` to `hue` are columns of
+    `data`, as in seaborn.
 
     A numeric `x` stays where it is; any other is a category, in order of appearance, with the series of `hue` side by
     side. Returns the axes (the current ones by default), labelled with column names: replace them by words and units.
@@ -104,7 +112,7 @@ def points_with_intervals(
     axes = plt.gca() if ax is None else ax
     for name, rows, place, look in _series(data, x, hue, axes, apart=0.7):
         axes.vlines(place, rows[low], rows[high], color=look["color"], linewidth=1.8, zorder=2)
-        axes.plot(place, rows[y], label=name, zorder=3, **{**look, "linestyle": ""})
+        axes.plot(place, rows[y], label=name, zorder=3, linewidth=1, **(look if joined else look | {"linestyle": ""}))
     return _labelled(axes, x, y, hue)
 
 
@@ -267,6 +275,7 @@ def over_settings(
     value: str = "difference",
     xlabel: str = "",
     ylabel: str = "difference, points",
+    joined: bool = True,
     **settings: Any,
 ) -> Figure:
     """Estimates with their intervals over the values of a setting: a panel per task, a series per value of ``hue``.
@@ -278,11 +287,12 @@ def over_settings(
         value: the column of the estimates.
         xlabel: label of the x axis, the column's name unless given.
         ylabel: label of the y axis.
+        joined: whether the values are steps of one quantity, so that a line joins them.
         settings: of ``plt.subplots``.
     """
     figure, grid = panels(table["task"].unique(), ylabel=ylabel, **{"figsize": (9.6, 3.4), **settings})
     for (_, task), axis in grid.items():
-        points_with_intervals(table[table["task"] == task], setting, value, "low", "high", hue, axis)
+        points_with_intervals(table[table["task"] == task], setting, value, "low", "high", hue, axis, joined)
         axis.axhline(0, color="black", linewidth=0.8)
         axis.set(xlabel=xlabel or setting, ylabel="")
     legend_above(figure)

@@ -72,7 +72,7 @@ class Controls:
             return f"No positive control was trained on {self.task}, so a null says nothing."
         seen = max(abs(one.corrected.estimate) for one in self.found.values())
         return (
-            f"None of {len(self.found)} positive controls is told from GRPO on {self.task} (the largest difference is "
+            f"None of {len(self.found)} positive controls is clear of GRPO on {self.task} (the largest difference is "
             f"{seen:.1f} points), so a null says nothing."
         )
 

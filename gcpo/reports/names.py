@@ -28,12 +28,12 @@ NAMES = {
 def people(label: str) -> str:
     """Return the label of a kind of run as people read it: "GCPO-BoT (alpha=0.3)" for "gcpo_bot alpha=0.3".
 
-    Methods are named where a label begins with one, and wherever a name has an underscore ("late gain of cw_grpo").
+    Methods are named where a label begins with one, and wherever else their names stand ("late gain of cw_grpo").
     """
     method, _, settings = label.partition(" ")
     if method in METHODS:
         return f"{_named(method)} ({settings})" if settings else _named(method)
-    return re.sub(r"\w+_\w+", lambda found: _named(found[0]) if found[0] in METHODS else found[0], label)
+    return re.sub(r"\w+", lambda found: _named(found[0]) if found[0] in METHODS else found[0], label)
 
 
 def _named(method: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -16,13 +16,15 @@ from gcpo.reports.tables import markdown, methods_table
 from gcpo.runs import estimates
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
-from gcpo.runs.profiles import load_profile
+from gcpo.runs.profiles import load_profile, read_yaml
 from gcpo.weights import alpha_g, weight_range
 
 NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->", "<!-- end of needs -->"
+PUBLIC, END_PUBLIC = "<!-- public: written from CITATION.cff -->", "<!-- end of public -->"
+CITE, END_CITE = "<!-- cite: written from CITATION.cff -->", "<!-- end of cite -->"
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
-ANSWERS = {HOLDS: "Yes", FAILS: "No", RULED_OUT: "Not here", INCONCLUSIVE: "We cannot tell", UNTESTED: "Not tested"}
-ANSWERS[DIFFERS] = "Two worlds differ"
+ANSWERS = {HOLDS: "Yes", FAILS: "No", RULED_OUT: "Not here", INCONCLUSIVE: "We cannot tell"}
+ANSWERS |= {UNTESTED: "Not decided yet", DIFFERS: "Two worlds differ"}
 EVIDENCE = {  # by a claim's scope
     "theorem": "exact",
     "toy": "simulated groups",
@@ -37,6 +39,17 @@ WORDS = (
     "the runs, no positive control was seen, or the case does not occur here. "
     "[Notebook 90](notebooks/90_claims.ipynb) has the rules."
 )
+READING = (
+    "*How to read the numbers*: V is the variance of a question's gradient, and ρ(CD, V) the rank correlation of CD "
+    "with V over questions. A claim with several comparisons is as good as its least favourable one. *Corrected for 16 "
+    "comparisons* means that intervals were widened (Holm's method), so that 16 together err as rarely as one alone. "
+    "A *positive control* is a change of the training that must show: where none was seen to, no null result counts."
+)
+KINDS = (
+    "A *theorem* needs no training: a formula, or a sentence about one. It *fails* where an exact computation or a "
+    "simulation contradicts the words as printed; [the ledger](outputs/reference/laptop/ledger.csv) says which other "
+    "reading holds. A *definition* is true by construction, or hedged by a “may”."
+)
 PREAMBLE = f"""# Results
 
 `python -m gcpo report --publish` writes this page; no number and no verdict here is typed. All claims, with what
@@ -44,6 +57,8 @@ decided each, are in [ledger.csv](outputs/reference/laptop/ledger.csv) and, to s
 "The ledger".
 
 {WORDS}
+
+{READING}
 
 Results of small policies show how the methods behave on our generated tasks. They say nothing about the papers' models.
 """
@@ -158,17 +173,43 @@ def readme_results(profile: str) -> str:
     parts = [
         findings(profile),
         f"{learned(profile)} {movable()}",
-        WORDS,
+        f"{WORDS} {READING}",
         f"How many claims have which verdict ({sources(profile)}):\n\n{counted(profile)}",
+        KINDS,
     ]
     return f"{START}\n\n" + "\n\n".join(part.strip() for part in parts) + f"\n\n{END}"
 
 
 def write_readme(profile: str) -> None:
-    """Rewrite the parts of the README between markers, from the reference of a profile."""
-    readme, block, needs = paths.ROOT / "README.md", readme_results(profile), readme_needs(profile)
-    text = re.sub(f"{START}.*?{END}", lambda _: block, readme.read_text(), flags=re.S)
-    readme.write_text(re.sub(f"{NEEDS}.*?{END_NEEDS}", lambda _: needs, text, flags=re.S))
+    """Rewrite the parts of the README between markers, from the reference of a profile and CITATION.cff."""
+    readme, about = paths.ROOT / "README.md", read_yaml(paths.ROOT / "CITATION.cff")
+    blocks = {
+        (START, END): readme_results(profile),
+        (NEEDS, END_NEEDS): readme_needs(profile),
+        (PUBLIC, END_PUBLIC): public_links(about),
+        (CITE, END_CITE): citation(about),
+    }
+    text = readme.read_text()
+    for (start, end), block in blocks.items():
+        before, _, rest = text.partition(start)
+        text = before + block + rest.partition(end)[2]
+    readme.write_text(text)
+
+
+def public_links(about: Mapping[str, Any]) -> str:
+    """Return links to notebook 00 in Binder and to the site, from marker to marker; none before CITATION.cff names a
+    public repository (``repository-code``)."""
+    where = str(about.get("repository-code", "")).rstrip("/")
+    owner, _, name = where.removeprefix("https://github.com/").partition("/")
+    first = "urlpath=lab/tree/notebooks/00_start_here.ipynb"
+    binder = f" · [Run it in Binder](https://mybinder.org/v2/gh/{owner}/{name}/main?{first})"
+    site = f" · [Documentation](https://{owner}.github.io/{name}/)"
+    return f"{PUBLIC}{binder + site if name else ''}{END_PUBLIC}"
+
+
+def citation(about: Mapping[str, Any]) -> str:
+    """Return what to cite, with version and date, from marker to marker."""
+    return f"{CITE}gcpo {about['version']} ({about['date-released']}), [CITATION.cff](CITATION.cff){END_CITE}"
 
 
 def needs_table(profile: str) -> pd.DataFrame:
@@ -210,7 +251,7 @@ def results_page(profile: str) -> str:
     """Return RESULTS.md."""
     parts = [
         PREAMBLE,
-        f"## How many claims have which verdict\n\n{counted(profile)}",
+        f"## How many claims have which verdict\n\n{counted(profile)}\n{KINDS}",
         f"## Five questions\n\n{quoted(profile)}",
         f"## Does training work here?\n\n{learned(profile)}",
     ]

@@ -24,8 +24,13 @@ def fragment() -> str:
 
 
 def frame() -> str:
-    """Return the explorer for the output of a notebook's cell, in a frame that keeps its style apart."""
+    """Return the explorer for the output of a notebook's cell."""
+    return framed(fragment(), "Explorer of one group", "60rem")
+
+
+def framed(piece: str, title: str, height: str) -> str:
+    """Return a piece of HTML in a frame that keeps its style apart and grows with it."""
     head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    document = f"{head}<body>{fragment()}<script>{GROW}.observe(document.body)</script>"
-    look = "width: 100%; height: 60rem; border: 0; background: white"
-    return f'<iframe title="Explorer of one group" style="{look}" srcdoc="{html.escape(document)}"></iframe>'
+    document = f"{head}<body>{piece}<script>{GROW}.observe(document.body)</script>"
+    look = f"width: 100%; height: {height}; border: 0; background: white"
+    return f'<iframe title="{title}" style="{look}" srcdoc="{html.escape(document)}"></iframe>'
