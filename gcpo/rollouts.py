@@ -32,10 +32,21 @@ _TRAILING: dict[str, tuple[int | None, ...]] = {
     "answer_mask": (None,),
     "ref_logps": (None,),
     "ratios": (None,),
+    "certainties": (None,),
+    "token_logits": (None,),
     "answered": (),
     "correctness": (),
 }
-_TOKENS = ("logps", "entropies", "ref_logps", "ratios", "answer_mask", "mask")  # of which a log may be infinite
+_TOKENS = (
+    "logps",
+    "entropies",
+    "ref_logps",
+    "ratios",
+    "certainties",
+    "token_logits",
+    "answer_mask",
+    "mask",
+)  # of which a log may be infinite
 
 
 class MissingFeatureError(AttributeError, ValueError):
@@ -59,6 +70,8 @@ class Rollouts:
         answer_mask: (B, G, T), 1 on the tokens of the answer.
         ref_logps: (B, G, T), token log-probabilities under a reference policy.
         ratios: (B, G, T), probability ratios of the current to the sampling policy.
+        certainties: (B, G, T), log sum exp(logits) - mean(logits) of the sampling distribution at each token.
+        token_logits: (B, G, T), the sampled token's logit, before the temperature.
         answered: (B, G) bool, False where no answer could be extracted.
         correctness: (B, G) in [0, 1]; default: the reward's place in ``reward_range``. Above 1/2 is correct; NaN is
             neither correct nor incorrect.

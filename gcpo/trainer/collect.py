@@ -40,6 +40,7 @@ class Collector:
         extract: completion text -> answer, or None when there is none.
         embedder, entailment: the models, or None where the method reads none.
         policy_pass: batch -> log-probabilities and entropies (or None) of its rows under the policy that sampled them.
+        logit_pass: batch -> self-certainties and logits of its tokens under that policy.
         decode: token ids -> text, without special tokens.
     """
 
@@ -51,6 +52,7 @@ class Collector:
     embedder: Embedder | None
     entailment: Entailment | None
     policy_pass: PolicyPass
+    logit_pass: PolicyPass
     decode: Callable[[Sequence[int]], str]
 
     def local(self, rows: int) -> slice:
@@ -104,12 +106,14 @@ class Collector:
 
     def _token_features(self, output: Batch) -> dict[str, Callable[[], Tensor]]:
         """Return the token features of this process's rows, as functions; one pass gives both of the policy's."""
-        policy = functools.cache(lambda: self.policy_pass(output))
+        policy, logits = (functools.cache(lambda of=of: of(output)) for of in (self.policy_pass, self.logit_pass))
         return {
             "logps": lambda: policy()[0],
             "entropies": lambda: policy()[1],
             "mask": lambda: loss_mask(output),
             "answer_mask": lambda: self._answer_mask(output),
+            "certainties": lambda: logits()[0],
+            "token_logits": lambda: logits()[1],
             "ref_logps": lambda: output["ref_per_token_logps"],
         }
 
