@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from gcpo.tasks import math
 from gcpo.tasks.base import Row, math_row
-from gcpo.tasks.reading import Record, Source, Text, boxed_gold, reader, text_id
+from gcpo.tasks.reading import Record, Source, Text, reader, text_id
 
 
 class Problem(Record):
-    """A record of the Hub; the answer is the solution's, in its box."""
+    """A record of the Hub. It has a solution too, not always with a box, and a level, "Easy" or "Hard"."""
 
     problem: Text
-    solution: Text
+    answer: Text
 
     def rows(self) -> list[Row]:
         """Return its problem."""
-        return [math_row(text_id(self.problem), self.problem, boxed_gold(self.solution))]
+        return [math_row(text_id(self.problem), self.problem, self.answer.strip())]
 
 
 SPLITS = {"train": Source(Problem, "open_rs", "train", "knoveleng/open-rs"), "test": math.SPLITS["test"]}
