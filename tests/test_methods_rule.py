@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from papers import Group, features
 
 from gcpo.methods import METHODS, advantages, get_method, weights
 from gcpo.rollouts import Rollouts
+from gcpo.trainer.collect import logit_pass
 
 NAN = math.nan
 
@@ -104,3 +106,22 @@ def test_a_rule_by_token_is_weighed_by_response_and_by_token() -> None:
 def test_two_rules_for_one_advantage_are_refused(product: str) -> None:
     with pytest.raises(ValueError, match=r"each in its own way|different base advantages|that \w+ reinforces"):
         get_method(product)
+
+
+def test_the_pass_for_ucas_reads_certainties_at_the_temperature_and_logits_before_it() -> None:
+    """At temperature 2, logits (2 log 2, 0) have certainty log(2 + 1) - log(2) / 2; equal ones have log 2."""
+    high = 2 * math.log(2)
+    table = torch.tensor([[high, 0.0], [5.0, 5.0]])  # after token 0 and after token 1
+
+    def model(input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int) -> SimpleNamespace:
+        return SimpleNamespace(logits=table[input_ids][:, -logits_to_keep:])
+
+    ids = {
+        "prompt_ids": torch.tensor([[1, 0], [0, 1], [0, 0]]),
+        "completion_ids": torch.tensor([[0, 1], [1, 0], [1, 1]]),
+    }
+    output = ids | {"prompt_mask": torch.ones(3, 2), "completion_mask": torch.ones(3, 2)}
+    certainties, logits = logit_pass(model, output, at_once=2, temperature=2.0)
+    sure, torn = math.log(3) - math.log(2) / 2, math.log(2)
+    assert certainties.tolist() == [pytest.approx(row) for row in ([sure, sure], [torn, torn], [sure, torn])]
+    assert logits.tolist() == [pytest.approx(row) for row in ([high, 0], [5, 5], [0, 5])]

@@ -28,6 +28,22 @@ def loss_mask(inputs: Batch) -> Tensor:
     return inputs["completion_mask"] * inputs["tool_mask"] if "tool_mask" in inputs else inputs["completion_mask"]
 
 
+def logit_pass(model: Any, output: Batch, at_once: int, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the self-certainty of each token's distribution, at the temperature of sampling, and the token's own logit,
+    of which TRL's pass keeps neither; both (rows, T), by passes of ``at_once`` rows."""
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+    attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+    long = output["completion_ids"].shape[1]
+    certainties, own = [], []
+    for rows in torch.arange(len(ids)).split(at_once):
+        given = {"input_ids": ids[rows], "attention_mask": attention[rows], "logits_to_keep": long + 1}
+        logits = model(**given).logits[:, :-1].float()
+        scaled = logits / temperature
+        certainties.append(scaled.logsumexp(-1) - scaled.mean(-1))
+        own.append(logits.gather(2, ids[rows, -long:].unsqueeze(2)).squeeze(2))
+    return torch.cat(certainties), torch.cat(own)
+
+
 @dataclass
 class Collector:
     """Makes :class:`gcpo.rollouts.Rollouts` of all groups of a generation batch, equal in every process.

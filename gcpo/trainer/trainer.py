@@ -29,7 +29,7 @@ from gcpo.rewards import any_answer
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment
 from gcpo.trainer import given
-from gcpo.trainer.collect import Collector, loss_mask
+from gcpo.trainer.collect import Collector, logit_pass, loss_mask
 from gcpo.trainer.config import GCPOConfig
 from gcpo.trainer.prefix import shares, sharing
 from gcpo.trainer.scores import Scores
@@ -293,21 +293,8 @@ class GCPOTrainer(GRPOTrainer):
         return logps, entropies
 
     def _logit_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return the self-certainty of each token's distribution, at the temperature of sampling, and the token's own
-        logit, of which TRL's pass keeps neither."""
-        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-        attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        long, at_once = output["completion_ids"].shape[1], self.args.per_device_train_batch_size
-        found = []
         with torch.no_grad(), self.accelerator.autocast():
-            for rows in torch.arange(len(ids)).split(at_once):
-                given = {"input_ids": ids[rows], "attention_mask": attention[rows], "logits_to_keep": long + 1}
-                logits = self.model(**given).logits[:, :-1].float()
-                scaled = logits / self.temperature
-                certainty = scaled.logsumexp(-1) - scaled.mean(-1)
-                found.append((certainty, logits.gather(2, ids[rows, -long:].unsqueeze(2)).squeeze(2)))
-        certainties, own = zip(*found, strict=True)
-        return torch.cat(certainties), torch.cat(own)
+            return logit_pass(self.model, output, self.args.per_device_train_batch_size, self.temperature)
 
     # --- prompts that rows share ---
 
