@@ -29,7 +29,7 @@ def loss_mask(inputs: Batch) -> Tensor:
 
 
 def logit_pass(model: Any, output: Batch, at_once: int, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the self-certainty of each token's distribution, at the temperature of sampling, and the token's own logit,
+    """Return the self-certainty of each token's distribution, at the sampling temperature, and the token's own logit,
     of which TRL's pass keeps neither; both (rows, T), by passes of ``at_once`` rows."""
     ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
     attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
