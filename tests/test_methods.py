@@ -12,10 +12,10 @@ import pytest
 import torch
 from helpers import DEVICES, for_all, seeds
 from hypothesis import strategies as st
-from papers import LONGEST, features, sampled
+from papers import LONGEST, TOKENS, features, sampled
 from torch import Tensor
 
-from gcpo.methods import METHODS, advantages, base_advantages, modulate, weights
+from gcpo.methods import METHODS, advantages, base_advantages, expand, modulate, weights
 from gcpo.rollouts import Rollouts
 from gcpo.weights import weight_range
 
@@ -27,10 +27,11 @@ EGPOS = [name for name in METHODS if name.startswith("egpo")]
 ENTROPY = ["egspo", "edge_grpo", *EGPOS]
 # A mean over tokens is made of each response by itself.
 MEAN_OF_TOKENS = ["seed_grpo", "r2vpo", *ENTROPY]
-# Clip-Cov and KL-Cov compare tokens with those of the whole batch, and the control borrows weights.
-ONE_GROUP = [
-    name for name in METHODS if name not in ("gcpo_shuffled", "se_shuffled", "drop_half", "clip_cov", "kl_cov")
-]
+# Clip-Cov, KL-Cov, STEER and UCAS compare tokens with those of the whole batch, and controls borrow weights.
+OF_BATCH = ("gcpo_shuffled", "se_shuffled", "drop_half", "clip_cov", "kl_cov", "steer", "ucas")
+ONE_GROUP = [name for name in METHODS if name not in OF_BATCH]
+# Advantages that need no variance of the rewards: of wrong responses -1, times EGPO's weight; and UCAS's penalty.
+WRONG = [*EGPOS, "nsr", "w_reinforce"]
 # Which of its candidates Clip-Cov drops hangs on their places by the very draw; which ones there are does not.
 ALL_CANDIDATES: dict[str, dict[str, Any]] = {"clip_cov": {"share": 1.0}}
 
@@ -105,8 +106,9 @@ def test_weights_and_advantages_are_those_of_the_paper(case: str, seed: int, siz
     groups = sampled(seed, 2, size, int(method in MEAN_OF_TOKENS))
     for alpha in (None, 2.5):  # which reaches the clip at 0 of the linear forms; methods without alpha do not read it
         found, paper = outcome(method, features(*groups), alpha=alpha, **options), rule(groups, alpha)
-        weight, base = padded(paper.weights, found["weights"], 1.0), torch.tensor(paper.base, dtype=torch.float64)
-        expected = {"weights": weight, "advantages": (base.unsqueeze(-1) if weight.ndim == 3 else base) * weight}
+        weight, ndim = padded(paper.weights, found["weights"], 1.0), found["advantages"].ndim
+        base = padded(paper.base, found["advantages"] if weight.ndim == 2 else weight[..., 0], 0.0)
+        expected = {"weights": weight, "advantages": expand(base, ndim) * expand(weight, ndim)}
         if "paid" in found:
             expected["paid"] = padded(paper.paid, found["paid"], 0.0)
         assert_close(found, expected)
@@ -167,7 +169,7 @@ def test_weights_lie_within_their_range(method: str, seed: int, size: int, alpha
     x = features_of(seed, 3, size)
     for dtype in (torch.float32, torch.float64):
         found = weights(method, rollouts_of(cast(x, dtype)), alpha=alpha, seed=seed)
-        assert found.shape == (x["mask"].shape if method in ("cw_grpo", "clip_cov") else (3, size))
+        assert found.shape == (x["mask"].shape if method in ("cw_grpo", "clip_cov", "steer") else (3, size))
         assert found.dtype == dtype
         assert found.isfinite().all()
         assert low - 1e-6 <= found.min() <= found.max() <= high + 1e-6
@@ -262,6 +264,7 @@ ALIKE = {
     "empo": {"clusters": 0, "answered": 1},
     "care": {"ref_logps": -0.7, "answer_mask": 1},
     "care_agreement": {"embeddings": 0.3},
+    "dra_grpo": {"embeddings": 0.3},
 }
 
 
@@ -269,7 +272,7 @@ def alike(method: str, x: Features) -> Features:
     return x | {name: torch.full_like(x[name], value) for name, value in ALIKE.get(method, {}).items()}
 
 
-@every_method
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("w_reinforce", "ucas")])
 @both_types
 def test_equal_rewards_give_an_advantage_of_exactly_0(method: str, dtype: torch.dtype) -> None:
     for value, size in itertools.product((0.1, 0.7, 1 / 3, 1e-8, 1e6, -0.3), (2, 7, 16)):
@@ -280,17 +283,17 @@ def test_equal_rewards_give_an_advantage_of_exactly_0(method: str, dtype: torch.
         assert advantages(method, rollouts_of(x)).eq(0).all(), (value, size)
 
 
-@every_method
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "ucas"])
 def test_only_reinforcement_changes_equal_rewards_that_are_wrong(method: str) -> None:
     x = alike(method, features_of(3, 2, 4))
     x["rewards"] = torch.full((2, 4), 0.3, dtype=torch.float64)
     found = outcome(method, x)
-    torch.testing.assert_close(found["advantages"], -found["weights"] if method in EGPOS else 0 * found["weights"])
+    torch.testing.assert_close(found["advantages"], -found["weights"] if method in WRONG else 0 * found["advantages"])
 
 
 @pytest.mark.parametrize("method", ALIKE)
 def test_rules_for_rewards_tell_responses_of_equal_rewards_apart(method: str) -> None:
-    """EMPO reads no reward at all, and both CAREs add to it: that they do is their point."""
+    """EMPO reads no reward at all, both CAREs add to it, and DRA-GRPO divides it: that they do is their point."""
     x = features_of(3, 2, 4) | {"rewards": torch.full((2, 4), 2.0, dtype=torch.float64)}
     assert advantages(method, rollouts_of(x)).ne(0).any()
 
@@ -346,7 +349,7 @@ def test_what_stands_where_no_token_is_does_not_matter(method: str, seed: int, f
     """It is NaN to begin with."""
     x = features_of(seed, 2, 4, shortest=0)
     expected = outcome(method, x)
-    for name in ("logps", "entropies", "ref_logps", "ratios", "answer_mask"):
+    for name in TOKENS:
         x[name][~x["mask"]] = fill
     for kind in (torch.bool, torch.int64, torch.float64):
         assert_close(outcome(method, x | {name: x[name].to(kind) for name in ("mask", "answer_mask")}), expected, 0)
@@ -383,12 +386,12 @@ def test_an_empty_completion_enters_no_mean_over_tokens(method: str, seed: int, 
 @pytest.mark.parametrize("length", [0, 3])
 def test_a_batch_without_any_token_is_not_modulated(method: str, length: int) -> None:
     x = features_of(1, 2, 4)
-    x |= {name: x[name][..., :length] for name in ("logps", "entropies", "ref_logps", "ratios", "answer_mask")}
+    x |= {name: x[name][..., :length] for name in TOKENS}
     x["mask"] = torch.zeros(2, 4, length, dtype=torch.bool)
     found = outcome(method, x)
     assert found["weights"].eq(1).all()
     assert "paid" not in found or found["paid"].eq(0).all()
-    if method not in EGPOS:
+    if method not in (*EGPOS, "ucas", "gtpo", "grpo_s"):
         base = advantages("dr_grpo" if method == "seed_grpo" else "grpo", rollouts_of(x))
         base = base.unsqueeze(-1) if found["advantages"].ndim == 3 else base
         torch.testing.assert_close(found["advantages"], base.expand(found["advantages"].shape))

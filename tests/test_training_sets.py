@@ -73,7 +73,7 @@ def test_of_all_12500_problems_a_run_leaves_out_those_that_are_tested_on(write: 
 
 
 def test_open_rs_is_tested_on_math_500(write: Write) -> None:
-    write("open_rs/train", [{**solved(7), "answer": "7", "level": "Hard"}])
+    write("open_rs/train", [{**solved(7), "solution": "So it is seven.", "answer": " 7 ", "level": "Hard"}])
     write("math500/test", [{"unique_id": "a", "problem": "1 + 1?", "answer": "2"}])
     (row,), (asked,) = (get_task("open_rs").load(split, limit=None).rows for split in ("train", "test"))
     assert row.parts == {"problem": "Problem 7?"} and row.references == ("7",) and asked.id == "a"

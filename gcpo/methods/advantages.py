@@ -51,16 +51,14 @@ def _product(names: list[str]) -> Method:
         raise ValueError(f"{title!r} is not a product of different methods.")
     rows = {name: METHODS[name] for name in names}
     bases = {row.base: name for name, row in rows.items() if row.base != "grpo" or name == "grpo"}
-    reinforcing = [name for name, row in rows.items() if row.negative_reinforcement]
+    reinforcing = [name for name, row in rows.items() if row.negative_reinforcement or row.own]
     for name, row in rows.items():
         if row.permuted:
             raise ValueError(f"{title}: {name} is a control on its own; it permutes the weights of whole groups.")
         if row.power != 1:
             raise ValueError(f"{title}: {name} is a control on its own; it raises its weights to a power.")
-        if row.drops_equal and reinforcing:
-            raise ValueError(
-                f"{title}: {name} drops the groups without reward variance that {reinforcing[0]} reinforces."
-            )
+        if row.drops_equal and (kept := [other for other in reinforcing if other != name]):
+            raise ValueError(f"{title}: {name} drops the groups without reward variance that {kept[0]} reinforces.")
     only_one = {
         "both change rewards, and the second would read what the first has made": [n for n in rows if rows[n].reward],
         "have different base advantages, of which an advantage has one": bases.values(),
@@ -76,6 +74,7 @@ def _product(names: list[str]) -> Method:
         acts=next(kind for kind in ("loss", "advantage", "reward", "base") if kind in acts),
         factors=_factors(title, rows),
         reward=next((row.reward for row in rows.values() if row.reward), None),
+        own=next((row.own for row in rows.values() if row.own), None),
         penalty=next((row.penalty for row in rows.values() if row.penalty), None),
         base=next(iter(bases), "grpo"),
         trl={key: value for row in rows.values() for key, value in row.trl.items()},
@@ -123,13 +122,15 @@ def _bound(title: str, row: Method, alpha: float | None, options: Mapping[str, A
         return dataclasses.replace(part, **own)
 
     factors, reward = tuple(map(bound, row.factors)), row.reward and bound(row.reward)
+    rule = row.own and bound(row.own)
     if reward and "answer_mask" in reward.reads and any("answer_mask" in factor.reads for factor in factors):
         raise ValueError(
             f"{title}: the reward reads the tokens of the extracted answer, and scope={options['scope']!r} parts "
             'tokens at </think>; one mask cannot say both. Leave scope at "joint", or take one of the two methods.'
         )
     penalty = row.penalty and bound(row.penalty)
-    return dataclasses.replace(row, factors=factors, reward=reward, penalty=penalty, shuffle=shuffle, power=power)
+    parts: dict[str, Any] = {"factors": factors, "reward": reward, "own": rule, "penalty": penalty}
+    return dataclasses.replace(row, **parts, shuffle=shuffle, power=power)
 
 
 def permutation(size: int, seed: int) -> Tensor:
@@ -171,8 +172,8 @@ def base_advantages(
 
 
 class Modulation(NamedTuple):
-    """Base advantages A (B, G) of a batch; the weight, (B, G) or (B, G, T); and the measures and weights of the factors
-    by their columns in logs, (B,), (B, G) or (B, G, T)."""
+    """Base advantages A of a batch, (B, G), or (B, G, T) by a rule for tokens; the weight, likewise; and the measures
+    and weights of the factors by their columns in logs, (B,), (B, G) or (B, G, T)."""
 
     base: Tensor
     weight: Tensor
@@ -180,8 +181,9 @@ class Modulation(NamedTuple):
 
     @property
     def advantages(self) -> Tensor:
-        """Return A * weight, shaped like the weight."""
-        return expand(self.base, self.weight.ndim) * self.weight
+        """Return A * weight, shaped like the finer of the two."""
+        ndim = max(self.base.ndim, self.weight.ndim)
+        return expand(self.base, ndim) * expand(self.weight, ndim)
 
 
 def expand(values: Tensor, ndim: int) -> Tensor:
@@ -209,6 +211,7 @@ def modulate(
         base = base_advantages(rewards, scale)
     if "advantage" in stages and rollouts.group_size > 1 and row.negative_reinforcement:
         base = torch.where(entirely_incorrect(rollouts) & is_graded(rollouts), -1, base)  # EGPO, Eq. 13
+    shown = row.own(rollouts, base) if "advantage" in stages and rollouts.group_size > 1 and row.own else base
     columns: dict[str, Tensor] = {}
     weight = torch.ones_like(rollouts.rewards)
     order = permutation(len(weight), row.seed).to(weight.device) if row.permuted else None
@@ -224,7 +227,7 @@ def modulate(
         counted = rollouts.scorable if weight.ndim == 2 else rollouts.scorable.unsqueeze(-1) & rollouts.mask.bool()
         counted = counted & weight.isfinite()  # weights that are replaced or refused later leave the mean alone
         weight = weight / weight[counted].mean() if counted.any() else weight
-    return Modulation(base, weight, columns)
+    return Modulation(shown, weight, columns)
 
 
 def _finite(method: str | Sequence[str], row: Method, modulation: Modulation) -> Modulation:

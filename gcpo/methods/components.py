@@ -136,3 +136,14 @@ class RewardStage(Part):
     @abstractmethod
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
         """Return the changed rewards, (B, G); NaN stays NaN."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageRule(Part):
+    """A rule that puts advantages of its own in the place of the base advantages A."""
+
+    granularity: ClassVar[Literal["response", "token"]] = "response"
+
+    @abstractmethod
+    def __call__(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> Float[Tensor, "B G"] | Float[Tensor, "B G T"]:
+        """Return the advantages, (B, G) or (B, G, T) as ``granularity`` says; 0 without a reward or a token."""

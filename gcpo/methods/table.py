@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from gcpo.methods.components import Factor, Part, RewardStage
+from gcpo.methods.components import AdvantageRule, Factor, Part, RewardStage
 from gcpo.methods.group import (
     BarycentricTransport,
     CosineDispersion,
@@ -19,8 +19,16 @@ from gcpo.methods.group import (
     SemanticEntropy,
 )
 from gcpo.methods.response import EntropyFactor, RatioVariance
-from gcpo.methods.reward import AgreementBonus, ClusterShare, OverlongPenalty, ReferenceBonus
-from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty
+from gcpo.methods.reward import (
+    AgreementBonus,
+    ClusterShare,
+    DiversityDiscount,
+    EntropyReward,
+    OverlongPenalty,
+    ReferenceBonus,
+)
+from gcpo.methods.rule import EntropyShaping, SampleReinforcement, UncertaintyShaping
+from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty, EntropyChange
 from gcpo.papers import Paper, cited
 
 # Settings of TRL's GRPOConfig for each base advantage, unless the user sets others.
@@ -28,7 +36,10 @@ BASES: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "scale_rewards": "group"},
     "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
     "dapo": {"loss_type": "dapo", "scale_rewards": "group", "epsilon_high": 0.28},
-}
+    "reinforce": {"loss_type": "dapo", "scale_rewards": "none"},
+    "gspo": {"loss_type": "grpo", "scale_rewards": "group", "importance_sampling_level": "sequence", "epsilon": 3e-4,
+             "epsilon_high": 4e-4},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +53,7 @@ class Method:
         acts: "base", "reward" (before advantages are normalised), "advantage" or "loss".
         factors: weights whose product multiplies the advantages.
         reward: the rule that changes rewards.
+        own: the rule that puts other advantages in the place of the base ones.
         penalty: a term of the loss beside the advantages.
         base: the base advantage, a key of :data:`BASES`.
         trl: further settings of TRL's GRPOConfig that the method needs.
@@ -56,6 +68,7 @@ class Method:
     acts: Literal["base", "reward", "advantage", "loss"] = "advantage"
     factors: tuple[Factor, ...] = ()
     reward: RewardStage | None = None
+    own: AdvantageRule | None = None
     penalty: CovariancePenalty | None = None
     base: str = "grpo"
     trl: Mapping[str, Any] = field(default_factory=dict)
@@ -76,8 +89,8 @@ class Method:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Return the reward rule, the factors and the penalty, as far as the method has them."""
-        return tuple(part for part in (self.reward, *self.factors, self.penalty) if part is not None)
+        """Return the rules, the factors and the penalty, as far as the method has them."""
+        return tuple(part for part in (self.reward, self.own, *self.factors, self.penalty) if part is not None)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -87,7 +100,8 @@ class Method:
     @property
     def granularity(self) -> Literal["group", "response", "token"]:
         """Return the finest unit with its own weight; bases and reward rules act on responses."""
-        finest = {factor.granularity for factor in self.factors} | ({"token"} if self.penalty else set())
+        finest = {part.granularity for part in (self.own, *self.factors) if part is not None}
+        finest |= {"token"} if self.penalty else set()
         return next((g for g in ("token", "response", "group") if g in finest), "response")
 
     @property
@@ -116,6 +130,11 @@ class Method:
         """Return True if the method needs an entailment model; the task's clusters of full completions do not."""
         kinds = {part.clusters for part in self.parts}
         return "nli" in self.reads or "greedy" in kinds or ("task" in kinds and not full_completion)
+
+    @property
+    def needs_off_policy_steps(self) -> bool:
+        """Return True if the method, or a part of it, differs from GRPO in the ratios pi / pi_old alone."""
+        return self.base == "gspo" or any(part.needs_off_policy_steps for part in self.parts)
 
     @property
     def in_loss(self) -> bool:
@@ -167,6 +186,18 @@ METHODS: dict[str, Method] = {
     "dr_grpo": Method(paper="Dr. GRPO", rule="A = r - mean r; constant length normaliser", acts="base", base="dr_grpo"),
     "dapo": Method(paper="DAPO", rule="clip 0.2/0.28, token mean, overlong penalty; equal groups masked, not replaced",
                    acts="base", base="dapo", reward=OverlongPenalty(), drops_equal=True),
+    "gspo": Method(paper="GSPO", rule="ratio and clip, 3e-4 and 4e-4, of whole responses", acts="base", base="gspo"),
+    "top_entropy": Method(paper="80/20 rule", rule="dapo on the 20 % of tokens with the largest entropy", acts="base",
+                          base="dapo", reward=OverlongPenalty(), drops_equal=True, trl={"top_entropy_quantile": 0.2}),
+    # advantages of its own
+    "nsr": Method(paper="NSR", rule="A = -1 if wrong, 0 if right; token mean", base="reinforce",
+                  own=SampleReinforcement(positive=0.0)),
+    "w_reinforce": Method(paper="NSR", rule="A = -1 if wrong, 0.1 if right; token mean", base="reinforce",
+                          own=SampleReinforcement()),
+    "ucas": Method(paper="UCAS", rule="A exp(-0.25 z) if A > 0 else A exp(0.35 z), less 0.05 of the token's logit",
+                   own=UncertaintyShaping()),
+    "gtpo": Method(paper="GTPO", rule="+-(1 + 0.1 u) of tokens, u = H or 1/H over its mean; normalised; dapo's loss",
+                   base="dapo", own=EntropyShaping(), drops_equal=True),
     # a weight per group
     "se": Method(paper="Semantic entropy; GCPO, Table 1", rule="clip(1 - alpha_G SE, 0, 1)", factors=(SE,)),
     "seed_grpo": Method(paper="SEED-GRPO", rule="1 / (1 + alpha_G SE_rao), exact answers, on dr_grpo", factors=(SEED,),
@@ -193,6 +224,10 @@ METHODS: dict[str, Method] = {
                                                  "ref_model_mixup_alpha": 0.005}),
     "care_agreement": Method(paper="GCPO, App. E.2; GRPO-CARE", acts="reward", reward=AgreementBonus(),
                              rule="bonus for right answers that agree with the group"),
+    "dra_grpo": Method(paper="DRA-GRPO", rule="r / (sum of cosines with the group)", acts="reward",
+                       reward=DiversityDiscount()),
+    "grpo_s": Method(paper="GTPO", rule="r = +-(1 + 0.1 u), u = mean H or its inverse over its mean", acts="reward",
+                     reward=EntropyReward(), trl={"epsilon_high": 0.28}),
     # a weight per response
     "egspo": Method(paper="EG-SPO; GCPO, App. G", rule="clip(H / mean H, 0.5, 1), Shannon", factors=(
         EntropyFactor(signal="shannon", inverse=False, correct=(0.5, 1.0), wrong=(0.5, 1.0)),)),
@@ -211,6 +246,8 @@ METHODS: dict[str, Method] = {
     "cw_grpo": Method(paper="CW-GRPO", rule="exp(-c^2 / 2 sigma^2), mean 1 per group", factors=(CovarianceKernel(),)),
     "clip_cov": Method(paper="Cui et al. 2025", rule="2e-4 of the tokens dropped, covariance in (1, 5)", acts="loss",
                        factors=(CovarianceClip(),)),
+    "steer": Method(paper="STEER", rule="exp(-k |Omega|), Omega = A rho (1 - pi) (log pi + H); 0.8 at the largest",
+                    acts="loss", factors=(EntropyChange(),)),
     "kl_cov": Method(paper="Cui et al. 2025", rule="KL penalty on the 2e-3 of tokens with the largest covariance",
                      acts="loss", penalty=CovariancePenalty()),
 }

@@ -22,6 +22,8 @@ NAMES = {
     "qhawkeye": "Q-Hawkeye",
     "rd_only": "RD alone",
     "se_shuffled": "SE with shuffled weights",
+    "top_entropy": "80/20 rule",
+    "w_reinforce": "W-REINFORCE",
 }
 
 

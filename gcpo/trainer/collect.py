@@ -28,6 +28,22 @@ def loss_mask(inputs: Batch) -> Tensor:
     return inputs["completion_mask"] * inputs["tool_mask"] if "tool_mask" in inputs else inputs["completion_mask"]
 
 
+def logit_pass(model: Any, output: Batch, at_once: int, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the self-certainty of each token's distribution, at the sampling temperature, and the token's own logit,
+    of which TRL's pass keeps neither; both (rows, T), by passes of ``at_once`` rows."""
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+    attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+    long = output["completion_ids"].shape[1]
+    certainties, own = [], []
+    for rows in torch.arange(len(ids)).split(at_once):
+        given = {"input_ids": ids[rows], "attention_mask": attention[rows], "logits_to_keep": long + 1}
+        logits = model(**given).logits[:, :-1].float()
+        scaled = logits / temperature
+        certainties.append(scaled.logsumexp(-1) - scaled.mean(-1))
+        own.append(logits.gather(2, ids[rows, -long:].unsqueeze(2)).squeeze(2))
+    return torch.cat(certainties), torch.cat(own)
+
+
 @dataclass
 class Collector:
     """Makes :class:`gcpo.rollouts.Rollouts` of all groups of a generation batch, equal in every process.
@@ -40,6 +56,7 @@ class Collector:
         extract: completion text -> answer, or None when there is none.
         embedder, entailment: the models, or None where the method reads none.
         policy_pass: batch -> log-probabilities and entropies (or None) of its rows under the policy that sampled them.
+        logit_pass: batch -> self-certainties and logits of its tokens under that policy.
         decode: token ids -> text, without special tokens.
     """
 
@@ -51,6 +68,7 @@ class Collector:
     embedder: Embedder | None
     entailment: Entailment | None
     policy_pass: PolicyPass
+    logit_pass: PolicyPass
     decode: Callable[[Sequence[int]], str]
 
     def local(self, rows: int) -> slice:
@@ -104,12 +122,14 @@ class Collector:
 
     def _token_features(self, output: Batch) -> dict[str, Callable[[], Tensor]]:
         """Return the token features of this process's rows, as functions; one pass gives both of the policy's."""
-        policy = functools.cache(lambda: self.policy_pass(output))
+        policy, logits = (functools.cache(lambda of=of: of(output)) for of in (self.policy_pass, self.logit_pass))
         return {
             "logps": lambda: policy()[0],
             "entropies": lambda: policy()[1],
             "mask": lambda: loss_mask(output),
             "answer_mask": lambda: self._answer_mask(output),
+            "certainties": lambda: logits()[0],
+            "token_logits": lambda: logits()[1],
             "ref_logps": lambda: output["ref_per_token_logps"],
         }
 

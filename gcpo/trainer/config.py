@@ -21,7 +21,10 @@ from gcpo.methods.token import CovarianceClip, CovariancePenalty
 Range = tuple[float, float]
 
 # TRL's own, for settings that are None here until the method has spoken.
-_TRL_DEFAULTS = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}
+_TRL_DEFAULTS = {
+    **{"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512, "epsilon": 0.2, "top_entropy_quantile": 1.0},
+    "importance_sampling_level": "token",
+}
 
 
 def _as_in_trl() -> Any:
@@ -32,9 +35,10 @@ def _as_in_trl() -> Any:
 class GCPOConfig(GRPOConfig):
     """TRL's GRPOConfig and the settings of the method.
 
-    ``loss_type``, ``scale_rewards``, ``epsilon_high`` and the schedule of the reference model default to None: the
-    method's own ("grpo" and "group" for most, the objective of GCPO's Eq. 1). TRL's default loss, "dapo", averages over
-    tokens; set it explicitly to have it.
+    ``loss_type``, ``scale_rewards``, ``epsilon``, ``epsilon_high``, ``importance_sampling_level``,
+    ``top_entropy_quantile`` and the schedule of the reference model default to None: the method's own ("grpo" and
+    "group" for most, the objective of GCPO's Eq. 1). TRL's default loss, "dapo", averages over tokens; set it to have
+    it.
 
     Args:
         method: a name in :data:`gcpo.methods.METHODS`, a product of names ("bot_only*egpo") or a list of them.
@@ -83,6 +87,9 @@ class GCPOConfig(GRPOConfig):
     share_prompts: bool | None = field(default=None, metadata={"help": "Compute a batch's distinct prompts once."})
     loss_type: str | None = _as_in_trl()  # type: ignore[assignment]
     scale_rewards: str | None = _as_in_trl()  # type: ignore[assignment]
+    epsilon: float = _as_in_trl()
+    importance_sampling_level: str | None = _as_in_trl()  # type: ignore[assignment]
+    top_entropy_quantile: float | None = _as_in_trl()  # type: ignore[assignment]
     ref_model_mixup_alpha: float | None = _as_in_trl()  # type: ignore[assignment]
     ref_model_sync_steps: int | None = _as_in_trl()  # type: ignore[assignment]
 
@@ -106,10 +113,10 @@ class GCPOConfig(GRPOConfig):
         for refused, why in (*self._refused_in_batches(row), *self._refused_settings(row)):
             if refused:
                 raise ValueError(f"{self.method}{why}")
-        if self.on_policy and any(part.needs_off_policy_steps for part in row.parts):
+        if self.on_policy and row.needs_off_policy_steps:
             warnings.warn(
                 f"{self.method}: with these settings every ratio pi / pi_old is 1, and "
-                f"{'it' if len(row.parts) == 1 else 'its part in the loss'} equals GRPO. Set num_iterations=2, or "
+                f"{'it' if len(row.parts) < 2 else 'its part in the loss'} equals GRPO. Set num_iterations=2, or "
                 "steps_per_generation above gradient_accumulation_steps, to take more than one step per generation.",
                 stacklevel=3,  # where the settings are written
             )
@@ -154,7 +161,7 @@ class GCPOConfig(GRPOConfig):
 
     def _refused_settings(self, row: Method) -> list[tuple[bool, str]]:
         """Reasons against settings of the loss and the rewards, and whether each applies."""
-        weighs_tokens = "token" in {factor.granularity for factor in row.factors}
+        weighs_tokens = "token" in {part.granularity for part in (row.own, *row.factors) if part is not None}
         penalises = isinstance(row.reward, OverlongPenalty)
         return [
             (

@@ -29,7 +29,7 @@ from gcpo.rewards import any_answer
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment
 from gcpo.trainer import given
-from gcpo.trainer.collect import Collector, loss_mask
+from gcpo.trainer.collect import Collector, logit_pass, loss_mask
 from gcpo.trainer.config import GCPOConfig
 from gcpo.trainer.prefix import shares, sharing
 from gcpo.trainer.scores import Scores
@@ -132,7 +132,7 @@ class GCPOTrainer(GRPOTrainer):
         self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
         scores = Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights)
         decode = partial(self._tokenizer.decode, skip_special_tokens=True)
-        features = answer_extractor, embedder, entailment, self._policy_pass, decode
+        features = answer_extractor, embedder, entailment, self._policy_pass, self._logit_pass, decode
         self.collector = Collector(args, self.accelerator, self.num_generations, scores, *features)
 
     # --- at generation, on whole groups ---
@@ -162,22 +162,24 @@ class GCPOTrainer(GRPOTrainer):
             columns["method_reward"] = self.method.reward(rollouts)
         columns["no_answer"] = 1 - rollouts.answered.float()
         columns["abs_advantage"] = modulation.advantages.abs()
-        means = self._log_columns(columns, rollouts.mask if modulation.weight.ndim == 3 else None)
+        by_token = modulation.advantages.ndim == 3
+        means = self._log_columns(columns, rollouts.mask if by_token else None)
         # TRL has just logged its own advantages, of all processes: the ones trained on take their place.
         logged = self._logs["advantages"]
         for _ in range(rollouts.rewards.numel()):
             logged.pop()
-        logged.extend((modulation.base.flatten() * means["weight"]).tolist())
+        base = modulation.base if modulation.base.ndim == 2 else mean(modulation.base, rollouts.mask.bool()).squeeze(-1)
+        logged.extend((base.flatten() * means["weight"]).tolist())
 
         local = self.collector.local(len(inputs))
         advantages = modulation.advantages.flatten(0, 1)[local].to(output["advantages"].dtype)
-        if advantages.ndim == 2:  # by token, padded to the longest completion of all processes
+        if by_token:  # padded to the longest completion of all processes
             advantages = advantages[:, : output["completion_mask"].shape[1]]
         output["advantages"] = advantages
         if self.method.drops_equal:
             self._drop(deviations(rollouts.rewards, rollouts.scorable).eq(0).all(1), output, local)
         if self.method.in_loss:  # rows that TRL shuffles and splits with the others
-            output["base_advantages"] = modulation.base.flatten()[local]
+            output["base_advantages"] = base.flatten()[local]
             output["task_rewards"] = rollouts.rewards.flatten()[local]
         return output
 
@@ -233,7 +235,9 @@ class GCPOTrainer(GRPOTrainer):
             self._metrics["train"][f"gcpo/{name}"].append(flat[name].nanmean().item())
             self._logs["extra"][name].extend(flat[name].tolist())
         self._columns = list(flat)
-        weight = columns["weight"] if mask is None else columns["weight"][mask.bool()]
+        weight = (
+            columns["weight"][mask.bool()] if mask is not None and columns["weight"].ndim == 3 else columns["weight"]
+        )
         if weight.numel():
             self._metrics["train"]["gcpo/weight_min"].append(weight.min().item())
             self._metrics["train"]["gcpo/weight_max"].append(weight.max().item())
@@ -288,6 +292,10 @@ class GCPOTrainer(GRPOTrainer):
             )
         return logps, entropies
 
+    def _logit_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), self.accelerator.autocast():
+            return logit_pass(self.model, output, self.args.per_device_train_batch_size, self.temperature)
+
     # --- prompts that rows share ---
 
     def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> Any:
@@ -311,11 +319,11 @@ class GCPOTrainer(GRPOTrainer):
         with sharing(self._shares, self.accelerator.unwrap_model(model), width=ids.shape[1] - keep):
             logps_and_entropies = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
         if self._loss_inputs is not None:
-            self._modulate_loss(logps_and_entropies[0], self._loss_inputs)
+            self._modulate_loss(logps_and_entropies[0], logps_and_entropies[1], self._loss_inputs)
         return logps_and_entropies
 
-    def _modulate_loss(self, logps: Tensor, inputs: dict[str, Any]) -> None:
-        """Apply the weights that depend on pi / pi_old to the copy of the batch that TRL's loss is about to read.
+    def _modulate_loss(self, logps: Tensor, entropies: Tensor, inputs: dict[str, Any]) -> None:
+        """Apply the weights that depend on pi, or on pi / pi_old, to the copy of the batch that TRL's loss will read.
 
         The rows of this micro-batch in all processes count as one batch, so that what a token is compared with does not
         depend on how many processes there are.
@@ -325,7 +333,10 @@ class GCPOTrainer(GRPOTrainer):
         ratios = (logps.detach() - old).float().clamp(-20, 20).exp()
         rows = (inputs["task_rewards"], inputs["base_advantages"], old.float(), ratios, mask.float())
         rewards, base, *tokens = (self.collector.gathered(part).unsqueeze(0) for part in rows)
-        rollouts = Rollouts(rewards, logps=tokens[0], ratios=tokens[1], mask=tokens[2])
+        features: dict[str, Any] = dict(zip(("logps", "ratios", "mask"), tokens, strict=True))
+        if "entropies" in self.method.reads:
+            features["entropies"] = self.collector.gathered(entropies.detach().float()).unsqueeze(0)
+        rollouts = Rollouts(rewards, **features)
         local = self.collector.local(len(logps))
         modulation = self._modulate(rollouts, base, stage="loss")
         if any(factor.stage == "loss" for factor in self.method.factors):
