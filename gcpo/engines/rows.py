@@ -114,13 +114,12 @@ def advantages(
         way = f"in verl, set trainer.v1.trainer_mode={MODE}; elsewhere, train it with gcpo.GCPOTrainer"
         raise UserError(f"{settings.method} reads {', '.join(asked)}, which engines hand to no estimator: {way}.")
     tokens = mask.cpu().bool()
-    out = torch.zeros(tokens.shape)
     if not tokens.any():
-        return out.to(mask.device), {}
+        return torch.zeros(tokens.shape, device=mask.device), {}
     rows = grouped(keys, tokens.any(1))
     limits = settings.reward_range or REWARD_RANGE
     known: dict[str, Any] = {"reward_range": limits, "max_completion_length": settings.max_completion_length}
-    known |= {"mask": take(tokens, rows, False), **(features(rows) if features else {})}
+    known |= {"mask": lambda: take(tokens, rows, False), **(features(rows) if features else {})}
     rollouts = Rollouts(take(rewards.float().cpu(), rows, torch.nan), **known)
     if row.reads_range and ((rollouts.rewards < limits[0]) | (rollouts.rewards > limits[1])).any():
         said = (
@@ -133,16 +132,17 @@ def advantages(
         raise UserError(f"{settings.method}: no weight of step {step} is finite. Look at alpha and at what it reads.")
     found = found._replace(weight=torch.where(broken, 1.0, found.weight))
     real = rows >= 0
-    out[rows[real]] = expand(found.advantages, 3).expand(*rows.shape, out.shape[1])[real].float()
-    return (out * tokens).to(mask.device), _logged(found, rollouts.mask, real) | {REPLACED: broken[real].sum().item()}
+    values = expand(found.advantages, 3).float()  # one per completion, or per token
+    out = torch.zeros(len(tokens), values.shape[2]).index_put((rows[real],), values[real])
+    return (out * tokens).to(mask.device), _logged(found, rollouts, real) | {REPLACED: broken[real].sum().item()}
 
 
-def _logged(found: Modulation, tokens: Tensor, real: Tensor) -> dict[str, float]:
+def _logged(found: Modulation, rollouts: Rollouts, real: Tensor) -> dict[str, float]:
     """Return means of measures and weights over completions, those of token columns over their tokens first."""
     logged = {}
     for name, values in {**found.columns, "weight": found.weight, "abs_advantage": found.advantages.abs()}.items():
-        of_rows = mean(values, tokens).squeeze(-1) if values.ndim == 3 else expand(values, 2).expand(real.shape)
+        of_rows = mean(values, rollouts.mask).squeeze(-1) if values.ndim == 3 else expand(values, 2).expand(real.shape)
         logged[f"gcpo/{name}"] = of_rows[real].nanmean().item()
-    kept = tokens if found.weight.ndim == 3 else real
+    kept = rollouts.mask if found.weight.ndim == 3 else real
     weight = found.weight.expand(kept.shape)[kept]
     return logged | {"gcpo/weight_min": weight.min().item(), "gcpo/weight_max": weight.max().item()}
