@@ -37,6 +37,7 @@ PAGES = [
     "docs/explorer",
     "docs/ledger",
     "docs/runs",
+    "docs/verl",
     "docs/api/trainer",
     "docs/api/methods",
     "RESULTS",
