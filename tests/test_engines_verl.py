@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from engine_batches import LONGEST, Batch, batch
-from helpers import Vowels, first_letter
+from helpers import ROWS, G, Vowels, first_letter
 
 pytest.importorskip("verl")
 
@@ -21,6 +21,7 @@ import numpy as np
 import verl.trainer.ppo.v1.trainer_base as base
 from omegaconf import OmegaConf
 from tensordict import NonTensorStack, TensorDict
+from transformers import TrainerCallback
 from verl import DataProto
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, agg_loss
 from verl.trainer.ppo.ray_trainer import compute_advantage
@@ -217,6 +218,79 @@ def test_the_trainer_refuses_before_it_loads_anything() -> None:
     config = OmegaConf.create({"algorithm": {"adv_estimator": "grpo"}, "data": {"max_response_length": 8}})
     with pytest.raises(UserError, match=r"algorithm.adv_estimator is grpo: gcpo_sync is for gcpo's"):
         engine.GCPOTrainerSync(config)
+
+
+# --- a training -----------------------------------------------------------------------------------------------------
+
+ACTOR = {
+    "strategy": "fsdp2",
+    "fsdp_config.use_torch_compile": "false",
+    "ppo_micro_batch_size_per_gpu": ROWS,
+    "optim.lr": "1e-2",
+    "optim.weight_decay": "0",
+    "optim.total_training_steps": 5,
+}
+OTHERS = {
+    "model.use_remove_padding": "false",  # which needs flash attention
+    "model.enable_gradient_checkpointing": "false",
+    "rollout.name": "vllm",
+    "rollout.log_prob_micro_batch_size_per_gpu": ROWS,
+    "rollout.n": G,
+    "rollout.calculate_log_probs": "false",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gcpo_bot", "egpo"])
+def test_five_steps_in_verl_are_five_steps_of_our_trainer(
+    make: Callable[..., Any], scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Same completions, and with them the same policy after each step: verl computes all that lies between the two."""
+    trainer = make(name, max_steps=5, lr_scheduler_type="constant", learning_rate=1e-2, temperature=1.0)
+    batches, weights, scored = [], [], []
+    whole, rewards = trainer._generate_and_score_completions, trainer._calculate_rewards
+
+    def keep_rewards(*arguments: Any) -> Any:
+        scored.append(rewards(*arguments))
+        return scored[-1]
+
+    def keep(inputs: Any) -> Any:
+        out = whole(inputs)
+        kept = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        group = torch.arange(ROWS) // G
+        batches.append({**{key: out[key].clone() for key in kept}, "rewards": scored[-1].squeeze(1), "group": group})
+        return out
+
+    class Keep(TrainerCallback):
+        def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+            weights.append({key: value.detach().clone() for key, value in model.state_dict().items()})
+
+    monkeypatch.setattr(trainer, "_calculate_rewards", keep_rewards)
+    monkeypatch.setattr(trainer, "_generate_and_score_completions", keep)
+    trainer.add_callback(Keep())
+    trainer.train()
+    torch.save({"policy": str(scratch), "batches": batches}, recorded := tmp_path / "recorded.pt")
+    overrides = [
+        f"{'+' * key.startswith('+')}actor_rollout_ref.{key.strip('+')}={value}" for key, value in OTHERS.items()
+    ]
+    overrides += [f"actor_rollout_ref.actor.{key}={value}" for key, value in ACTOR.items()]
+    overrides += [f"actor_rollout_ref.actor.ppo_mini_batch_size={ROWS // G}", "data.max_response_length=6"]
+    overrides += ["+actor_rollout_ref.model.override_config.attn_implementation=sdpa"]
+    overrides += ["+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32"]
+    own = [setting.replace("[0,1]", "[0,2]") for setting in engines.settings(name)]
+    environment = {"VERL_USE_EXTERNAL_MODULES": "verl_on_cpu,gcpo.engines.verl", "VERL_PLATFORM": "cpu"}
+    script = str(Path(__file__).with_name("verl_on_cpu.py"))
+    done = in_a_process(tmp_path, script, str(recorded), *overrides, *own, **environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    steps = torch.load(recorded.with_suffix(".verl"))
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    for ours, log, theirs in zip(weights, logged, steps, strict=True):
+        assert theirs["metrics"]["gcpo/weight"] == pytest.approx(log["gcpo/weight"], rel=1e-5)
+        assert theirs["metrics"]["actor/grad_norm"] == pytest.approx(log["grad_norm"], rel=1e-3)
+        for key, value in theirs["weights"].items():
+            torch.testing.assert_close(value, ours[key], atol=2e-5, rtol=1e-3)
+    first = next(iter(weights[0]))
+    assert not torch.equal(weights[0][first], weights[4][first])  # the policy has moved
 
 
 # --- the losses that the settings name ------------------------------------------------------------------------------
