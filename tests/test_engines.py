@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import tomllib
+import types
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from gcpo.engines.rows import Settings
 from gcpo.errors import UserError
 from gcpo.methods import METHODS
 from gcpo.reports import pages
+from gcpo.rollouts import Rollouts
 
 RUNS = [name for name, row in METHODS.items() if not engines.refusal(row)]
 RANGE = (0.0, 1.0)
@@ -174,3 +177,21 @@ def test_the_entry_point_of_verl_is_a_module_of_ours() -> None:
     project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
     place = project["entry-points"]["verl.plugins"]["gcpo"]
     assert (Path(gcpo.__file__).parents[1] / Path(*place.split("."))).with_suffix(".py").exists()
+
+
+def test_skyrl_has_the_methods_that_read_rewards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for its registry: SkyRL pads with copies of the first row, whose keys are pad0, pad1, ..."""
+    known: dict = {}
+    place = "skyrl.backends.skyrl_train.utils.ppo_utils"
+    for name in (place.rsplit(".", count)[0] for count in range(4, -1, -1)):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules[place].register_advantage_estimator = lambda name: lambda call: known.setdefault(name, call)
+    monkeypatch.delitem(sys.modules, "gcpo.engines.skyrl", raising=False)
+    importlib.import_module("gcpo.engines.skyrl")
+    assert sorted(known) == ["gcpo/dr_grpo", "gcpo/grpo", "gcpo/qhawkeye", "gcpo/rd_only"]
+    monkeypatch.setenv("GCPO_SETTINGS", '{"reward_range": [0, 1]}')
+    rewards = torch.tensor([[0.0], [1], [1], [0], [0]])
+    given = {"token_level_rewards": rewards, "response_mask": torch.ones(5, 1), "index": ["a", "a", "b", "b", "pad0"]}
+    found, _ = known["gcpo/rd_only"](**given, config=None, values=None)
+    wanted = methods.advantages("rd_only", Rollouts(torch.tensor([[0.0, 1], [1, 0]]), reward_range=RANGE))
+    assert found.squeeze(1).tolist() == pytest.approx([*wanted.flatten().tolist(), 0])
