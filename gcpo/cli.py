@@ -198,12 +198,12 @@ def check(
         str | None, typer.Option(metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
     ] = None,
     reference: Annotated[bool, typer.Option("--reference", help="with --gate: of the committed reference")] = False,
-    replay: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="make N runs of the reference again, and compare")
-    ] = None,
+    replay: Annotated[int | None, typer.Option(min=1, metavar="N", help="compare N runs with the reference's")] = None,
     toy: Toy = False,
 ) -> int:
-    """Check parameter files and grids, and count what is run."""
+    """Check parameter files and grids, and count what is run; `check verl METHOD`: a method's settings in verl."""
+    if name and name[0] == "verl":
+        return _verl(name[1:])
     from gcpo.reports import records
     from gcpo.runs import estimates, preflight
     from gcpo.runs.grids import expand, fitting
@@ -231,6 +231,19 @@ def check(
     bad = [*preflight.refused(asked), *preflight.unreadable(asked), *too_large]
     print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
     return 1 if bad else 0
+
+
+def _verl(methods: list[str]) -> int:
+    """Print verl's settings for methods, and whether verl has loaded the plugin."""
+    from gcpo import engines
+
+    try:
+        for method in methods or ["gcpo_bot"]:
+            print(*map(shlex.quote, engines.settings(method)), sep="\n", flush=True)
+        print(engines.loaded())
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return 0
 
 
 def _replay(profile: str, n: int) -> int:

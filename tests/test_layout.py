@@ -25,7 +25,7 @@ FLOORS = [
     {"methods"},
     {"weights", "updates"},
     {"semantics"},
-    {"trainer"},
+    {"trainer", "engines"},
     {"tasks"},
     {"world"},
     {"runs"},

@@ -38,6 +38,7 @@ PAGES = [
     "docs/cloud",
     "docs/ledger",
     "docs/runs",
+    "docs/verl",
     "docs/api/trainer",
     "docs/api/methods",
     "RESULTS",

@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from gcpo import paths
+from gcpo import engines, paths
+from gcpo.methods import METHODS
 from gcpo.reports import reach, records
 from gcpo.reports.claims import DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
 from gcpo.reports.sweep import taken
@@ -146,7 +147,25 @@ def methods_page(group_size: int = 16) -> str:
 Written by `python -m gcpo methods`. Ranges are at the method's own alpha; methods that change rewards, or add a term to
 the loss, leave the weight at 1. What each paper leaves open, and what was chosen, is in [DEVIATIONS.md](DEVIATIONS.md).
 
-{markdown(methods_table(group_size))}"""
+{markdown(methods_table(group_size))}
+
+## In verl
+
+[How to train in verl](docs/verl.md); `gcpo check verl METHOD` prints a method's settings. A product of methods runs if
+its parts do.
+
+{markdown(engines_table())}"""
+
+
+def engines_table() -> pd.DataFrame:
+    """Return the methods that run in verl in any trainer mode, in one, or not; columns as named here."""
+    mode = f"`trainer.v1.trainer_mode={engines.MODE}`: reads texts, tokens' probabilities, lengths or the step's number"
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, row in METHODS.items():
+        how = ("yes", mode if engines.asks(row) else "any trainer mode: reads rewards alone")
+        found.setdefault(("no", why) if (why := engines.refusal(row)) else how, []).append(f"`{name}`")
+    rows = [(*key, ", ".join(names)) for key, names in sorted(found.items(), reverse=True)]
+    return pd.DataFrame(rows, columns=["runs", "how, or why not", "methods"])
 
 
 def exhibits(root: str = "") -> pd.DataFrame:
