@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -201,20 +202,32 @@ def check(
     replay: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="make N runs of the reference again, and compare")
     ] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="try all that a GPU has to do, and measure it")] = False,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="the same on a CPU, small")] = False,
+    downloads: Annotated[bool, typer.Option("--list", help="what runs download, and how to bring it")] = False,
+    fetch: Annotated[str | None, typer.Option(metavar="DIR", help="with --list: write the data there")] = None,
     toy: Toy = False,
 ) -> int:
     """Check parameter files and grids, and count what is run."""
+    profile += TOY * toy
+    if gate or reference:
+        return _gate(gate, name, reference)
+    if replay:
+        return _replay(profile, replay)
+    if gpu or rehearse:
+        return _gpu(rehearse)
+    if downloads or fetch:
+        return _downloads(profile, name, fetch)
+    return _check(profile, name, gpu_memory)
+
+
+def _check(profile: str, name: list[str] | None, gpu_memory: float | None) -> int:
     from gcpo.reports import records
     from gcpo.runs import estimates, preflight
     from gcpo.runs.grids import expand, fitting
     from gcpo.runs.params import validate
     from gcpo.runs.record import states
 
-    profile += TOY * toy
-    if gate or reference:
-        return _gate(gate, name, reference)
-    if replay:
-        return _replay(profile, replay)
     for one in profiles():
         validate(load_profile(one), f"params/{one}.yaml")
     print(f"profiles: {', '.join(profiles())}: good")
@@ -231,6 +244,37 @@ def check(
     bad = [*preflight.refused(asked), *preflight.unreadable(asked), *too_large]
     print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
     return 1 if bad else 0
+
+
+def _gpu(rehearse: bool) -> int:
+    from gcpo.runs import day_one
+
+    bad = 0
+    for found in day_one.tried(rehearse):
+        print(found, flush=True)
+        bad += not found.good
+    print(f"{bad} of these must be mended before a grid is started" if bad else "all of it works")
+    return 1 if bad else 0
+
+
+def _downloads(profile: str, grids: list[str] | None, fetch: str | None) -> int:
+    from gcpo.runs import downloads
+    from gcpo.runs.grids import expand, fitting
+
+    plans = [
+        _plan("train", profile, None),
+        *(plan for one in grids or fitting(profile) for plan in expand(one, profile)),
+    ]
+    if fetch:
+        print(*downloads.fetch(plans, Path(fetch)), sep="\n")
+        return 0
+    found = downloads.needed(plans)
+    known = sum(one.size or 0 for one in found)
+    asked = shlex.join(["check", *(grids or []), "--profile", profile, "--list"])
+    print(*found, sep="\n", end="\n" * bool(found))
+    print(f"{len(found)} downloads of {profile}, {known:.1f} GB as far as sizes are known", sep="\n")
+    print(*downloads.commands(found, asked), sep="\n")
+    return 0
 
 
 def _replay(profile: str, n: int) -> int:
