@@ -29,7 +29,7 @@ def plans(profile: str) -> list[Plan]:
 @pytest.mark.parametrize("profile", PAPERS)
 def test_every_policy_and_every_split_of_a_profile_is_listed_with_its_revision(profile: str) -> None:
     listed, asked = needed(plans(profile)), plans(profile)
-    assert len(listed) == len(set(listed))
+    assert len(listed) == len({(one.name, one.place, one.revision, one.files) for one in listed})
     named = {one.name for one in listed if one.kind == "model"}
     policies = {plan.params.policy for plan in asked}
     assert policies <= named and all(name in KNOWN.policies or name in KNOWN.downloads for name in named)

@@ -158,12 +158,12 @@ def device(bench: Bench) -> tuple[str, bool]:
 
 def passes(bench: Bench) -> tuple[str, bool]:
     """Compare passes in float32 with a CPU's, of shared prompts with plain ones, and in bfloat16 with both."""
-    model, few = bench.policy[0], [values[:8] for values in bench.sampled]
-    start = int(few[2].any(0).float().argmax())
+    model, (ids, attention, completion) = bench.policy[0], [values[:8] for values in bench.sampled]
+    start = int(completion.any(0).float().argmax())
 
     def logps(policy: Any, place: Any, width: int = 0) -> torch.Tensor:
         with sharing(bool(width), policy, width=width):
-            found, _, mask = token_statistics(policy, *(values.to(place) for values in few), 1.0)
+            found, _, mask = token_statistics(policy, ids.to(place), attention.to(place), completion.to(place), 1.0)
         return found[mask.bool()]
 
     own = logps(model, model.device)
@@ -203,14 +203,14 @@ def speeds(bench: Bench) -> tuple[str, bool]:
     operations = 3 * rows * length * 2 * (weights + layers * width * length)  # as estimates count them
     bench.times["utilisation"] = bench.share(operations, bench.seconds(step))
     model.zero_grad()
-    asked = {"n": 4, "temperature": 1.0, "max_new_tokens": 8 if bench.rehearse else 64}
-    generated = [0]
+    longest, columns = 8 if bench.rehearse else 64, []
 
     def answers() -> None:
-        generated[0] = generate(model, tokens, bench.prompts, **asked)[2].any(0).sum().item()
+        made = generate(model, tokens, bench.prompts, n=4, temperature=1.0, max_new_tokens=longest)
+        columns.append(int(made[2].any(0).sum()))  # a step each, until the last answer ends
 
     taken = bench.seconds(answers, 1)
-    bench.times["decoding"] = taken / generated[0]
+    bench.times["decoding"] = taken / columns[-1]
     said = f"training reaches {bench.times['utilisation']:.2f} of {bench.like}'s peak"
     return f"{said}, a step of generation takes {1000 * bench.times['decoding']:.0f} ms", True
 
@@ -297,7 +297,7 @@ def written(bench: Bench) -> tuple[str, bool]:
     io.write(path, yaml_text({"name": name, "like": bench.like, "torch": str(torch.__version__), "chosen": chosen}))
     before = {key: estimates.KNOWN.chosen[key] for key in chosen}
     changed = ", ".join(f"{key} {before[key]:g} -> {value:g}" for key, value in chosen.items())
-    return f"{path}, which estimates read: {changed}", True
+    return f"{path}, which estimates {'do not ' * bench.rehearse}read: {changed}", True
 
 
 # vLLM comes after all that needs the GPU's memory, which it does not give back.

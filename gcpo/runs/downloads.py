@@ -30,15 +30,23 @@ class Download(NamedTuple):
     place: str
 
     def __str__(self) -> str:
-        size = "size not known" if self.size is None else f"about {self.size:.2g} GB"
+        size = "size not known" if self.size is None else f"about {1000 * self.size:.0f} MB"
+        if self.size and self.size >= 1:
+            size = f"about {self.size:.1f} GB"
         return f"{self.kind} {self.name} @ {self.revision}: {self.files} ({size}) -> {self.place}"
 
 
 def needed(plans: Sequence[Plan]) -> list[Download]:
     """Return what runs, and the trainings whose policies they look at, download: models first, each once."""
     every = [*plans, *(plan.training for plan in plans if plan.training)]
-    found = [*(model for plan in every for model in _models(plan)), *(file for plan in every for file in _files(plan))]
-    return list(dict.fromkeys(found))
+    found: dict[Download, Download] = {}
+    for one in (
+        *(model for plan in every for model in _models(plan)),
+        *(file for plan in every for file in _files(plan)),
+    ):
+        bare = one._replace(size=None)  # splits may share a file, whose size one of them tells
+        found[bare] = max(one, found.get(bare, one), key=lambda same: same.size or 0)
+    return list(found.values())
 
 
 def _models(plan: Plan) -> Iterator[Download]:
@@ -60,13 +68,13 @@ def _models(plan: Plan) -> Iterator[Download]:
 
 def _files(plan: Plan) -> Iterator[Download]:
     params = plan.params
-    known = KNOWN.benchmarks.get(params.task, KNOWN.others)
+    known, own = KNOWN.benchmarks.get(params.task, KNOWN.others), sources(params.task)
     for split in asked_splits(plan):
-        if not (found := sources(params.task).get(split)):
+        if not (found := own.get(split)):
             continue  # generated, or none that check would let pass
+        whole = split == "whole" or list(own.values()).count(found) == 1  # not a part of a file that splits share
         for source in (found, *found.more):
-            counted = known.get(split) if source.folder == params.task else None
-            size = counted * known["prompt"] / 1e9 if counted else None
+            size = known[split] * known["prompt"] / 1e9 if whole and split in known else None
             files = f"{source.config or 'default'}, {source.split}"
             if source.columns:
                 files += f" (columns {', '.join(source.columns)})"

@@ -119,8 +119,8 @@ class Estimate:
         self.like, self.chosen = like or nearest(gpu), {**KNOWN.chosen, **(chosen or {})}
         self.plan, self.gpu, params = plan, gpu, plan.params
         self.training, gradients = plan.kind == "train" and params.max_steps > 0, plan.kind in BACKWARD
-        chosen = tuple(params.gradient_parameters or ()) if gradients else ()
-        counts = policy(params.policy, params.policy_revision, params.lora_rank, chosen)
+        some = tuple(params.gradient_parameters or ()) if gradients else ()
+        counts = policy(params.policy, params.policy_revision, params.lora_rank, some)
         self.config, self.weights, self.trained = counts
         self.size = 2 if params.dtype == "bfloat16" else 4  # bytes of a weight
         self.computed = 2 if self.training and plan.trainer["bf16"] else self.size  # of what is computed with it

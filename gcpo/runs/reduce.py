@@ -22,8 +22,8 @@ def summed(processes: int, folder: Path, numbers: int, repeats: int = 10) -> flo
 def _work(rank: int, processes: int, folder: str, numbers: int, repeats: int) -> None:
     cuda = torch.cuda.device_count() >= processes
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
-    where = {"init_method": f"file://{folder}/meet", "rank": rank, "world_size": processes}
-    torch.distributed.init_process_group("nccl" if cuda else "gloo", **where)
+    meet, backend = f"file://{folder}/meet", "nccl" if cuda else "gloo"
+    torch.distributed.init_process_group(backend, init_method=meet, rank=rank, world_size=processes)
     values = torch.full((numbers,), float(rank + 1), device=device)
     torch.distributed.all_reduce(values)
     expected = processes * (processes + 1) / 2
