@@ -44,8 +44,8 @@ BFLOAT16 = 0.05  # nats: mean of a token's difference between bfloat16 and float
 JUDGED = 0.05  # probability: mean difference of the entailment model in bfloat16
 SURPRISE = 0.15  # nats: of mean surprise and mean entropy of a few thousand sampled tokens, which are equal for samples
 
-# Mean rewards of the first quarter of the steps on GSM8K, where a right answer is worth 2. Chosen: Qwen2.5-0.5B-Instruct,
-# sampled at 0.9, is right a fifth to seven tenths of the time, and steps as small as these do not take that away.
+# Mean rewards of the first quarter of the steps on GSM8K, where a right answer is worth 2. Chosen: this policy, sampled
+# at 0.9, is right a fifth to seven tenths of the time, and steps as small as these do not take that away.
 CURVE = (0.4, 1.4)
 REAL = {"task": "gsm8k", "max_steps": 60, "save_steps": 60, "eval_limit": 64, "eval_samples": 1}
 # The same on two cores in a minute: the embedded policy, right about half of the time on sums.
