@@ -6,17 +6,16 @@ import importlib.metadata
 import os
 import shlex
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 # What takes seconds to import (torch, pandas, papermill) is imported where it is used: the first line is there at once.
-from gcpo import io, paths
+from gcpo import cli_check, io, paths
 from gcpo.cli_options import GRID, Given, Profile, Reference, Toy, WithParameters, joined
 from gcpo.errors import UserError
 from gcpo.processes import ends_by_sigterm
-from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, over, parse_yaml, profiles
+from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, over, parse_yaml
 
 if TYPE_CHECKING:
     from gcpo.runs.plan import Plan
@@ -198,81 +197,28 @@ def check(
         str | None, typer.Option(metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
     ] = None,
     reference: Annotated[bool, typer.Option("--reference", help="with --gate: of the committed reference")] = False,
-    replay: Annotated[int | None, typer.Option(min=1, metavar="N", help="compare N runs with the reference's")] = None,
+    replay: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="make N runs of the reference again, and compare")
+    ] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="try all that a GPU has to do, and measure it")] = False,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="the same on a CPU, small")] = False,
+    downloads: Annotated[bool, typer.Option("--list", help="what runs download, and how to bring it")] = False,
+    fetch: Annotated[str | None, typer.Option(metavar="DIR", help="with --list: write the data there")] = None,
     toy: Toy = False,
 ) -> int:
     """Check parameter files and grids, and count what is run; `check verl METHOD`: a method's settings in verl."""
     if name and name[0] == "verl":
-        return _verl(name[1:])
-    from gcpo.reports import records
-    from gcpo.runs import estimates, preflight
-    from gcpo.runs.grids import expand, fitting
-    from gcpo.runs.params import validate
-    from gcpo.runs.record import states
-
+        return cli_check.verl(name[1:])
     profile += TOY * toy
     if gate or reference:
-        return _gate(gate, name, reference)
+        return cli_check.gate(gate, name, reference)
     if replay:
-        return _replay(profile, replay)
-    for one in profiles():
-        validate(load_profile(one), f"params/{one}.yaml")
-    print(f"profiles: {', '.join(profiles())}: good")
-    too_large, asked = [], []
-    for one in name or fitting(profile):
-        plans = expand(one, profile)
-        asked += [*plans, *(plan.training for plan in plans if plan.training)]
-        counts = Counter(state.split(" (")[0] for state in states(plans))
-        said = ", ".join(f"{count} {state}" for state, count in counts.items())
-        print(f"grid {one} with {profile}: {len(plans)} runs ({said})")
-        needed, misfits = estimates.of_grid(plans, gpu_memory)
-        print(*needed, sep="\n", end="\n" if needed else "")
-        too_large += misfits
-    bad = [*preflight.refused(asked), *preflight.unreadable(asked), *too_large]
-    print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
-    return 1 if bad else 0
-
-
-def _verl(methods: list[str]) -> int:
-    """Print verl's settings for methods, and whether verl has loaded the plugin."""
-    from gcpo import engines
-
-    try:
-        for method in methods or ["gcpo_bot"]:
-            print(*map(shlex.quote, engines.settings(method)), sep="\n", flush=True)
-        print(engines.loaded())
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    return 0
-
-
-def _replay(profile: str, n: int) -> int:
-    from gcpo.reports import replay
-
-    runs = replay.chosen(profile, n)
-    if not runs:
-        kept = sorted(path.parent.name for path in paths.REFERENCE.glob("*/runs.jsonl"))
-        raise UserError(f"profile {profile} has no reference to make again: --profile takes {', '.join(kept)}.")
-    found = replay.replay(profile, runs)
-    print(*(f"{name}: {why or 'the same tables'}" for name, why in found.items()), sep="\n")
-    if not found or any(found.values()):
-        raise UserError(f"{sum(map(bool, found.values()))} of {len(found)} runs differ from the reference.")
-    print(f"This code gives the same numbers: entered in {replay.certify(profile, runs)}")
-    return 0
-
-
-def _gate(profile: str | None, grids: list[str] | None, reference: bool) -> int:
-    if profile is None:
-        raise ParameterError("--reference is for --gate: it says whose runs are read.")
-    from gcpo.reports.gate import GRID, gate
-
-    found = gate(profile, grids[0] if grids else GRID, reference)
-    if len(found.table):
-        print(found.table.round(1).to_string(index=False))
-    if found.missing:
-        raise UserError("; ".join(f"{task}: {said}" for task, said in found.missing.items()))
-    print(found.said(found.tasks))
-    return 0 if found.passed else 1
+        return cli_check.replay(profile, replay)
+    if gpu or rehearse:
+        return cli_check.day_one(rehearse)
+    if downloads or fetch:
+        return cli_check.downloads(profile, name, fetch)
+    return cli_check.check(profile, name, gpu_memory)
 
 
 @app.command()

@@ -111,18 +111,29 @@ def test_vllm_keeps_its_share_of_the_gpu_in_place_of_a_cache() -> None:
     assert "vllm 72.0" in str(estimate(grpo={**fields, "vllm_gpu_memory_utilization": 0.9}).misfit())
 
 
+def test_vllm_answers_hundreds_of_questions_in_the_steps_of_one() -> None:
+    # DeepSeek-R1-Distill, 500 questions of MATH-500, one greedy and eight sampled answers of up to 16,384 tokens: 4,500
+    # answers in 18 waves of 256, each 16,384 steps of 15 ms. By transformers 16,384 steps of 30 ms for each batch.
+    asked: dict[str, Any] = {"kind": "evaluate", "task": "math", "eval_samples": 8, "max_completion_length": 16384}
+    own, theirs = (estimate("paper_egpo", engine=name, **asked) for name in ("vllm", "transformers"))
+    once = own.answers * 2 * (own.weights + 28 * 1536 * own.context) * own.context / (0.35 * 67e12)  # each measured
+    assert own.seconds["evaluate"] == pytest.approx(18 * 16384 * 0.015 + once)
+    assert theirs.seconds["evaluate"] > 5 * own.seconds["evaluate"]
+    assert own.memory["vllm"] == 0.3 * 80e9 and own.memory["generation"] == 0
+
+
 def test_the_entailment_model_reads_every_ordered_pair_of_a_group() -> None:
     # MATH: 2,000 steps of 8 groups of 16, two solutions of up to 1,024 tokens each, of which it reads 512. A token
-    # takes two operations for each of 303M weights, and in 24 layers of 1,024 four for each of 512; 35 % of 67e12.
+    # takes two operations for each of 303M weights, and in 24 layers of 1,024 four for each of 512; 35 % of 989e12.
     pairs, tokens = 2000 * 8 * 16 * 15, 512
-    hours = pairs * tokens * (2 * 303e6 + 4 * 24 * 1024 * 512) / (0.35 * 67e12) / 3600
-    assert hours == pytest.approx(15.3, abs=0.05)
+    hours = pairs * tokens * (2 * 303e6 + 4 * 24 * 1024 * 512) / (0.35 * 989e12) / 3600
+    assert hours == pytest.approx(1.03, abs=0.01)
     found = estimate(task="math")
     assert found.seconds["judge"] == pytest.approx(3600 * hours) and found.memory["judges"] > 0
     assert found.hours == pytest.approx(sum(found.seconds.values()) / 3600)
     # NarrativeQA: two answers of up to 64 tokens. Statistics: one group for each of 1,000 questions.
     short = estimate().seconds["judge"]
-    assert short == pytest.approx(pairs * 128 * (2 * 303e6 + 4 * 24 * 1024 * 128) / (0.35 * 67e12))
+    assert short == pytest.approx(pairs * 128 * (2 * 303e6 + 4 * 24 * 1024 * 128) / (0.35 * 989e12))
     asked = estimate(kind="gradients", eval_limit=1000).seconds["judge"]
     assert asked == pytest.approx(short * 1000 / (2000 * 8))
     without = estimate(task="math", method="grpo")
@@ -161,6 +172,7 @@ def test_check_says_what_a_grid_takes_and_what_does_not_fit(capsys: pytest.Captu
     said = capsys.readouterr().out
     assert "estimated, not measured, for a GPU of 80 GB as fast as an H100" in said
     header, *rows = [line.split() for line in said.splitlines()[3:9]]
+    assert "  GPU-hours by GPU: H100 " in said and "RTX 4090 too small" in said
     assert header == ["task", "runs", "GPU", "disk", "checkpoints", "tokens", "GPU-hours"]
     runs, hours = ([int(row[place]) for row in rows] for place in (1, 6))
     assert [row[0] for row in rows] == ["narrativeqa", "qasper", "math", "olympiadbench", "all"]

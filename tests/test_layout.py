@@ -31,7 +31,7 @@ FLOORS = [
     {"runs"},
     {"reports"},
     {"records"},
-    {"cli_options"},
+    {"cli_options", "cli_check"},
     {"cli"},
     {"__main__", "__init__"},
 ]
@@ -95,6 +95,7 @@ LAZY = (
     "gcpo",
     "gcpo.__main__",
     "gcpo.cli",
+    "gcpo.cli_check",
     "gcpo.cli_options",
     "gcpo.reports",
     "gcpo.tasks",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from gcpo.semantics import (
     greedy_clusters,
     group_nli,
     math_clusters,
+    models,
 )
 
 
@@ -347,6 +349,45 @@ def test_entailment_equals_the_model_called_by_hand(tmp_path: Path) -> None:
     torch.testing.assert_close(nli[different], expected[different], atol=1e-5, rtol=0)
     assert nli[different].std() > 0.1  # the comparison is not between constants
     assert nli[~different].tolist() == [[1.0, 0.0, 0.0]] * 5
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 10**6])
+def test_padded_batches_hold_every_item_once_and_no_more_tokens_than_they_may(tokens: int) -> None:
+    lengths = [5, 3, 17, 3, 1, 9, 17, 4]
+    found = list(models._padded_batches(lengths, tokens))
+    assert sorted(itertools.chain(*found)) == [*range(8)]
+    assert all(len(batch) * max(lengths[i] for i in batch) <= tokens or len(batch) == 1 for batch in found)
+    assert len(found) == {1: 8, 40: 3, 10**6: 1}[tokens]  # 2 of 17, 4 of 9 (36 tokens), and the last two
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_pairs_of_several_lengths_are_judged_alike_side_by_side(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_classifier(tmp_path, kind)
+    alone = Entailment(folder).pairwise(SENTENCES)
+    monkeypatch.setattr(models, "_batches", lambda *_: partial(lambda lengths: models._padded_batches(lengths, 30)))
+    torch.testing.assert_close(Entailment(folder).pairwise(SENTENCES), alone, atol=1e-5, rtol=0)
+    monkeypatch.setattr(models, "_batches", lambda *_: partial(models._padded_batches))
+    rounded = Entailment(folder).pairwise(SENTENCES)  # in bfloat16, as on a GPU
+    assert 0 < (rounded - alone).abs().max() < 0.1
+
+
+def test_texts_of_several_lengths_are_embedded_alike_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_embedder(tmp_path / "embedder")
+    alone = Embedder(folder)(SENTENCES)
+    monkeypatch.setattr(models, "_batches", lambda *_: partial(models._padded_batches))
+    torch.testing.assert_close(Embedder(folder)(SENTENCES), alone, atol=1e-5, rtol=0)
+
+
+def test_only_a_gpu_pads_and_rounds() -> None:
+    def made(device: str, rows: int | None) -> Any:
+        return models._batches(torch.device(device), rows, 16).func
+
+    assert made("cuda", None) is models._padded_batches
+    assert {made("cpu", None), made("cpu", 8), made("cuda", 8)} == {models._uniform_batches}
 
 
 @pytest.mark.usefixtures("one_thread")

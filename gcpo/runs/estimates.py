@@ -1,7 +1,8 @@
 """Estimates of a run on a GPU, before it is started: memory, disk, tokens and hours.
 
-Estimates, from counting and from the numbers of ``estimates.yaml``, where each has its source; nothing here was
-measured on a GPU. Units: bytes, seconds; GB are 10^9 bytes.
+Estimates, from counting and from the numbers of ``estimates.yaml``, where each has its source; nothing in it was
+measured on a GPU. What ``gcpo check --gpu`` has measured on this machine's replaces the shares and seconds that were
+chosen (:func:`measured`). Units: bytes, seconds; GB are 10^9 bytes.
 
 *Memory* of training, at its highest: weights, of which adapters train a part; a gradient and two Adam states for each
 weight that is trained, in its type; a copy of the policy for the KL term, unless adapters can be switched off instead;
@@ -17,8 +18,9 @@ the embedder and the entailment model; and the larger of these two, which do not
 each layer, half of which is masked (Kaplan et al. 2020, section 2.1); a backward pass twice that, of which adapters
 spare the weights' half; checkpointing repeats the forward pass, a KL term adds one. Generation takes a step for each
 token, in which all weights are read. The entailment model reads every ordered pair of a group's answers (whole
-completions on mathematics), 512 tokens of it at most: fewer where answers are equal or short. Training computes in
-bfloat16 where it says ``bf16``, evaluations and gradient statistics in the type of the weights.
+completions on mathematics), 512 tokens of it at most and in bfloat16: fewer where answers are equal or short. vLLM
+(``engine``) makes some hundred answers in the steps of one. Training computes in bfloat16 where it says ``bf16``,
+evaluations and gradient statistics in the type of the weights.
 
 *Several processes* each train on their share of a step. ``accelerate: zero3`` and ``fsdp`` share weights, gradients and
 optimiser out over them, ``ddp`` gives each a copy; memory is that of one GPU, and GPU-hours count all of them while the
@@ -28,7 +30,7 @@ first evaluates.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,17 +40,19 @@ import pandas as pd
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from gcpo import world
+from gcpo import paths, world
 from gcpo.gradients import chosen_parameters
 from gcpo.runs.plan import BACKWARD, CHUNK, COPIES, Plan
 from gcpo.runs.profiles import ParameterError, read_yaml
 from gcpo.semantics.loading import explain_loading
 from gcpo.tasks.sampling import TOKENS
+from gcpo.tasks.vllm import SHARE
 
 GB = 1e9
 KNOWN = SimpleNamespace(**read_yaml(Path(__file__).with_suffix(".yaml")))
 # Of a table of runs: memory of one GPU, disk for good, and disk until a run is finished.
 COLUMNS = {"runs": "sum", "GPU": "max", "disk": "sum", "checkpoints": "max", "tokens": "sum", "GPU-hours": "sum"}
+MEASURED = "gpu.yaml"  # of outputs: what `gcpo check --gpu` has measured there
 SMALLER = "a lower micro_batch, prompts_per_step or max_completion_length, lora_rank: 32, or accelerate: zero3"
 
 
@@ -88,9 +92,19 @@ def kept_by_a_layer(config: PretrainedConfig, size: int) -> float:
     return size * (5 * hidden + 2 * pairs + 4 * wide) + 4 * 4 * hidden
 
 
+def measured(like: str) -> dict[str, Any]:
+    """Return what was measured on a GPU of this machine: ``name``, and ``chosen``, numbers by the names that
+    estimates.yaml has them under. Empty where nothing was, or on another kind than ``like``."""
+    path = paths.OUTPUTS / MEASURED
+    found = read_yaml(path) if path.exists() else None
+    return dict(found) if isinstance(found, Mapping) and found.get("like") == like else {}
+
+
 class Estimate:
-    """The cost of a run on a GPU of so many GB, as fast as the known one that is nearest in GB; without that of a
-    training run whose policy it looks at (``at_step``).
+    """The cost of a run on a GPU of so many GB, as fast as the known one ``like`` (by default that which is nearest in
+    GB); without that of a training run whose policy it looks at (``at_step``).
+
+    ``chosen`` replaces numbers of estimates.yaml of that name.
 
     Attributes:
         memory: bytes of each GPU, by what holds them; at most ``peak`` at once.
@@ -99,17 +113,20 @@ class Estimate:
         disk: bytes for good; that of ``checkpoints`` beside it until it is finished.
     """
 
-    def __init__(self, plan: Plan, gpu: float = 80.0) -> None:
+    def __init__(
+        self, plan: Plan, gpu: float = 80.0, like: str | None = None, chosen: Mapping[str, float] | None = None
+    ) -> None:
+        self.like, self.chosen = like or nearest(gpu), {**KNOWN.chosen, **(chosen or {})}
         self.plan, self.gpu, params = plan, gpu, plan.params
         self.training, gradients = plan.kind == "train" and params.max_steps > 0, plan.kind in BACKWARD
-        chosen = tuple(params.gradient_parameters or ()) if gradients else ()
-        counts = policy(params.policy, params.policy_revision, params.lora_rank, chosen)
+        some = tuple(params.gradient_parameters or ()) if gradients else ()
+        counts = policy(params.policy, params.policy_revision, params.lora_rank, some)
         self.config, self.weights, self.trained = counts
         self.size = 2 if params.dtype == "bfloat16" else 4  # bytes of a weight
         self.computed = 2 if self.training and plan.trainer["bf16"] else self.size  # of what is computed with it
         self.gpus = params.processes if self.training else 1
         known = KNOWN.benchmarks.get(params.task, KNOWN.others)
-        read = known["prompt"] / KNOWN.chosen["bytes_per_token"]
+        read = known["prompt"] / self.chosen["bytes_per_token"]
         self.context = read + params.max_completion_length  # tokens of a prompt and its answer
         steps, group = params.max_steps * self.training, params.group_size
         self.completions = steps * params.prompts_per_step * group
@@ -130,7 +147,7 @@ class Estimate:
         # Generation and backward passes do not coincide; vLLM takes its share at once.
         used = {"backward": 0.0, "vllm": 0.0, **self.memory}
         held = sum(used.values()) - used["vllm"] - min(used["generation"], used["backward"])
-        self.peak = KNOWN.chosen["context"] + used["vllm"] + KNOWN.chosen["fragments"] * held
+        self.peak = self.chosen["context"] + used["vllm"] + self.chosen["fragments"] * held
 
     def _memory(self) -> dict[str, float]:
         params, settings, config = self.plan.params, self.plan.trainer, self.config
@@ -165,11 +182,13 @@ class Estimate:
                 colocated = settings.get("vllm_mode", "colocate") == "colocate"
                 memory["vllm"] = colocated * settings.get("vllm_gpu_memory_utilization", 0.3) * self.gpu * GB
                 memory["generation"] = 0.0
+        if self.plan.kind in ("evaluate", "gradients") and params.engine == "vllm":
+            memory |= {"vllm": params.grpo.get("vllm_gpu_memory_utilization", SHARE) * self.gpu * GB, "generation": 0.0}
         return memory
 
     def _seconds(self) -> dict[str, float]:
         params, settings, layers = self.plan.params, self.plan.trainer, self.config.num_hidden_layers
-        gpu, chosen, judge = KNOWN.gpus[nearest(self.gpu)], KNOWN.chosen, KNOWN.entailment
+        gpu, chosen, judge = KNOWN.gpus[self.like], self.chosen, KNOWN.entailment
         speed = {2: chosen["utilisation"] * gpu["bfloat16"], 4: chosen["utilisation"] * gpu["float32"]}
         forward = 2 * (self.weights + layers * self.config.hidden_size * self.context) * self.context
         token = max(chosen["decoding"], self.size * self.weights / gpu["bandwidth"]) * params.max_completion_length
@@ -180,7 +199,9 @@ class Estimate:
         ):  # two for each answer: two temperatures, or two sets of coefficients
             trained_on = 2 * self.answers * 3
         passes_over = 1 if gradients or not params.eval_samples else 2  # sampled, and greedy
-        batches = math.ceil(self.asked / self.together) * passes_over
+        steps = math.ceil(self.asked / self.together) * passes_over * token
+        if params.engine == "vllm" and not self.training:
+            steps = math.ceil(self.answers / KNOWN.together) * params.max_completion_length * chosen["vllm"]
         # Nothing that the entailment model reads of two answers is masked.
         both = min(judge["tokens"], 2 * params.max_completion_length)
         of_a_pair = (2 * judge["weights"] + 4 * judge["layers"] * judge["hidden"] * both) * both
@@ -188,8 +209,8 @@ class Estimate:
             "generate": params.max_steps * self.training * token
             + self.completions / self.gpus * forward / speed[self.computed],
             "train": trained_on * forward / speed[self.computed] / self.gpus,
-            "judge": self.pairs * of_a_pair / speed[4] / self.gpus,
-            "evaluate": batches * token + self.answers * forward / speed[self.size],
+            "judge": self.pairs * of_a_pair / (chosen["judging"] * gpu["bfloat16"]) / self.gpus,
+            "evaluate": steps + self.answers * forward / speed[self.size],
         }
 
     def row(self) -> list[Any]:
@@ -223,12 +244,25 @@ def of_grid(plans: Sequence[Plan], gpu: float | None = None) -> tuple[list[str],
     if not large:
         return [], []
     gpu = gpu or KNOWN.of_profile.get(large[0].params.profile, KNOWN.of_other_profiles)
-    found = [Estimate(plan, gpu) for plan in large]
+    known = measured(nearest(gpu))
+    found = [Estimate(plan, gpu, chosen=known.get("chosen")) for plan in large]
     rows = pd.DataFrame([one.row() for one in found], columns=["task", *COLUMNS])
     table = pd.concat([rows, rows.assign(task="all")]).groupby("task", sort=False).agg(COLUMNS).round().astype(int)
     largest = [found[place] for place in rows.groupby("task", sort=False)["GPU"].idxmax()]
     misfits = [f"DOES NOT FIT: {one.plan.id}: {why}" for one in largest if (why := one.misfit())]
+    how = f"by what was measured on {known['name']} ({paths.OUTPUTS / MEASURED})" if known else "not measured"
     return [
-        f"  estimated, not measured, for a GPU of {gpu:g} GB as fast as an {nearest(gpu)} (GB; millions of tokens):",
+        f"  estimated, {how}, for a GPU of {gpu:g} GB as fast as an {nearest(gpu)} (GB; millions of tokens):",
         *(f"  {line}" for line in table.reset_index().to_string(index=False).splitlines()),
+        f"  GPU-hours by GPU: {_of_each_gpu(large)}",
     ], misfits
+
+
+def _of_each_gpu(plans: Sequence[Plan]) -> str:
+    """Return the hours of runs on each known GPU, or that one of them does not fit."""
+    said = []
+    for name, known in KNOWN.gpus.items():
+        found = [Estimate(plan, known["GB"], name, measured(name).get("chosen")) for plan in plans]
+        fits = not any(one.misfit() for one in found)
+        said.append(f"{name} {sum(one.hours for one in found):.0f}" if fits else f"{name} too small")
+    return ", ".join(said)

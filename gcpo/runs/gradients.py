@@ -24,13 +24,13 @@ from gcpo.methods import base_advantages
 from gcpo.methods.components import likelihoods
 from gcpo.one_pass import gradient_grams
 from gcpo.rollouts import Rollouts
-from gcpo.runs.evaluate import Sampled, ask, in_parts, measured
+from gcpo.runs.evaluate import Sampled, ask, generator, in_parts, measured, parts_of
 from gcpo.runs.params import Params
 from gcpo.runs.plan import CHUNK, Plan
 from gcpo.runs.policies import cut_by, rollouts_of
 from gcpo.runs.record import Run
 from gcpo.tasks.base import Row
-from gcpo.tasks.sampling import batches, grade
+from gcpo.tasks.sampling import grade
 
 PAIRS = 20  # pairs of a query kept in pairs.csv
 
@@ -61,19 +61,18 @@ def gradient_statistics(params: Params) -> Run:
 
 def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any) -> None:
     params = plan.params
-    rollouts = rollouts_of(plan)
+    rollouts, generates = rollouts_of(plan), generator(plan, model, tokens, questions)
 
     def measure(part: slice, seed: int) -> dict[str, pd.DataFrame]:
         rng, lines, pairs = np.random.default_rng(seed), [], []
-        sampled = ask(plan, model, tokens, questions[part], params.group_size, params.temperature)
+        sampled = ask(plan, model, tokens, questions[part], params.group_size, params.temperature, generates)
         for line, table in _statistics(plan, model, rollouts, questions[part], sampled):
             lines.append(line)
             pairs.append(_some(table, rng))
             run.progress(part.start + len(lines), len(questions), "question")
         return {"queries": pd.DataFrame(lines), "pairs": pd.concat(pairs)}
 
-    asked = {"n": params.group_size, "max_new_tokens": params.max_completion_length}
-    parts = batches(tokens, [row.messages for row in questions], **asked, batch_size=CHUNK)
+    parts = parts_of(plan, tokens, questions, params.group_size, CHUNK)
     for name, table in in_parts(plan, run, parts, len(questions), measure).items():
         run.table(f"{name}.csv", table)
     run.manifest["cut"] = cut_by(rollouts.keywords["embedder"], rollouts.keywords["entailment"])

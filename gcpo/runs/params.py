@@ -207,6 +207,9 @@ class Params(BaseModel):
     eval_split: str = Field("test", description="held-out split")
     eval_limit: Whole = Field(16, ge=2, description="questions of it, for evaluation and gradient statistics")
     eval_samples: Count = Field(2, description="sampled answers per question beside the greedy one")
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="what generates the answers of evaluations and of gradient statistics"
+    )
     data_revision: str | None = Field(None, description="commit of the data set on the Hub")
     skip_malformed: bool = Field(
         False, description="leave out, and count, malformed rows, and training questions that are held out"

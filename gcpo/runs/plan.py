@@ -81,6 +81,7 @@ SINCE: dict[str, Any] = {
     **{f"{kind}.params.{key}": None for kind in KINDS for key in ("system_prompt", "prompt_template")},
     **{f"{kind}.params.chat_template_kwargs": {} for kind in KINDS},
     **{f"{kind}.params.context": "text" for kind in KINDS},
+    **{f"{kind}.params.engine": "transformers" for kind in ("gradients", "evaluate")},
     "train.params.format_reward": None,
     "train.params.format_weight": 1.0,
 }
@@ -92,13 +93,13 @@ TRAINING = frozenset(
 )
 STEP = frozenset({"compared", "step_batches"})  # that one step alone reads
 UNREAD = {
-    "train": STEP,
+    "train": STEP | {"engine"},
     "gradients": TRAINING | STEP,
     "evaluate": (TRAINING - {"eval_samples"})
     | {"lora_rank", "group_size", "embedder", "entailment", "entailment_threshold", "gradient_parameters"}
     | {"entailment_error"}
     | STEP,
-    "one_step": TRAINING - {"prompts_per_step", "train_split"},
+    "one_step": TRAINING - {"prompts_per_step", "train_split"} | {"engine"},
 }
 
 

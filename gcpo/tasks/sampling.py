@@ -126,7 +126,12 @@ def generate(
 
 @torch.no_grad()
 def token_statistics(
-    model: Any, ids: torch.Tensor, attention: torch.Tensor, completion: torch.Tensor, temperature: float
+    model: Any,
+    ids: torch.Tensor,
+    attention: torch.Tensor,
+    completion: torch.Tensor,
+    temperature: float,
+    trim: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Measure every completion token under softmax(logits / temperature), the distribution that samples are drawn from.
 
@@ -136,6 +141,7 @@ def token_statistics(
         attention: (N, L).
         completion: (N, L).
         temperature: above 0.
+        trim: leave out of a pass what pads all of its answers: faster where lengths differ, with other last bits.
 
     Returns:
         log-probabilities (at most 0) and entropies (at least 0), in nats, and which tokens are the completion's: all
@@ -147,17 +153,34 @@ def token_statistics(
     at_once = min(64, TOKENS // length, LOGITS // (width * model.config.get_text_config().vocab_size))
     kept = []
     for rows in torch.arange(len(ids)).split(max(1, at_once)):
+        stop = start + int(completion[rows, start:].sum(1).max()) if trim else length
         outputs = model(
-            input_ids=ids[rows],
-            attention_mask=attention[rows],
-            position_ids=positions[rows],
-            logits_to_keep=width + 1,  # those of prompts would be most of the memory
+            input_ids=ids[rows, :stop],
+            attention_mask=attention[rows, :stop],
+            position_ids=positions[rows, :stop],
+            logits_to_keep=stop - start + 1,  # those of prompts would be most of the memory
         )
-        logs = (outputs.logits[:, :-1].float() / temperature).log_softmax(-1)
-        chosen = logs.gather(-1, ids[rows, start:].unsqueeze(-1)).squeeze(-1)
-        kept.append((chosen.cpu(), -(logs.exp() * logs).sum(-1).cpu()))
+        found = _of_tokens(outputs.logits[:, :-1], ids[rows, start:stop], temperature)
+        kept.append([torch.nn.functional.pad(values, (0, length - stop)) for values in found])
     logps, entropies = (torch.cat(parts) for parts in zip(*kept, strict=True))
     return logps, entropies, completion[:, start:].cpu()
+
+
+def _of_tokens(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probabilities and entropies of tokens, on the CPU, from :data:`LOGITS` numbers at a time or one
+    column."""
+    columns = max(1, LOGITS // (len(ids) * logits.shape[-1]))
+    chosen, entropies = [], []
+    for some, own in zip(logits.split(columns, 1), ids.split(columns, 1), strict=True):
+        logs = (some.float() / temperature).log_softmax(-1)
+        chosen.append(logs.gather(-1, own.unsqueeze(-1)).squeeze(-1).cpu())
+        entropies.append(-(logs.exp() * logs).sum(-1).cpu())
+    return torch.cat(chosen, 1), torch.cat(entropies, 1)
+
+
+def prompt_ids(tokens: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Return the tokens of the prompts as the policy reads them."""
+    return [tokens(chat, add_special_tokens=False, verbose=False)["input_ids"] for chat in _chats(tokens, prompts)]
 
 
 def _chats(tokens: Any, prompts: Sequence[Prompt]) -> list[str]:
@@ -205,8 +228,7 @@ def batches(
     Each has ``batch_size`` prompts, or fewer where they would be more than :data:`TOKENS` tokens with their answers and
     padding; the answers to one prompt stay together, however long.
     """
-    read = (tokens(chat, add_special_tokens=False, verbose=False)["input_ids"] for chat in _chats(tokens, prompts))
-    lengths = [len(ids) + max_new_tokens for ids in read]
+    lengths = [len(ids) + max_new_tokens for ids in prompt_ids(tokens, prompts)]
     for start in range(0, len(prompts), batch_size):
         first, stop = start, min(start + batch_size, len(prompts))
         for place in range(start + 1, stop):

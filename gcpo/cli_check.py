@@ -1,0 +1,117 @@
+"""Everything that the command ``check`` does."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from pathlib import Path
+
+# As in gcpo.cli, what takes seconds to import is imported where it is used.
+from gcpo import paths
+from gcpo.errors import UserError
+from gcpo.runs.profiles import ParameterError, load_profile, profiles
+
+
+def check(profile: str, name: list[str] | None, gpu_memory: float | None) -> int:
+    """Check parameter files and grids, count what is run, and say what it takes."""
+    from gcpo.reports import records
+    from gcpo.runs import estimates, preflight
+    from gcpo.runs.grids import expand, fitting
+    from gcpo.runs.params import validate
+    from gcpo.runs.record import states
+
+    for one in profiles():
+        validate(load_profile(one), f"params/{one}.yaml")
+    print(f"profiles: {', '.join(profiles())}: good")
+    too_large, asked = [], []
+    for one in name or fitting(profile):
+        plans = expand(one, profile)
+        asked += [*plans, *(plan.training for plan in plans if plan.training)]
+        counts = Counter(state.split(" (")[0] for state in states(plans))
+        said = ", ".join(f"{count} {state}" for state, count in counts.items())
+        print(f"grid {one} with {profile}: {len(plans)} runs ({said})")
+        needed, misfits = estimates.of_grid(plans, gpu_memory)
+        print(*needed, sep="\n", end="\n" if needed else "")
+        too_large += misfits
+    bad = [*preflight.refused(asked), *preflight.unreadable(asked), *too_large]
+    print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
+    return 1 if bad else 0
+
+
+def day_one(rehearse: bool) -> int:
+    """Try all that a GPU has to do, or rehearse it on a CPU."""
+    from gcpo.runs.day_one import tried
+
+    bad = 0
+    for found in tried(rehearse):
+        print(found, flush=True)
+        bad += not found.good
+    print(f"{bad} of these must be mended before a grid is started" if bad else "all of it works")
+    return 1 if bad else 0
+
+
+def downloads(profile: str, grids: list[str] | None, fetch: str | None) -> int:
+    """List what runs download, or write their data into a folder."""
+    from gcpo.runs import downloads as found_by
+    from gcpo.runs.grids import expand, fitting
+    from gcpo.runs.params import validate
+    from gcpo.runs.plan import Plan
+
+    plans = [
+        Plan("train", validate(load_profile(profile), profile)),
+        *(plan for one in grids or fitting(profile) for plan in expand(one, profile)),
+    ]
+    if fetch:
+        print(*found_by.fetch(plans, Path(fetch)), sep="\n")
+        return 0
+    found = found_by.needed(plans)
+    known = sum(one.size or 0 for one in found)
+    asked = shlex.join(["check", *(grids or []), "--profile", profile, "--list"])
+    print(*found, sep="\n", end="\n" * bool(found))
+    print(f"{len(found)} downloads of {profile}, {known:.1f} GB as far as sizes are known", sep="\n")
+    print(*found_by.commands(found, asked), sep="\n")
+    return 0
+
+
+def replay(profile: str, n: int) -> int:
+    """Make runs of the reference again, and enter this code where they have the same tables."""
+    from gcpo.reports import replay as again
+
+    runs = again.chosen(profile, n)
+    if not runs:
+        kept = sorted(path.parent.name for path in paths.REFERENCE.glob("*/runs.jsonl"))
+        raise UserError(f"profile {profile} has no reference to make again: --profile takes {', '.join(kept)}.")
+    found = again.replay(profile, runs)
+    print(*(f"{name}: {why or 'the same tables'}" for name, why in found.items()), sep="\n")
+    if not found or any(found.values()):
+        raise UserError(f"{sum(map(bool, found.values()))} of {len(found)} runs differ from the reference.")
+    print(f"This code gives the same numbers: entered in {again.certify(profile, runs)}")
+    return 0
+
+
+def gate(profile: str | None, grids: list[str] | None, reference: bool) -> int:
+    """Say whether GRPO learns where runs of a profile were made."""
+    if profile is None:
+        raise ParameterError("--reference is for --gate: it says whose runs are read.")
+    from gcpo.reports import gate as learns
+
+    found = learns.gate(profile, grids[0] if grids else learns.GRID, reference)
+    if len(found.table):
+        print(found.table.round(1).to_string(index=False))
+    if found.missing:
+        raise UserError("; ".join(f"{task}: {said}" for task, said in found.missing.items()))
+    print(found.said(found.tasks))
+    return 0 if found.passed else 1
+
+
+def verl(methods: list[str]) -> int:
+    """Print verl's settings for methods, and whether verl has loaded the plugin."""
+    from gcpo import engines
+
+    try:
+        for method in methods or ["gcpo_bot"]:
+            print(*map(shlex.quote, engines.settings(method)), sep="\n", flush=True)
+        print(engines.loaded())
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return 0

@@ -1,0 +1,314 @@
+"""Day one with a GPU: all that a grid asks of it is tried once and measured, within an hour, or rehearsed on a CPU.
+
+Each thing has a bound that is stated with what was found. Times go to ``outputs/gpu.yaml``, which estimates read.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+from gcpo import io, paths, world
+from gcpo.errors import UserError
+from gcpo.gradients import gradient_gram
+from gcpo.one_pass import gradient_grams
+from gcpo.runs import estimates, reduce
+from gcpo.runs.params import validate
+from gcpo.runs.plan import Plan
+from gcpo.runs.policies import quiet, starting_policy
+from gcpo.runs.profiles import load_profile, over, yaml_text
+from gcpo.runs.record import read_table
+from gcpo.runs.train import train
+from gcpo.semantics import Entailment
+from gcpo.tasks.sampling import generate, prompt_ids, texts, token_statistics
+from gcpo.tasks.vllm import SHARE, by_vllm
+from gcpo.trainer.prefix import sharing
+
+NO_GPU = (
+    "check --gpu: torch sees no GPU here. Run it on the machine that has one, with a torch for its CUDA, or try the "
+    "same on this CPU: gcpo check --rehearse"
+)
+ROUNDING = 1e-3  # nats: of two float32 passes over one token
+BFLOAT16 = 0.05  # nats: mean of a token's difference between bfloat16 and float32
+JUDGED = 0.05  # probability: mean difference of the entailment model in bfloat16
+SURPRISE = 0.15  # nats: of mean surprise and mean entropy of a few thousand sampled tokens, which are equal for samples
+
+# Mean rewards of the first quarter of the steps on GSM8K, where a right answer is worth 2. Chosen: this policy, sampled
+# at 0.9, is right a fifth to seven tenths of the time, and steps as small as these do not take that away.
+CURVE = (0.4, 1.4)
+REAL = {"task": "gsm8k", "max_steps": 60, "save_steps": 60, "eval_limit": 64, "eval_samples": 1}
+# The same on two cores in a minute: the embedded policy, right about half of the time on sums.
+REHEARSED_CURVE = (0.2, 1.8)
+REHEARSED = {
+    **{"task": "tinymath", "policy": "tiny", "entailment": "tiny", "dtype": "float32", "lora_rank": 0},
+    **{"group_size": 4, "micro_batch": 0, "max_steps": 4, "save_steps": 4, "max_completion_length": 40},
+    **{"train_limit": 20, "validation_limit": 0, "eval_limit": 4, "eval_samples": 1, "grpo": {"bf16": False}},
+}
+
+
+class Found(NamedTuple):
+    """One thing that was tried: what was found, with its bound, and whether it is good."""
+
+    what: str
+    said: str
+    good: bool
+
+    def __str__(self) -> str:
+        return f"{'good' if self.good else 'BAD '} {self.what}: {self.said}"
+
+
+def tried(rehearse: bool) -> Iterator[Found]:
+    """Yield what was found, one thing after the other; a failure is one of them.
+
+    Raises:
+        UserError: there is no GPU, and no rehearsal was asked for.
+    """
+    if not (torch.cuda.is_available() or rehearse):
+        raise UserError(NO_GPU)
+    quiet()
+    bench = Bench(rehearse)
+    for what, tries in STEPS.items():
+        started = time.perf_counter()
+        try:
+            said, good = tries(bench)
+        except Exception as error:  # whatever it is: the others are tried too
+            said, good = f"{type(error).__name__}: {' '.join(str(error).split())}", False
+        yield Found(what, f"{said} [{time.perf_counter() - started:.0f} s]", good)
+
+
+@dataclass
+class Bench:
+    """The policy, its questions, and the times that were measured."""
+
+    rehearse: bool
+    times: dict[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The short training run."""
+        own = {"profile": "day-one-rehearsed", **REHEARSED} if self.rehearse else {"profile": "day-one", **REAL}
+        return Plan("train", validate(over(load_profile("single_gpu"), own), "gcpo check --gpu"))
+
+    @cached_property
+    def policy(self) -> tuple[Any, Any]:
+        """Its policy in float32, and the tokenizer."""
+        model, tokens = starting_policy(self.plan)
+        return model.float(), tokens
+
+    @cached_property
+    def prompts(self) -> list[Any]:
+        """Eight of its questions."""
+        return [row.messages for row in self.plan.load("test", 8).rows]
+
+    @cached_property
+    def sampled(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Four answers to each, by transformers."""
+        torch.manual_seed(0)
+        longest = self.plan.params.max_completion_length
+        return generate(*self.policy, self.prompts, n=4, temperature=1.0, max_new_tokens=longest)
+
+    @property
+    def like(self) -> str:
+        """The known GPU that this one is, by its name or else its memory."""
+        name = "" if self.rehearse else torch.cuda.get_device_name()
+        named = [known for known in estimates.KNOWN.gpus if known in name]
+        memory = 24.0 if self.rehearse else torch.cuda.get_device_properties(0).total_memory / estimates.GB
+        return named[0] if named else estimates.nearest(memory)
+
+    def seconds(self, work: Callable[[], Any], repeats: int = 3) -> float:
+        """Return the seconds that work takes, after one time that counts not."""
+        work()
+        self._wait()
+        started = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        self._wait()
+        return (time.perf_counter() - started) / repeats
+
+    def share(self, operations: float, seconds: float) -> float:
+        """Return the share of the GPU's peak in bfloat16 that operations in seconds are."""
+        return float(operations / seconds / estimates.KNOWN.gpus[self.like]["bfloat16"])
+
+    def _wait(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+def device(bench: Bench) -> tuple[str, bool]:
+    """Name the GPU and what it computes with."""
+    if bench.rehearse:
+        return f"a CPU, in the place of a GPU (torch {torch.__version__})", True
+    known = torch.cuda.get_device_properties(0)
+    rounds = torch.cuda.is_bf16_supported()
+    said = f"{torch.cuda.device_count()} x {known.name}, {known.total_memory / estimates.GB:.0f} GB"
+    with_what = f"torch {torch.__version__}, CUDA {torch.version.cuda}, bfloat16 {'yes' if rounds else 'no'}"
+    return f"{said}, estimated as {bench.like}; {with_what}", rounds
+
+
+def passes(bench: Bench) -> tuple[str, bool]:
+    """Compare passes in float32 with a CPU's, of shared prompts with plain ones, and in bfloat16 with both."""
+    model, (ids, attention, completion) = bench.policy[0], [values[:8] for values in bench.sampled]
+    start = int(completion.any(0).float().argmax())
+
+    def logps(policy: Any, place: Any, width: int = 0) -> torch.Tensor:
+        with sharing(bool(width), policy, width=width):
+            found, _, mask = token_statistics(policy, ids.to(place), attention.to(place), completion.to(place), 1.0)
+        return found[mask.bool()]
+
+    own = logps(model, model.device)
+    rounded = logps(copy.deepcopy(model).bfloat16(), model.device)
+    found = {
+        "a CPU": (float((own - logps(copy.deepcopy(model).cpu(), "cpu")).abs().max()), ROUNDING),
+        "shared prompts": (float((own - logps(model, model.device, start)).abs().max()), ROUNDING),
+        "bfloat16 (mean)": (float((own - rounded).abs().mean()), BFLOAT16),
+    }
+    said = ", ".join(f"{name} {value:.1e} (at most {bound:g})" for name, (value, bound) in found.items())
+    return f"log-probabilities differ from float32 here by: {said}", all(v <= b for v, b in found.values())
+
+
+def gradients(bench: Bench) -> tuple[str, bool]:
+    """Compare gradients of a group that one pass gives with those of a pass for each answer."""
+    model = bench.policy[0]
+    group = tuple(values[:4] for values in bench.sampled)
+    plain = gradient_gram(model, *group, params="*layers.0.*")
+    (shared,) = gradient_grams(model, *group, params="*layers.0.*")
+    worst = float((plain - shared).abs().max() / plain.abs().max())
+    return f"inner products by one pass differ by {worst:.1e} of the largest (at most {ROUNDING:g})", worst <= ROUNDING
+
+
+def speeds(bench: Bench) -> tuple[str, bool]:
+    """Measure the passes of training, and a step of generation by transformers, in bfloat16."""
+    model, tokens = copy.deepcopy(bench.policy[0]).bfloat16(), bench.policy[1]
+    rows, length = (2, 64) if bench.rehearse else (8, 512)
+    ids = torch.randint(len(tokens), (rows, length), device=model.device)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+
+    def step() -> None:
+        model(input_ids=ids, labels=ids).loss.backward()
+
+    layers, width = model.config.num_hidden_layers, model.config.hidden_size
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    operations = 3 * rows * length * 2 * (weights + layers * width * length)  # as estimates count them
+    bench.times["utilisation"] = bench.share(operations, bench.seconds(step))
+    model.zero_grad()
+    longest, columns = 8 if bench.rehearse else 64, []
+
+    def answers() -> None:
+        made = generate(model, tokens, bench.prompts, n=4, temperature=1.0, max_new_tokens=longest)
+        columns.append(int(made[2].any(0).sum()))  # a step each, until the last answer ends
+
+    taken = bench.seconds(answers, 1)
+    bench.times["decoding"] = taken / columns[-1]
+    said = f"training reaches {bench.times['utilisation']:.2f} of {bench.like}'s peak"
+    return f"{said}, a step of generation takes {1000 * bench.times['decoding']:.0f} ms", True
+
+
+def judges(bench: Bench) -> tuple[str, bool]:
+    """Compare the entailment model as runs have it with itself in float32, and measure it."""
+    tokens = bench.policy[1]
+    name = world.resolve(bench.plan.params.entailment, "entailment")
+    answers = texts(tokens, bench.sampled[0], bench.sampled[2])[:32]
+    own, exact = Entailment(name), Entailment(name, batch_size=16)
+    started = time.perf_counter()
+    found = own.pairwise(answers)
+    taken = time.perf_counter() - started
+    read = sum(len(ids) for ids in tokens(answers, add_special_tokens=False)["input_ids"])
+    known = estimates.KNOWN.entailment
+    both = min(known["tokens"], 2 * read / len(answers))
+    of_a_pair = (2 * known["weights"] + 4 * known["layers"] * known["hidden"] * both) * both
+    bench.times["judging"] = bench.share(own.misses * of_a_pair, taken)
+    expected, threshold = exact.pairwise(answers), bench.plan.params.entailment_threshold
+    away = float((found - expected).abs().mean())
+    crossed = float(((found[..., 0] >= threshold) != (expected[..., 0] >= threshold)).float().mean())
+    said = (
+        f"{own.misses / taken:.0f} pairs a second; probabilities differ from float32 by {away:.1e} (at most {JUDGED:g})"
+    )
+    return f"{said}, and {100 * crossed:.1f} % of pairs are on the other side of {threshold:g}", away <= JUDGED
+
+
+def several(bench: Bench) -> tuple[str, bool]:
+    """Sum over all GPUs, or two processes of a rehearsal."""
+    count = 2 if bench.rehearse else torch.cuda.device_count()
+    if count < 2:
+        return "one GPU: nothing to try", True
+    with tempfile.TemporaryDirectory() as folder:
+        speed = reduce.summed(count, Path(folder), 10**4 if bench.rehearse else 2**26)
+    return f"{count} processes sum {speed:.2g} GB a second ({'gloo' if bench.rehearse else 'NCCL'})", True
+
+
+def training(bench: Bench) -> tuple[str, bool]:
+    """Train shortly, and compare the curve of rewards with what is expected."""
+    shutil.rmtree(bench.plan.folder, ignore_errors=True)  # it is to be made now
+    run = train(bench.plan.params)
+    rewards = read_table(run.folder / "metrics.csv")["reward"]
+    return curve(rewards, *(REHEARSED_CURVE if bench.rehearse else CURVE))
+
+
+def curve(rewards: pd.Series[float], low: float, high: float) -> tuple[str, bool]:
+    """Say whether rewards begin where they should, and end no lower than noise would have it."""
+    quarter = max(1, len(rewards) // 4)
+    first, last = rewards[:quarter].mean(), rewards[-quarter:].mean()
+    fallen = 3 * rewards.std() / quarter**0.5
+    quarters = " ".join(f"{part.mean():.2f}" for part in np.array_split(rewards.to_numpy(), 4))
+    good = bool(low <= first <= high and last >= first - fallen and rewards.notna().all())
+    bounds = f"expected: begins between {low:g} and {high:g}, ends no lower than {first - fallen:.2f}"
+    return f"rewards of {len(rewards)} steps by quarters: {quarters} ({bounds})", good
+
+
+def by_engine(bench: Bench) -> tuple[str, bool]:
+    """Let vLLM answer, and see that its samples are draws from the policy: of those, mean surprise is mean entropy."""
+    model, tokens = bench.policy
+    longest, asked = bench.plan.params.max_completion_length, 8 if bench.rehearse else 32
+    read = max(map(len, prompt_ids(tokens, bench.prompts)))
+    try:
+        generates = by_vllm(model, tokens, longest=read + longest, share=SHARE)
+    except UserError as error:
+        return f"{error}", bench.rehearse  # which most CPUs cannot install
+    started = time.perf_counter()
+    made = generates(model, tokens, bench.prompts, n=asked, temperature=1.0, max_new_tokens=longest)
+    taken, count = time.perf_counter() - started, int(made[2].sum())
+    bench.times["vllm"] = taken * min(estimates.KNOWN.together, len(made[0])) / count
+    logps, entropies, mask = token_statistics(model, *made, 1.0, trim=True)
+    away = float(((-logps - entropies) * mask).sum() / mask.sum())
+    said = f"{count / taken:.0f} tokens a second; mean surprise and entropy differ by {abs(away):.2f} nats"
+    return f"{said} (at most {SURPRISE:g})", abs(away) <= SURPRISE
+
+
+def written(bench: Bench) -> tuple[str, bool]:
+    """Write the times that estimates read; a rehearsal's, which they do not, to a file of another name."""
+    wanted = {"utilisation", "decoding", "judging"}
+    if missing := wanted - bench.times.keys():
+        return f"nothing is written, as {', '.join(sorted(missing))} could not be measured", False
+    name = "a CPU" if bench.rehearse else torch.cuda.get_device_name()
+    path = paths.OUTPUTS / ("gpu-rehearsed.yaml" if bench.rehearse else estimates.MEASURED)
+    chosen = {key: float(f"{value:.3g}") for key, value in bench.times.items()}
+    io.write(path, yaml_text({"name": name, "like": bench.like, "torch": str(torch.__version__), "chosen": chosen}))
+    before = {key: estimates.KNOWN.chosen[key] for key in chosen}
+    changed = ", ".join(f"{key} {before[key]:g} -> {value:g}" for key, value in chosen.items())
+    return f"{path}, which estimates {'do not ' * bench.rehearse}read: {changed}", True
+
+
+# vLLM comes after all that needs the GPU's memory, which it does not give back.
+STEPS: dict[str, Callable[[Bench], tuple[str, bool]]] = {
+    "device": device,
+    "passes": passes,
+    "gradients": gradients,
+    "speeds": speeds,
+    "judges": judges,
+    "several GPUs": several,
+    "a short run": training,
+    "vLLM": by_engine,
+    "estimates": written,
+}

@@ -1,0 +1,114 @@
+"""Models and data sets that runs read, for a machine that has no network: which, how large, and how to bring them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gcpo import io
+from gcpo.runs.estimates import KNOWN, policy
+from gcpo.runs.plan import UNREAD, Plan
+from gcpo.runs.preflight import asked_splits
+from gcpo.semantics.loading import MINILM
+from gcpo.tasks import sources
+from gcpo.tasks.reading import Source, hub_records
+
+WEIGHTS = "config.json, generation_config.json, *.safetensors, tokenizer*"
+
+
+class Download(NamedTuple):
+    """One model, or one file of a data set: its name on the Hub, revision, files, GB (None: not known) and where a run
+    looks for it."""
+
+    kind: str
+    name: str
+    revision: str
+    files: str
+    size: float | None
+    place: str
+
+    def __str__(self) -> str:
+        size = "size not known" if self.size is None else f"about {1000 * self.size:.0f} MB"
+        if self.size and self.size >= 1:
+            size = f"about {self.size:.1f} GB"
+        return f"{self.kind} {self.name} @ {self.revision}: {self.files} ({size}) -> {self.place}"
+
+
+def needed(plans: Sequence[Plan]) -> list[Download]:
+    """Return what runs, and the trainings whose policies they look at, download: models first, each once."""
+    every = [*plans, *(plan.training for plan in plans if plan.training)]
+    found: dict[Download, Download] = {}
+    for one in (
+        *(model for plan in every for model in _models(plan)),
+        *(file for plan in every for file in _files(plan)),
+    ):
+        bare = one._replace(size=None)  # splits may share a file, whose size one of them tells
+        found[bare] = max(one, found.get(bare, one), key=lambda same: same.size or 0)
+    return list(found.values())
+
+
+def _models(plan: Plan) -> Iterator[Download]:
+    params, cache = plan.params, "the Hub's cache (HF_HOME)"
+    trains = plan.kind == "train"
+    reads = {"policy": True, "embedder": not trains or "embeddings" in plan.method.reads}
+    reads["entailment"] = not trains or plan.method.needs_entailment(plan.task.full_completion)
+    for kind, read in reads.items():
+        name = getattr(params, kind)
+        if not read or kind in (plan.embedded.keys() | UNREAD[plan.kind]) or Path(name).exists():
+            continue
+        name, files = (MINILM[1], "all") if name in MINILM else (name, f"{WEIGHTS}, vocab.json, merges.txt")
+        size = KNOWN.downloads.get(name)
+        if name in KNOWN.policies:
+            size = 2 * policy(name)[1] / 1e9  # the Hub has them in bfloat16
+        revision = params.policy_revision if kind == "policy" else None
+        yield Download("model", name, revision or "main", files, size, cache)
+
+
+def _files(plan: Plan) -> Iterator[Download]:
+    params = plan.params
+    known, own = KNOWN.benchmarks.get(params.task, KNOWN.others), sources(params.task)
+    for split in asked_splits(plan):
+        if not (found := own.get(split)):
+            continue  # generated, or none that check would let pass
+        whole = split == "whole" or list(own.values()).count(found) == 1  # not a part of a file that splits share
+        for source in (found, *found.more):
+            size = known[split] * known["prompt"] / 1e9 if whole and split in known else None
+            files = f"{source.config or 'default'}, {source.split}"
+            if source.columns:
+                files += f" (columns {', '.join(source.columns)})"
+            revision = params.data_revision or source.revision or "main"
+            place = f"$GCPO_DATA_DIR/{source.file('').as_posix()}"
+            yield Download("data", source.dataset, revision, files, size, place)
+
+
+def commands(downloads: Sequence[Download], asked: str) -> list[str]:
+    """Return the commands that bring downloads, on a machine with a network; ``asked`` is what lists them."""
+    models = {(one.name, one.revision) for one in downloads if one.kind == "model"}
+    named = [f"hf download {name}" + f" --revision {at}" * (at != "main") for name, at in sorted(models)]
+    data = [f"gcpo {asked} --fetch DIR"] if any(one.kind == "data" for one in downloads) else []
+    there = "there: HF_HUB_OFFLINE=1, HF_HOME with these models" + " and GCPO_DATA_DIR=DIR" * bool(data)
+    return [*named, *data, there] if named or data else []
+
+
+def fetch(plans: Sequence[Plan], folder: Path) -> Iterator[Path]:
+    """Write the data of runs into the files that are read from a folder (``$GCPO_DATA_DIR``), and yield each; what is
+    there is left as it is.
+
+    Raises:
+        OSError: the Hub cannot be read, or the folder not be written.
+    """
+    every = [*plans, *(plan.training for plan in plans if plan.training)]
+    wanted: dict[Path, tuple[Source, str | None]] = {}
+    for plan in every:
+        for split in asked_splits(plan):
+            if found := sources(plan.params.task).get(split):
+                for source in (found, *found.more):
+                    wanted[source.file(folder)] = source, plan.params.data_revision
+    for path, (source, revision) in wanted.items():
+        if not path.exists():
+            with io.replacing(path) as draft, draft.open("w", encoding="utf-8") as file:
+                for _, record in hub_records(source, revision):
+                    file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+        yield path

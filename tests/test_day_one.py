@@ -1,0 +1,90 @@
+"""Day one with a GPU, rehearsed: what is tried, what counts as bad, and what estimates make of the times."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from test_estimates import plan
+
+from gcpo import paths
+from gcpo.cli import main
+from gcpo.runs import day_one, estimates, reduce
+from gcpo.runs.estimates import KNOWN, Estimate
+from gcpo.runs.profiles import read_yaml, yaml_text
+
+
+def test_without_a_gpu_there_is_one_line_with_the_way_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["check", "--gpu"]) == 2
+    assert re.fullmatch(
+        r"gcpo: check --gpu: torch sees no GPU here\. .*gcpo check --rehearse\n", capsys.readouterr().err
+    )
+
+
+def test_what_fails_is_said_in_its_line_and_the_others_are_tried(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Any) -> Any:
+        raise RuntimeError("no\nkernel")
+
+    steps = {"one": fails, "two": lambda _: ("three (at most 4)", True), "three": lambda _: ("5", False)}
+    monkeypatch.setattr(day_one, "STEPS", steps)
+    assert main(["check", "--rehearse"]) == 1
+    one, two, three, last = capsys.readouterr().out.splitlines()
+    assert one == "BAD  one: RuntimeError: no kernel [0 s]" and two == "good two: three (at most 4) [0 s]"
+    assert three.startswith("BAD  three: 5") and last.startswith("2 of these must be mended")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "good"),
+    [
+        ([0.6, 0.8, 0.7, 0.9, 0.8, 1.0, 0.9, 1.1], True),
+        ([0.1, 0.1, 0.2, 0.1, 0.2, 0.2, 0.2, 0.2], False),  # it answers nothing
+        ([0.9, 0.9, 0.9, 0.8, 0.9, 0.9, 0.1, 0.1], False),  # it breaks: 0.8 lower, three deviations are 0.71
+        ([0.6, 0.8, float("nan"), 0.9, 0.8, 1.0, 0.9, 1.1], False),
+    ],
+)
+def test_a_curve_begins_where_it_should_and_does_not_fall(rewards: list[float], good: bool) -> None:
+    said, found = day_one.curve(pd.Series(rewards), 0.4, 1.4)
+    assert found is good and "begins between 0.4 and 1.4" in said
+
+
+def test_two_processes_sum(tmp_path: Path) -> None:
+    assert reduce.summed(2, tmp_path, 100) > 0
+
+
+def test_estimates_take_what_was_measured_on_the_gpu_of_that_name(outputs: Path) -> None:
+    assert estimates.measured("H100") == {}
+    outputs.mkdir()
+    chosen = {"utilisation": 0.175, "judging": 0.7, "decoding": 0.06}
+    text = yaml_text({"name": "NVIDIA H100 80GB HBM3", "like": "H100", "chosen": chosen})
+    (paths.OUTPUTS / estimates.MEASURED).write_text(text)
+    assert estimates.measured("A100") == {}
+    usual, found = Estimate(plan(task="math")), Estimate(plan(task="math"), chosen=estimates.measured("H100")["chosen"])
+    assert found.seconds["train"] == pytest.approx(2 * usual.seconds["train"])
+    assert found.seconds["judge"] == pytest.approx(usual.seconds["judge"] / 2)
+    lines, _ = estimates.of_grid([plan(task="math")])
+    assert "by what was measured on NVIDIA H100 80GB HBM3 (" in lines[0] and "gpu.yaml)" in lines[0]
+    hours = dict(re.findall(r"([\w ]+?) (\d+|too small)(?:,|$)", lines[-1].partition("by GPU: ")[2]))
+    assert {name.strip() for name in hours} == set(KNOWN.gpus) == {"H100", "H200", "A100", "L40S", "RTX 4090"}
+    assert float(hours["H100"]) == round(found.hours) and hours[" RTX 4090"] == "too small"
+    assert float(hours[" H200"]) < float(hours[" A100"])  # which was not measured
+
+
+@pytest.mark.slow
+def test_a_rehearsal_tries_everything_and_writes_times_that_estimates_do_not_read(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--rehearse"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("good")]
+    assert [line[5:].partition(":")[0] for line in lines] == list(day_one.STEPS)
+    times = read_yaml(outputs / "gpu-rehearsed.yaml")["chosen"]
+    assert set(times) >= {"utilisation", "decoding", "judging"} and all(value > 0 for value in times.values())
+    assert not (outputs / estimates.MEASURED).exists()
