@@ -37,6 +37,7 @@ PAGES = [
     "docs/explorer",
     "docs/ledger",
     "docs/runs",
+    "docs/past_one_machine",
     "docs/api/trainer",
     "docs/api/methods",
     "RESULTS",
