@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce reproduce-all test replay test-chaos unit second-world world setup smoke zoo lint bench reference site examples notebooks clean clean-runs
+.PHONY: reproduce reproduce-all test replay test-chaos test-cluster unit second-world world setup smoke zoo lint bench reference site examples notebooks clean clean-runs
 
 reproduce: world  ## the headline tables and figures on three seeds, and these numbers beside the committed ones
 	$(BIN)/python -m gcpo grid reproduce --profile $(PROFILE) --jobs $(JOBS)
@@ -35,6 +35,13 @@ replay: world  ## nine runs of the reference made again, with tables of the same
 
 test-chaos: world  ## a hundred random kills of two runners on one folder (half an hour)
 	$(BIN)/python tests/chaos.py
+
+test-cluster: .venv/cluster world  ## grids through a SLURM of two nodes on this machine, under fire (CLUSTER=--real: real runs)
+	$(BIN)/python tests/slurm/cluster.py $(CLUSTER)
+
+.venv/cluster: pyproject.toml .venv/installed
+	@$(PIP) -c requirements.lock -e ".[cluster]"
+	touch $@
 
 unit: setup  ## unit and property tests
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not network and not gpu"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shlex
 import sys
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 # What takes seconds to import (torch, pandas, papermill) is imported where it is used: the first line is there at once.
-from gcpo import cli_check, io, paths
+from gcpo import cli_check, cli_options, io, paths
 from gcpo.cli_options import GRID, Given, Profile, Reference, Toy, WithParameters, joined
 from gcpo.errors import UserError
 from gcpo.processes import ends_by_sigterm
 from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, over, parse_yaml
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gcpo.runs.plan import Plan
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
@@ -87,7 +90,7 @@ def _plan(kind: str, profile: str, given: list[str] | None) -> Plan:
     return Plan(kind, validate(over(load_profile(profile), _values(given)), f"{profile} with -p"))
 
 
-def _make(plans: list[Plan], jobs: int | None = 1) -> int:
+def _make(plans: list[Plan], jobs: int | None = 1, wait: bool = True) -> int:
     """Make runs, with the embedded models that they need first, and name those that fail; returns the exit status."""
     io.check_writable(paths.OUTPUTS)
     from gcpo.runs.record import states
@@ -100,7 +103,7 @@ def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     more = f" and {len(plans) - 1} more" if plans[1:] else ""
     print(f"making {plans[0].id}{more} in {plans[0].folder.parent}", flush=True)
     try:
-        failed = run_grid(plans, jobs)
+        failed = run_grid(plans, jobs, wait)
     except (KeyboardInterrupt, SystemExit):
         ended = states(plans).count("finished")
         print(
@@ -119,14 +122,27 @@ def run(
     kind: Annotated[Literal["train", "gradients", "evaluate", "one_step"], typer.Option(help="what is run")] = "train",
     given: Given = None,
     toy: Toy = False,
+    planned: cli_options.Planned = None,
 ) -> int:
     """Make one run: training, or another kind with --kind."""
+    if planned:
+        return _run_planned(planned, given or toy or (profile, kind) != ("smoke", "train"))
     plan = _plan(kind, profile + TOY * toy, given)
     if status := _make([plan]):
         return status
     made = sorted(path.name + "/" * path.is_dir() for path in plan.folder.iterdir() if path.name[0] != ".")
     print(f"in {plan.folder}: {', '.join(made)}")
     return 0
+
+
+def _run_planned(path: Path, more: object) -> int:
+    """Make the run of a plan. The status is 0 also where another live job has the run: an engine would count another
+    one as a failure, and submit again a run that is being made."""
+    from gcpo.runs import jobs
+
+    if more:
+        raise ParameterError(f"--plan {path} says all of a run: leave --profile, --kind, --toy and -p out.")
+    return _make([jobs.read(path)], wait=False)
 
 
 @app.command(cls=WithParameters)
@@ -147,15 +163,12 @@ def evaluate(profile: Profile = "smoke", given: Given = None) -> int:
 def grid(
     name: Annotated[list[str], typer.Argument(help="one or more of params/grids, or paths to such files", **GRID)],
     profile: Profile = "smoke",
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="runs at a time [as many as there are GPUs for, or cores and at most 4]"),
-    ] = None,
+    jobs: cli_options.Jobs = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would run, and run nothing")] = False,
+    as_json: cli_options.AsJson = False,
+    no_wait: cli_options.NoWait = False,
     only_failed: Annotated[bool, typer.Option("--only-failed", help="only runs that have failed before")] = False,
-    any_profile: Annotated[
-        bool, typer.Option("--any-profile", help="though the grid is made for another kind of profile")
-    ] = False,
+    any_profile: cli_options.AnyProfile = False,
     given: Given = None,
     toy: Toy = False,
 ) -> int:
@@ -172,6 +185,8 @@ def grid(
             f"grid {unfit[0]} is not made for {profile}, whose grids are {', '.join(fit)}; --any-profile runs it so."
         )
     plans = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
+    if as_json:
+        return _print_entries(plans, dry_run)
     status = dict(zip((plan.id for plan in plans), states(plans), strict=True))
     if only_failed:
         plans = [plan for plan in plans if status[plan.id] == "failed"]
@@ -182,10 +197,19 @@ def grid(
         return 0
     if len(wanted) < len(plans) or not plans:
         print(f"{len(plans) - len(wanted)} of {len(plans)} runs are finished already", flush=True)
-    made = _make(wanted, jobs) if wanted else 0
+    made = _make(wanted, jobs, not no_wait) if wanted else 0
     if wanted:
         print(f"in {wanted[0].folder.parent}; tables and figures: gcpo report --profile {profile} --grid {name[0]}")
     return made
+
+
+def _print_entries(plans: list[Plan], dry_run: bool) -> int:
+    from gcpo.runs.jobs import entries
+
+    if not dry_run:
+        raise ParameterError("--json is for --dry-run: it says in JSON what would run.")
+    print(*map(json.dumps, entries(plans)), sep="\n")
+    return 0
 
 
 @app.command()

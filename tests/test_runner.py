@@ -23,6 +23,7 @@ from record_builders import failed, finished, planned, write_grid
 from gcpo import paths
 from gcpo.cli import main
 from gcpo.runs import distributed, record, runner
+from gcpo.runs.plan import KINDS
 
 pytestmark = pytest.mark.usefixtures("places")
 
@@ -38,7 +39,7 @@ def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: int | None = None) -> None:
         with log.open("a") as file:
             file.write(f"{output.parent.name}\n")
-        finished(**parameters)
+        finished(next(kind for kind, name in KINDS.items() if name == notebook), **parameters)
 
     @contextlib.contextmanager
     def workers(shares: list[list[str]]) -> Iterator[ThreadPoolExecutor]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -78,6 +82,43 @@ def test_what_this_machine_cannot_do_is_refused_before_anything_is_started(
     monkeypatch.setattr(distributed.torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="processes: 2, and this machine has 1 GPUs"):
         distributed.launch(planned(), tmp_path, lambda: None)
+    monkeypatch.setenv(distributed.NODES, "3")
+    with pytest.raises(ValueError, match="processes: 2, and the 3 nodes of this SLURM job cannot share them out"):
+        distributed.launch(planned(), tmp_path, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("said", "address"),
+    [
+        ("NodeName=n1 CPUs=1 NodeAddr=10.0.0.7 Port=6818\nNodeName=n2 NodeAddr=10.0.0.8 Port=6818\n", "10.0.0.7"),
+        ("NodeName=a-1 NodeAddr=a-1.lab NodeHostName=a-1\n", "a-1.lab"),
+        ("", None),
+    ],
+)
+def test_processes_of_several_nodes_meet_on_the_first(
+    said: str, address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "said").write_text(said)
+    (script := tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat {tmp_path}/said; echo no >&2\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    if address is None:
+        with pytest.raises(ChildProcessError, match=r"does not say where its nodes are: no \(scontrol show node\)"):
+            distributed._meeting(2)
+    else:
+        *given, port = distributed._meeting(2)
+        assert given == ["--num_machines", "2", "--main_process_ip", address, "--main_process_port"]
+        assert 1024 <= int(port) < 65536
+    assert distributed._meeting(1) == ["--main_process_port", "0"]
+
+
+@pytest.mark.slow
+def test_a_node_without_the_run_s_folder_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gcpo.runs.distributed", str(tmp_path / "absent")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as apart:
+        said = apart.stderr.read() if apart.stderr else ""
+    assert re.search(r"^OSError: \S+/absent is not on \S+: .*GCPO_OUTPUTS", said, re.M)
 
 
 @pytest.mark.parametrize("name", names_in(paths.PARAMS / "accelerate"))

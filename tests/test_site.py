@@ -39,6 +39,7 @@ PAGES = [
     "docs/ledger",
     "docs/runs",
     "docs/verl",
+    "docs/past_one_machine",
     "docs/api/trainer",
     "docs/api/methods",
     "RESULTS",

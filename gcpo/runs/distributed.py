@@ -1,24 +1,27 @@
-"""The GPUs that a run sees, and the start of several processes that train one run (``gcpo.runs.train``), one per GPU;
-accelerate knows how they share the policy."""
+"""The GPUs that a run sees, and the start of several processes that train one run (``gcpo.runs.train``), one per GPU,
+on this machine or on all nodes of a SLURM job; accelerate knows how they share the policy."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from gcpo.processes import exit_with_parent
 from gcpo.runs.plan import COPIES, Plan
 from gcpo.runs.profiles import sharing
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # read when a process first uses CUDA, and not again
+NODES = "SLURM_JOB_NUM_NODES"
+SHARED = "plans and outputs lie on a disk that all nodes share: GCPO_OUTPUTS names the folder"
 LOG = "training.json"  # results of the processes, written last
 OUTPUT = "processes.log"  # output of the processes
 _ERROR = re.compile(r"(\[rank\d+\]: )?([\w.]*(Error|Exception|Interrupt)\b.*)")
@@ -89,26 +92,36 @@ def launch(plan: Plan, folder: Path, watch: Callable[[], None]) -> None:
         ValueError: this machine cannot run so many, or not as its configuration of accelerate says.
         ChildProcessError: one of them failed; with the first error that they printed.
     """
-    params, gpus = plan.params, torch.cuda.device_count()
-    if gpus and gpus < params.processes:
-        raise ValueError(f"processes: {params.processes}, and this machine has {gpus} GPUs")
+    params, gpus, nodes = plan.params, torch.cuda.device_count(), int(os.environ.get(NODES, "1"))
+    each, unequal = divmod(params.processes, nodes)
+    if unequal:
+        raise ValueError(
+            f"processes: {params.processes}, and the {nodes} nodes of this SLURM job cannot share them out"
+        )
+    if gpus and gpus < each:
+        raise ValueError(f"processes: {each}, and this machine has {gpus} GPUs")
     # accelerate would make copies there, and not say so.
     if not gpus and plan.sharing.get("distributed_type") != COPIES:
         raise ValueError(f"accelerate: {params.accelerate} shares a policy out over GPUs, and this machine has none")
     config = ["--config_file", str(sharing(params.accelerate)), "--num_processes", str(params.processes)]
-    given = [*config, "--main_process_port", "0", "--module", "gcpo.runs.train", str(folder)]
-    command = [sys.executable, "-m", __name__, str(os.getpid()), *given]
+    command = [sys.executable, "-m", __name__, str(folder), *config, *_meeting(nodes)]
+    if nodes > 1:
+        command = ["srun", "--overlap", "--mpi=none", f"--nodes={nodes}", f"--ntasks={nodes}", *command]
     # Without GPUs accelerate starts several processes of one machine only if its own option for that is not given.
     environment = os.environ if gpus else {**os.environ, "ACCELERATE_USE_CPU": "true"}
-    output = folder / OUTPUT
-    with output.open("w") as printed:
-        started = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env=environment)
+    output, pipe = folder / OUTPUT, subprocess.PIPE
+    with (
+        output.open("w") as printed,
+        # Its standard input ends with this process, however that ends, and on every node: `main` waits for it.
+        subprocess.Popen(command, stdin=pipe, stdout=printed, stderr=subprocess.STDOUT, env=environment) as started,
+    ):
         try:
             while started.poll() is None:
                 watch()
                 time.sleep(0.5)
         except BaseException:
-            started.kill()
+            if nodes == 1:
+                started.kill()  # srun would leave its tasks behind
             raise
     if started.returncode and not (folder / LOG).exists():
         lines = map(_ERROR.match, output.read_text(encoding="utf-8", errors="replace").splitlines())
@@ -119,13 +132,34 @@ def launch(plan: Plan, folder: Path, watch: Callable[[], None]) -> None:
         )
 
 
-def main(parent: int, *given: str) -> None:
-    """Run accelerate's own command in a process that ends with the one that asked for it."""
+def _meeting(nodes: int) -> list[str]:
+    """Return where the processes meet, as options of accelerate: on the first node of the SLURM job, at a port that is
+    free here, where the job's script runs."""
+    if nodes == 1:
+        return ["--main_process_port", "0"]
+    found = subprocess.run(
+        ["scontrol", "-o", "show", "node", os.environ["SLURM_JOB_NODELIST"]], capture_output=True, text=True
+    )
+    if not (address := re.search(r"NodeAddr=(\S+)", found.stdout)):
+        raise ChildProcessError(f"SLURM does not say where its nodes are: {found.stderr.strip()} (scontrol show node)")
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    where = ["--main_process_ip", address[1], "--main_process_port", str(port)]
+    return ["--num_machines", str(nodes), *where]
+
+
+def main(folder: Path, *given: str) -> None:
+    """Run accelerate's own command in a process that ends when its standard input does: with the one that asks for it.
+
+    On several nodes ``srun`` starts one on each."""
     from accelerate.commands.launch import launch_command, launch_command_parser
 
-    exit_with_parent(parent)
-    launch_command(launch_command_parser().parse_args(given))
+    threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
+    if not (folder / "manifest.json").exists():
+        sys.exit(f"OSError: {folder} is not on {os.uname().nodename}: {SHARED}")
+    rank = ["--machine_rank", os.environ["SLURM_NODEID"]] if "--num_machines" in given else []
+    launch_command(launch_command_parser().parse_args([*given, *rank, "--module", "gcpo.runs.train", str(folder)]))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main(Path(sys.argv[1]), *sys.argv[2:])

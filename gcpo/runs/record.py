@@ -14,6 +14,7 @@ import platform
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ PLACES = frozenset("output_dir run_name logging_dir hub_token hub_model_id hub_r
 PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl".split()
 CODES = "codes.yaml"  # file of a reference: codes that give the same numbers
 CLAIM = ".claim"  # names the process, host and boot that work on a run
+JOB = ".job"  # likewise the one that starts work on a run, before a kernel claims the run
 LEASE = 300.0  # seconds without a sign of life after which another machine may take a claim over
 EMPTY = 10.0  # seconds after which a claim without a name is one of a dead process
 ASIDE = "set-aside-"  # folders of what could not be trusted, kept inside the run's own
@@ -194,8 +196,26 @@ def claim(plan: Plan, timeout: float = -1) -> Iterator[Run]:
     Raises:
         filelock.Timeout: another process has held the claim for ``timeout`` seconds; -1 waits as long as it takes.
     """
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    path = plan.folder / CLAIM
+    with _lease(plan.folder / CLAIM, timeout):
+        run = load(plan.folder)
+        yield run if run.fault is None else _set_aside(run)
+
+
+@contextlib.contextmanager
+def job(plan: Plan, timeout: float = -1) -> Iterator[Run]:
+    """Yield the run while no other runner starts it or has it made, and nobody works on it; else as :func:`claim`.
+
+    Between the start of a kernel and its claim lie seconds, in which another runner would start the same run.
+    """
+    with _lease(plan.folder / JOB, timeout):
+        with claim(plan, timeout) as run:
+            pass
+        yield run
+
+
+@contextlib.contextmanager
+def _lease(path: Path, timeout: float) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
     deadline = math.inf if timeout < 0 else time.monotonic() + timeout
     lease = SoftFileLease(path, poll_interval=0.2, lease_duration=LEASE, on_compromise=_lost)
     while not lease.is_locked:
@@ -207,17 +227,20 @@ def claim(plan: Plan, timeout: float = -1) -> Iterator[Run]:
             if left <= EMPTY:
                 raise
     try:
-        run = load(plan.folder)
-        yield run if run.fault is None else _set_aside(run)
+        yield
     finally:
         lease.release()
 
 
 def _clear(path: Path) -> None:
-    """Remove an empty claim: a kill between its creation and its first line leaves one, which no lease voids."""
+    """Remove a claim that no lease voids for a process that does not wait: an empty one, which a kill between its
+    creation and its first line leaves, and one that has been silent for :data:`LEASE` seconds of the disk's own
+    clock."""
     with contextlib.suppress(OSError):
         status = path.stat()
-        if not status.st_size and time.time() - status.st_mtime > EMPTY:
+        with tempfile.TemporaryFile(dir=path.parent) as fresh:
+            silent = os.fstat(fresh.fileno()).st_mtime - status.st_mtime
+        if silent > (LEASE if status.st_size else EMPTY):
             path.unlink()
 
 
@@ -234,7 +257,7 @@ def _set_aside(run: Run) -> Run:
     target = run.folder / f"{ASIDE}{number}"
     target.mkdir()
     for path in run.folder.iterdir():
-        if path.name != CLAIM and not path.name.startswith(ASIDE):
+        if path.name not in (CLAIM, JOB) and not path.name.startswith(ASIDE):
             path.rename(target / path.name)
     (target / "why.txt").write_text(f"{run.fault}\n")
     print(f"{run.folder.name}: {run.fault}; it is kept in {target.name} and made again", flush=True)

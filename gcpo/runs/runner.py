@@ -28,7 +28,7 @@ from gcpo.runs import distributed, kernels
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.runs.profiles import ParameterError
 from gcpo.runs.progress import SHOWN, Board, duration
-from gcpo.runs.record import Run, claim, describe, load
+from gcpo.runs.record import Run, claim, describe, job, load
 
 PREFIX = "gcpo-"  # prefix of temporary folders
 _warm = False  # whether kernels of this process are forks of a server
@@ -102,16 +102,20 @@ def sweep() -> None:
 def run(plan: Plan, threads: int | None = None, wait: bool = True) -> Run | None:
     """Make one run in a kernel of its own; its folder gets notebook.ipynb as well. A finished run is returned as is.
 
-    A failure is in the returned run's manifest, not raised. Without ``wait``, None if another process has the run.
+    A failure is in the returned run's manifest, not raised. Without ``wait``, None if another process has the run, or
+    the training run that it begins with.
     """
-    values = plan.params.model_dump(mode="json")
+    values, limit = plan.params.model_dump(mode="json"), -1 if wait else 0
     try:
-        with claim(plan, timeout=-1 if wait else 0) as found:
+        with contextlib.ExitStack() as held:
+            found = held.enter_context(job(plan, limit))
             if found.finished:
                 return found
-        if _gpus:
-            os.environ[distributed.VISIBLE] = ",".join(_gpus[: distributed.gpus_needed(plan)])
-        execute(KINDS[plan.kind], plan.folder / "notebook.ipynb", values, threads)
+            if plan.training and not load(plan.training.folder).finished:  # one that is there many may look at
+                held.enter_context(job(plan.training, limit))
+            if _gpus:
+                os.environ[distributed.VISIBLE] = ",".join(_gpus[: distributed.gpus_needed(plan)])
+            execute(KINDS[plan.kind], plan.folder / "notebook.ipynb", values, threads)
     except Timeout:
         return None
     except Exception as error:
@@ -128,32 +132,41 @@ def share(jobs: int) -> int | None:
     return None if "OMP_NUM_THREADS" in os.environ else max(1, (os.cpu_count() or 1) // jobs)
 
 
-def run_grid(plans: Sequence[Plan], jobs: int | None = None) -> list[Run]:
+def run_grid(plans: Sequence[Plan], jobs: int | None = None, wait: bool = True) -> list[Run]:
     """Make all runs, ``jobs`` at a time (as many as this machine has room for, :func:`distributed.runs_at_once`), with
     GPUs and cores shared out, unless OMP_NUM_THREADS says how many threads each has; a failed run does not stop the
     others.
 
-    What another process is making is left to it and looked at again at the end. Returns the runs that did not finish.
-    An interrupt, or the end of this process in any way, ends what is running; the next start goes on from there.
+    What another process is making is left to it, and looked at again when others have ended. Once nothing else is left,
+    this process waits for it, or without ``wait`` leaves it. Returns the runs that did not finish. An interrupt, or the
+    end of this process in any way, ends what is running; the next start goes on from there.
     """
     sweep()
     jobs = min(jobs or distributed.runs_at_once(plans), len(plans))
     threads = share(jobs)
     failed: list[Run] = []
-    elsewhere: list[Plan] = []
     with _workers(distributed.gpu_shares(jobs, plans)) as pool, contextlib.closing(Board(plans, jobs)) as board:
-        for others in (False, True):
-            asked = elsewhere if others else plans
-            if others and asked:
-                board.say(f"waiting for {len(asked)} runs that another process makes")
-            started = {pool.submit(run, plan, threads, wait=others): plan for plan in asked}
-            for plan, done in _as_they_end(started, board):
+
+        def make(asked: Sequence[Plan], waits: bool = False) -> list[Plan]:
+            """Make runs, and return those that another process has."""
+            elsewhere = []
+            for plan, done in _as_they_end({pool.submit(run, one, threads, waits): one for one in asked}, board):
                 if done is None:
                     elsewhere.append(plan)
                     continue
                 if not done.finished:
                     failed.append(done)
                 board.end(plan, outcome(done))
+            return elsewhere
+
+        asked = list(plans)
+        while len(left := make(asked)) < len(asked):  # the training that a run begins with may have been made meanwhile
+            asked = left
+        if left and wait:
+            board.say(f"waiting for {len(left)} runs that another process makes")
+            make(left, waits=True)
+        for plan in [] if wait else left:
+            board.say(f"{plan.id}: another process makes it, and it is left to that one")
     return failed
 
 
