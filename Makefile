@@ -71,8 +71,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup  ## what each method costs over TRL's own trainer, and what single parts cost: benchmarks/results
-	@$(BIN)/python benchmarks/overhead.py; first=$$?; $(BIN)/python benchmarks/parts.py && exit $$first
+bench: world  ## time and memory of each method over TRL's own trainer, and costs of single parts: benchmarks/results
+	@missed=0; for part in overhead memory parts; do $(BIN)/python benchmarks/$$part.py || missed=1; done; exit $$missed
 
 reference: setup  ## copy this machine's records of PROFILE to outputs/reference and rewrite its reports
 	$(BIN)/python -m gcpo report --profile $(PROFILE) --publish

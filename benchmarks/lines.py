@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gcpo.runs.profiles import read_yaml
 from gcpo.runs.record import environment
 
 RESULTS = Path(__file__).parent / "results"
+MISSES = RESULTS / "misses.yaml"  # part, case: why a limit is missed, in one sentence
 now = time.perf_counter if torch.cuda.is_available() else time.process_time
 
 
@@ -63,7 +65,9 @@ def ratio(case: str, over: str, times: Mapping[str, Sequence[float]], limit: flo
 
 
 def report(part: str, lines: Sequence[Line]) -> int:
-    """Print the figures of a part, write them to ``results``, and return how many limits are missed."""
+    """Print the figures of a part, write them to ``results``, and return how many limits are missed. What is known of a
+    miss stands below it."""
+    known = read_yaml(MISSES).get(part, {})
     machine = environment()["hardware"]
     names = [gpu if isinstance(gpu, str) else str(gpu) for gpu in machine["gpus"]] or [str(machine["processor"])]
     about = {
@@ -85,6 +89,8 @@ def report(part: str, lines: Sequence[Line]) -> int:
         said = f"{part:9s} {line.case:42s} {line.figure:9.4g} {line.unit}"
         said += (f" of {line.over}" if line.over else "") + f" [{line.low:.4g}, {line.high:.4g}]"
         print(said + (f", limit {line.limit}{' MISSED' if line.missed else ''}" if line.limit else ""), flush=True)
+        if line.missed:
+            print(f"{'':9s} {known.get(line.case, 'not explained yet: misses.yaml')}", flush=True)
     return sum(line.missed for line in lines)
 
 

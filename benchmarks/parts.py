@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
+import importlib.util
 import itertools
+import math
 import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,7 @@ from lines import Line, alternating, children, quartiles, ratio, report
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from trl.trainer.utils import add_fused_lm_head
 
 from gcpo import measures, paths, records, world
 from gcpo.clustering import cluster_nli
@@ -35,7 +40,7 @@ from gcpo.runs.profiles import load_profile
 from gcpo.runs.record import Run
 from gcpo.semantics import Entailment, TextFeatures
 from gcpo.tasks.sampling import load_policy
-from gcpo.trainer.prefix import shared
+from gcpo.trainer.prefix import sharing
 
 # Sizes of policies: width, width within layers, layers, vocabulary.
 SIZES = {"1M": (128, 384, 4, 786), "19M": (512, 1024, 6, 8000), "100M": (768, 2048, 12, 24_000)}
@@ -59,29 +64,32 @@ def group(model: PreTrainedModel, size: int, prompt: int, answer: int) -> tuple[
     return ids, torch.ones_like(ids), completion
 
 
+def scored(size: str) -> PreTrainedModel:
+    """Return a policy with TRL's fused head, which scores completions in its trainers."""
+    model = policy(size)
+    add_fused_lm_head(model, temperature=1.0, outputs=("log_probs",))
+    return model
+
+
+def loss_of_group(model: PreTrainedModel, ids: Tensor, width: int, shares: bool) -> None:
+    """Compute the loss of a group and its gradient, with a prompt that is read once or by every row."""
+    labels = torch.cat([torch.full_like(ids[:, :width], -100), ids[:, width:]], dim=1)
+    with sharing(shares, model, width):
+        outputs = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, fused_lm_head=True)
+    outputs.log_probs[:, width - ids.shape[1] :].mean().neg().backward()
+
+
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def prompts(rounds: int) -> list[Line]:
-    """A loss and its gradient with prompts that are read once, over the plain pass."""
-    model, lines = policy("1M"), []
-
-    def step(ids: Tensor, width: int, shares: bool) -> None:
-        def run() -> None:
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, width - 1 : -1]
-            cross_entropy(logits.flatten(0, 1), ids[:, width:].flatten()).backward()
-
-        if shares:
-            with shared(model, width):
-                run()
-        else:
-            run()
-
+    """A loss and its gradient with prompts that are read once, over TRL's own pass."""
+    model, lines = scored("1M"), []
     for width, size in itertools.product((64, 256, 512), (4, 16)):
         ids = group(model, size, width, 64)[0]
         calls = {
-            "plain": functools.partial(step, ids, width, False),
-            "shared": functools.partial(step, ids, width, True),
+            "plain": functools.partial(loss_of_group, model, ids, width, False),
+            "shared": functools.partial(loss_of_group, model, ids, width, True),
         }
         found = ratio("shared", "plain", alternating(calls, rounds), limit=0.25 if (width, size) == (512, 16) else None)
         lines.append(found._replace(case=f"prompt of {width} tokens, G = {size}"))
@@ -170,7 +178,7 @@ def _read_by_greedy(texts: Any, clusters: list[int]) -> int:
 
 
 def dispersion(rounds: int) -> list[Line]:
-    """Measures of 256 groups at once, over a loop of one group at a time."""
+    """Measures of 256 groups at once, over a loop of one group at a time, and over lm-polygraph's own loop."""
     torch.manual_seed(0)
     clusters, embeddings = torch.randint(4, (256, 16)), torch.randn(256, 16, 384)
     nli, tokens = torch.rand(256, 16, 16, 3).softmax(-1), torch.rand(256, 16, 40)
@@ -190,7 +198,53 @@ def dispersion(rounds: int) -> list[Line]:
 
         times = alternating({"batch": functools.partial(measure, *given), "loop": loop}, rounds)
         lines.append(ratio("batch", "loop", times, limit=1.0)._replace(case=name))
+    if (theirs := _polygraph(clusters, nli, tokens)) is None:
+        print("lm-polygraph is left out: it is not installed (pip install --no-deps lm-polygraph)")
+        return lines
+    for name, (other, unit) in theirs.items():
+        measure, given = kinds[name]
+        own = measure(*given).double()
+        assert torch.allclose(own, torch.as_tensor(other()).double() * unit, atol=1e-4), f"{name} differs"
+        times = alternating({"batch": functools.partial(measure, *given), "lm-polygraph": other}, rounds)
+        lines.append(ratio("batch", "lm-polygraph", times, limit=1.0)._replace(case=name))
     return lines
+
+
+def _polygraph(clusters: Tensor, nli: Tensor, tokens: Tensor) -> dict[str, tuple[Callable[[], Any], float]] | None:
+    """Return lm-polygraph's estimators of the same groups, and what one of their units is in nats; None without it."""
+    found = importlib.util.find_spec("lm_polygraph")
+    if found is None or not found.submodule_search_locations:
+        return None
+    for name in ("", ".estimators", ".utils"):  # whose own imports need much that no estimator here does
+        package = types.ModuleType("lm_polygraph" + name)
+        package.__path__ = [str(Path(found.submodule_search_locations[0], name.removeprefix(".")))]
+        sys.modules[package.__name__] = package
+
+    def estimator(module: str, name: str, **options: Any) -> Any:
+        return getattr(importlib.import_module(f"lm_polygraph.estimators.{module}"), name)(**options)
+
+    groups, size = clusters.shape
+    members = [[(row == label).nonzero().flatten().tolist() for label in row.unique()] for row in clusters]
+    classes = {
+        "class_to_sample": members,
+        "sample_to_class": [row.unique(return_inverse=True)[1].tolist() for row in clusters],
+    }
+    entail, _, contradict = nli.double().numpy().transpose(3, 0, 1, 2)
+    given = {
+        "sample_texts": [[""] * size] * groups,
+        "semantic_classes_entail": classes,
+        "semantic_matrix_entail": entail,
+        "semantic_matrix_contra": contradict,
+        "entropy": list(tokens.flatten(0, 1).numpy()),
+    }
+    entropy = estimator("semantic_entropy", "SemanticEntropy", class_probability_estimation="frequency")
+    kernel = estimator("kernel_language_entropy", "KernelLanguageEntropy")
+    by_token = estimator("token_entropy", "MeanTokenEntropy")
+    return {
+        "semantic entropy": (lambda: entropy(given), 1.0),
+        "kernel language entropy": (lambda: kernel(given), math.log(size)),  # which theirs is a share of
+        "token entropy": (lambda: by_token(given).reshape(groups, size).mean(1), 1.0),
+    }
 
 
 def start(rounds: int) -> list[Line]:

@@ -18,6 +18,7 @@ for _name in ("GCPO_OUTPUTS", "GCPO_DATA_DIR", "GCPO_REFERENCE"):
 
 NOTEBOOKS = _FILES / "notebooks"
 PARAMS = _FILES / "params"
+MEASURED = _FILES / "benchmarks" / "results"  # what ``make bench`` has found
 OUTPUTS = Path(os.environ.get("GCPO_OUTPUTS") or ROOT / "outputs")
 REFERENCE = Path(os.environ.get("GCPO_REFERENCE") or ROOT / "outputs" / "reference")
 WORLDS = ROOT / "outputs" / "world"  # shared by everything that runs from this checkout

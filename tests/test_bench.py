@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gcpo.runs.profiles import read_yaml
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -45,8 +47,19 @@ def test_a_report_counts_the_limits_that_are_missed(lines: Any, capsys: pytest.C
     assert (first["figure"], first["limit"], first["missed"]) == ("0.25", "1.0", "False")
     assert (second["over"], second["figure"], second["missed"]) == ("fast", "2", "True")
     assert first["hardware"] and "torch" in first["packages"]
-    fast, slow = capsys.readouterr().out.splitlines()
-    assert fast.endswith("limit 1.0") and slow.endswith("limit 1.5 MISSED")
+    fast, slow, why = capsys.readouterr().out.splitlines()
+    assert fast.endswith("limit 1.0") and slow.endswith("limit 1.5 MISSED") and "not explained" in why
+
+
+def test_every_miss_that_is_committed_is_explained() -> None:
+    known = read_yaml(FOLDER / "results" / "misses.yaml")
+    missed = {}
+    for path in (FOLDER / "results").glob("*.csv"):
+        with path.open() as file:
+            if cases := {row["case"] for row in csv.DictReader(file) if row.get("missed") == "True"}:
+                missed[path.stem] = cases
+    assert {part: set(why) for part, why in known.items()} == missed
+    assert all(sentence.endswith(".") for why in known.values() for sentence in why.values())
 
 
 def test_the_greedy_rule_reads_pairs_of_new_texts_with_first_members(lines: Any) -> None:

@@ -54,7 +54,7 @@ def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
 ) -> None:
     finish(expand("figure1", "smoke")[0])
     assert main(["report", "--profile", "smoke"]) == 0
-    assert [name for name, _ in executed] == ["20_figure1", "90_claims"]
+    assert [name for name, _ in executed] == ["20_figure1", "29_speed", "90_claims"]
     assert executed[0][1]["reference"] is False and executed[0][1]["any_code"] is False
     printed = capsys.readouterr().out
     nothing = "21_table1: nothing has run of grid table1 with smoke: python -m gcpo grid table1"
@@ -97,13 +97,15 @@ def test_the_page_of_reports_lists_what_was_made_this_time_also_when_a_report_fa
         if name == "90_claims":
             raise RuntimeError("no ledger")
         output.write_text("")
-        (output.parent / "figure1.png").write_text("")
+        (output.parent / f"{name[3:]}.png").write_text("")
 
     monkeypatch.setattr(site, "execute", execute)
     with pytest.raises(RuntimeError, match="no ledger"):
         site.report("smoke")
     page = (folder / "index.md").read_text()
-    assert "- [20_figure1.ipynb](20_figure1.ipynb)\n- [figure1.png](figure1.png)\n- not made" in page
+    assert [line for line in page.splitlines() if line.startswith("- [")] == [
+        f"- [{name}]({name})" for name in ("20_figure1.ipynb", "29_speed.ipynb", "figure1.png", "speed.png")
+    ]
     assert "old.csv" not in page
 
 
@@ -127,7 +129,7 @@ def test_the_reference_is_shown_when_asked_for(executed: list[tuple[str, dict[st
     finish(expand("figure1", "smoke")[0])
     records.write_reference(paths.REFERENCE / "smoke", records.runs("smoke"))
     assert main(["report", "--profile", "smoke", "--reference", "--any-code"]) == 0
-    (name, call), (last, of_ledger) = executed
+    (name, call), _, (last, of_ledger) = executed
     assert (name, call["reference"], call["any_code"]) == ("20_figure1", True, True)
     assert (last, of_ledger["reference"]) == ("90_claims", True) and "any_code" not in of_ledger
 
@@ -172,7 +174,7 @@ def test_a_committed_report_is_what_the_committed_records_give(name: str, tmp_pa
     made = {path.name: path.read_bytes() for path in tables.glob("*.csv")}
     assert made
     assert [name for name in made if made[name] != (COMMITTED / name).read_bytes()] == [], "edited, or of other code"
-    assert f"verdicts_{name[:2]}.csv" in made or name.startswith(("23", "28", "90"))
+    assert f"verdicts_{name[:2]}.csv" in made or name.startswith(("23", "28", "29", "90"))
 
 
 def test_every_committed_table_is_named_in_a_report() -> None:

@@ -674,3 +674,15 @@ def test_replaced_weights_are_counted_where_trl_would_log_their_mean(make: Make,
     trainer.train()
     counts = [entry.get("gcpo/replaced_weights", 0) for entry in trainer.state.log_history]
     assert sum(counts) == 2 * G  # in three steps there are two generations
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_pass_takes_the_number_of_completion_tokens_by_place_and_by_name(make: Make, shares: bool) -> None:
+    trainer = make("grpo", share_prompts=shares)
+    ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 9, 8]])
+    given = trainer.model, ids, torch.ones_like(ids)
+    by_place, by_name = (
+        trainer._get_per_token_logps_and_entropies(*given, 2)[0],
+        trainer._get_per_token_logps_and_entropies(*given, logits_to_keep=2)[0],
+    )
+    assert by_place.shape == (2, 2) and torch.equal(by_place, by_name)

@@ -68,7 +68,7 @@ def report(
     try:
         for name, shows in reports().items():
             settings: dict[str, Any] = {"profile": profile, "reference": reference}
-            if own := shows.get("grid"):  # the ledger has none: it reads what the others found
+            if own := shows.get("grid"):  # the ledger has none, nor has speed: they read no runs
                 wanted = grid or grid_for(fit, own)
                 if why := _unfit(own, wanted, fit, profile, reference):
                     left_out.append(f"{name}: {why}")

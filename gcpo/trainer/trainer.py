@@ -314,10 +314,12 @@ class GCPOTrainer(GRPOTrainer):
         finally:
             self._loss_inputs = None
 
-    def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
-        model, ids, _, keep = arguments[:4]  # as TRL gives them, by place
-        with sharing(self._shares, self.accelerator.unwrap_model(model), width=ids.shape[1] - keep):
-            logps_and_entropies = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *rest: Any, **named: Any
+    ) -> Any:
+        own = model, input_ids, attention_mask, logits_to_keep
+        with sharing(self._shares, self.accelerator.unwrap_model(model), width=input_ids.shape[1] - logits_to_keep):
+            logps_and_entropies = super()._get_per_token_logps_and_entropies(*own, *rest, **named)
         if self._loss_inputs is not None:
             self._modulate_loss(logps_and_entropies[0], logps_and_entropies[1], self._loss_inputs)
         return logps_and_entropies
