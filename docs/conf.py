@@ -74,8 +74,7 @@ PARTS = {
 }
 API = "trainer methods measures rollouts semantics rewards tasks statistics gradients updates records"
 LOOK_UP = "docs/explorer docs/cloud docs/ledger docs/exhibits METHODS docs/runs docs/past_one_machine docs/verl"
-LOOK_UP += " notebooks/90_claims"
-LOOK_UP += " RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
+LOOK_UP += " notebooks/90_claims RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
 
 
 def pages() -> dict[str, list[str]]:

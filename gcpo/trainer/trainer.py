@@ -330,8 +330,7 @@ class GCPOTrainer(GRPOTrainer):
         The rows of this micro-batch in all processes count as one batch, so that what a token is compared with does not
         depend on how many processes there are.
         """
-        old = inputs.get("old_per_token_logps", logps.detach())
-        mask = loss_mask(inputs)
+        old, mask = inputs.get("old_per_token_logps", logps.detach()), loss_mask(inputs)
         ratios = (logps.detach() - old).float().clamp(-20, 20).exp()
         rows = (inputs["task_rewards"], inputs["base_advantages"], old.float(), ratios, mask.float())
         rewards, base, *tokens = (self.collector.gathered(part).unsqueeze(0) for part in rows)
