@@ -35,7 +35,7 @@ from gcpo.runs.progress import Display, State
 
 # Places and credentials in TRL's config, left out of manifests; params and contents name the models.
 PLACES = frozenset("output_dir run_name logging_dir hub_token hub_model_id hub_revision entailment_model".split())
-PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl".split()
+PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl vllm".split()
 CODES = "codes.yaml"  # file of a reference: codes that give the same numbers
 CLAIM = ".claim"  # names the process, host and boot that work on a run
 LEASE = 300.0  # seconds without a sign of life after which another machine may take a claim over
