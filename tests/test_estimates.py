@@ -119,7 +119,7 @@ def test_vllm_answers_hundreds_of_questions_in_the_steps_of_one() -> None:
     once = own.answers * 2 * (own.weights + 28 * 1536 * own.context) * own.context / (0.35 * 67e12)  # each measured
     assert own.seconds["evaluate"] == pytest.approx(18 * 16384 * 0.015 + once)
     assert theirs.seconds["evaluate"] > 5 * own.seconds["evaluate"]
-    assert own.memory["vllm"] == 0.3 * 80e9 and own.memory["generation"] == 0
+    assert own.memory["vllm"] == 0.5 * 80e9 and own.memory["generation"] == 0
 
 
 def test_the_entailment_model_reads_every_ordered_pair_of_a_group() -> None:

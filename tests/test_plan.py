@@ -66,6 +66,7 @@ OTHER: dict[str, Any] = {
     "eval_split": "validation",
     "eval_limit": 17,
     "eval_samples": 3,
+    "engine": "vllm",
     "data_revision": "main",
     "gradient_parameters": ["lm_head"],
     "compared": ["kle"],

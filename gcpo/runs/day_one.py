@@ -32,7 +32,7 @@ from gcpo.runs.record import read_table
 from gcpo.runs.train import train
 from gcpo.semantics import Entailment
 from gcpo.tasks.sampling import generate, prompt_ids, texts, token_statistics
-from gcpo.tasks.vllm import SHARE, by_vllm
+from gcpo.tasks.vllm import by_vllm
 from gcpo.trainer.prefix import sharing
 
 NO_GPU = (
@@ -273,7 +273,7 @@ def by_engine(bench: Bench) -> tuple[str, bool]:
     longest, asked = bench.plan.params.max_completion_length, 8 if bench.rehearse else 32
     read = max(map(len, prompt_ids(tokens, bench.prompts)))
     try:
-        generates = by_vllm(model, tokens, longest=read + longest, share=SHARE)
+        generates = by_vllm(model, tokens, longest=read + longest)
     except UserError as error:
         return f"{error}", bench.rehearse  # which most CPUs cannot install
     started = time.perf_counter()

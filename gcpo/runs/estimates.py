@@ -183,7 +183,7 @@ class Estimate:
                 memory["vllm"] = colocated * settings.get("vllm_gpu_memory_utilization", 0.3) * self.gpu * GB
                 memory["generation"] = 0.0
         if self.plan.kind in ("evaluate", "gradients") and params.engine == "vllm":
-            memory |= {"vllm": params.grpo.get("vllm_gpu_memory_utilization", SHARE) * self.gpu * GB, "generation": 0.0}
+            memory |= {"vllm": SHARE * self.gpu * GB, "generation": 0.0}
         return memory
 
     def _seconds(self) -> dict[str, float]:

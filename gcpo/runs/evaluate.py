@@ -23,7 +23,7 @@ from gcpo.runs.train import train
 from gcpo.semantics import answer_mask
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import batches, ends, generate, prompt_ids, texts, token_statistics
-from gcpo.tasks.vllm import SHARE, Generate, by_vllm
+from gcpo.tasks.vllm import Generate, by_vllm
 from gcpo.trainer.prefix import sharing
 
 AT_ONCE = 2048  # answers that vLLM is asked for between two writes: it makes batches of them itself
@@ -145,8 +145,7 @@ def generator(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> Gener
     if plan.params.engine == "transformers":
         return None
     longest = max(map(len, prompt_ids(tokens, [row.messages for row in rows])))
-    share = plan.params.grpo.get("vllm_gpu_memory_utilization", SHARE)
-    return by_vllm(model, tokens, longest=longest + plan.params.max_completion_length, share=share)
+    return by_vllm(model, tokens, longest=longest + plan.params.max_completion_length)
 
 
 def parts_of(plan: Plan, tokens: Any, rows: Sequence[Row], n: int, batch_size: int | None = None) -> Iterable[slice]:

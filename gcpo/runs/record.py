@@ -36,7 +36,7 @@ from gcpo.runs.progress import Display, State
 
 # Places and credentials in TRL's config, left out of manifests; params and contents name the models.
 PLACES = frozenset("output_dir run_name logging_dir hub_token hub_model_id hub_revision entailment_model".split())
-PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl".split()
+PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl vllm".split()
 CODES = "codes.yaml"  # file of a reference: codes that give the same numbers
 CLAIM = ".claim"  # names the process, host and boot that work on a run
 JOB = ".job"  # likewise the one that starts work on a run, before a kernel claims the run

@@ -14,7 +14,7 @@ from gcpo.errors import UserError
 from gcpo.tasks.sampling import Prompt, ends, prompt_ids
 
 Generate = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]  # as gcpo.tasks.sampling.generate
-SHARE = 0.3  # of a GPU's memory; TRL's default for its own vLLM beside a policy
+SHARE = 0.5  # of a GPU's memory, beside the policy that measures the answers
 MISSING = (
     "engine: vllm, which is not installed here. Install it (pip install '.[vllm]'; it needs a GPU), or set engine: "
     "transformers: the same questions with other draws"
