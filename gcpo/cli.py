@@ -230,7 +230,10 @@ def check(
     fetch: Annotated[str | None, typer.Option(metavar="DIR", help="with --list: write the data there")] = None,
     toy: Toy = False,
 ) -> int:
-    """Check parameter files and grids, and count what is run; `check verl METHOD`: a method's settings in verl."""
+    """Check parameter files and grids, and count what is run.
+
+    `check verl METHOD` prints the settings of a method in verl, and whether verl has loaded the plugin.
+    """
     if name and name[0] == "verl":
         return cli_check.verl(name[1:])
     profile += TOY * toy

@@ -188,7 +188,7 @@ def test_skyrl_has_the_methods_that_read_rewards_alone(monkeypatch: pytest.Monke
     sys.modules[place].register_advantage_estimator = lambda name: lambda call: known.setdefault(name, call)
     monkeypatch.delitem(sys.modules, "gcpo.engines.skyrl", raising=False)
     importlib.import_module("gcpo.engines.skyrl")
-    assert sorted(known) == ["gcpo/dr_grpo", "gcpo/grpo", "gcpo/qhawkeye", "gcpo/rd_only"]
+    assert sorted(known) == [f"gcpo/{name}" for name in "dr_grpo grpo nsr qhawkeye rd_only w_reinforce".split()]
     monkeypatch.setenv("GCPO_SETTINGS", '{"reward_range": [0, 1]}')
     rewards = torch.tensor([[0.0], [1], [1], [0], [0]])
     given = {"token_level_rewards": rewards, "response_mask": torch.ones(5, 1), "index": ["a", "a", "b", "b", "pad0"]}

@@ -149,8 +149,9 @@ def test_rewards_of_0_and_1_give_rd_as_its_formula_says(make: Make) -> None:
 # --- what is asked for ----------------------------------------------------------------------------------------------
 
 ASKING_RIGHT = ["care", "care_agreement", "egpo", *(f"egpo_c{i}" for i in range(1, 7))]
+ASKING_RIGHT += ["nsr", "w_reinforce", "gtpo", "grpo_s"]
 MEASURING = ["care", "care_agreement", "dapo", "gcpo_bot", "gcpo_cd", "gcpo_shuffled", "gcpo_strong", "qhawkeye"]
-MEASURING += ["rd_only"]
+MEASURING += ["rd_only", "top_entropy"]
 
 
 def test_methods_that_measure_rewards_are_those_whose_result_depends_on_the_range() -> None:
@@ -160,7 +161,7 @@ def test_methods_that_measure_rewards_are_those_whose_result_depends_on_the_rang
         return torch.rand(*shape, generator=generator)
 
     features = {
-        **{name: draw(4, 4, 5) for name in ("entropies", "ratios")},
+        **{name: draw(4, 4, 5) for name in ("entropies", "ratios", "certainties", "token_logits")},
         **{name: -draw(4, 4, 5) for name in ("logps", "ref_logps")},
         "mask": torch.arange(5) < torch.tensor([[1], [3], [4], [5]]),
         "embeddings": draw(4, 4, 3),

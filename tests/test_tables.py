@@ -142,6 +142,7 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     for name, text in tables_.items():
         text = text.replace("holds: one.\\nruled out: two.", '"holds: one.\nruled out: two."')
         (tmp_path / "reference" / "p" / f"{name}.csv").write_text(text)
+    (tmp_path / "CITATION.cff").write_text("version: 1\ndate-released: 2026-01-01\n")
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{pages.START}\nstale\n{pages.END}\nafter\n")
     counts = "| of | holds | fails | claims |\n| --- | --- | --- | --- |\n| findings of GCPO | 2 | 1 | 3 |\n"

@@ -63,7 +63,7 @@ from gcpo.trainer.trainer import text_of
 from gcpo.weights import weight_range
 
 WITH_ALPHA = [name for name, row in METHODS.items() if row.alpha is not None]
-IN_LOSS = ("r2vpo", "clip_cov", "kl_cov")  # test_trainer_loss.py
+IN_LOSS = ("r2vpo", "clip_cov", "kl_cov", "steer")  # test_trainer_loss.py
 GRPO = {"loss_type": "grpo", "scale_rewards": "group"}  # the base of all, seed_grpo too
 
 Make = Callable[..., GCPOTrainer]
@@ -193,7 +193,7 @@ def test_the_loss_reads_the_methods_advantages_of_whole_groups(
     assert spy.advantages.dtype == torch.float32
     assert_close(tokens_of(spy.advantages, spy.mask), tokens_of(expected, spy.mask), "what the loss reads")
     assert_close(logged_advantages(trainer), over_tokens(expected, spy.mask), "what is logged")
-    if method not in ("grpo", "dr_grpo"):
+    if METHODS.get(method, trainer.method).parts:
         assert_close(extra(trainer, "weight"), over_tokens(weight, spy.mask), "the logged weight")
         assert_close(extra(trainer, "abs_advantage"), over_tokens(expected.abs(), spy.mask), "its logged size")
         assert_close(extra(trainer, "no_answer"), ~rollouts.answered, "the logged missing answers")
@@ -352,6 +352,7 @@ def test_correctness_is_the_column_that_is_named(make: Make, spy: Spy, scripted:
 
 
 ASKING = ["care", "care_agreement", "egpo", *(f"egpo_c{i}" for i in range(1, 7)), PRODUCT]
+ASKING += ["nsr", "w_reinforce", "gtpo", "grpo_s"]
 
 
 def test_methods_that_ask_what_is_right_need_its_name_among_several_rewards(make: Make) -> None:

@@ -28,8 +28,10 @@ _LOSSES = {
 
 def refusal(row: Method) -> str:
     """Return why a method cannot run in another engine, or an empty text."""
-    if row.in_loss:
+    if row.in_loss or row.base == "gspo" or "top_entropy_quantile" in row.trl:
         return "acts in the loss, of which an engine's estimator of advantages sees nothing"
+    if row.reads & {"certainties", "token_logits"}:
+        return "reads logits, which an engine does not hand over"
     return "moves its reference model, and an engine's stands still" if row.trl.get("sync_ref_model") else ""
 
 

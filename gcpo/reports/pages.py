@@ -210,8 +210,8 @@ def write_readme(profile: str) -> None:
     }
     text = readme.read_text()
     for (start, end), block in blocks.items():
-        before, _, rest = text.partition(start)
-        text = before + block + rest.partition(end)[2]
+        before, there, rest = text.partition(start)
+        text = before + block + rest.partition(end)[2] if there else text
     readme.write_text(text)
 
 
