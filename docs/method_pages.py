@@ -35,7 +35,7 @@ def page(name: str, row: Method) -> str:
     """Return the page of a method in Markdown."""
     facts = {
         "Paper": row.paper,
-        "Rule": f"`{row.rule}`",
+        "Rule": f"`{row.rule}`".replace("|", r"\|"),
         "Acts on": {"base": "nothing: it is a base advantage", "advantage": "advantages", "reward": "rewards"}.get(
             row.acts, "the loss"
         ),

@@ -158,7 +158,8 @@ def test_each_benchmark_at_toy_size(task: str, outputs: Path, tmp_path: Path) ->
 
 
 def sums(number: int) -> dict[str, Any]:
-    return {"problem": f"{number} + {number}?", "level": "Level 3", "solution": rf"\boxed{{{2 * number}}}"}
+    solved = {"solution": rf"\boxed{{{2 * number}}}", "answer": str(2 * number)}
+    return {"problem": f"{number} + {number}?", "level": "Level 3", **solved}
 
 
 def generated(number: int) -> dict[str, Any]:
