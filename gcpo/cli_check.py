@@ -18,6 +18,7 @@ def check(profile: str, name: list[str] | None, gpu_memory: float | None) -> int
     from gcpo.runs import estimates, preflight
     from gcpo.runs.grids import expand, fitting
     from gcpo.runs.params import validate
+    from gcpo.runs.plan import with_trainings
     from gcpo.runs.record import states
 
     for one in profiles():
@@ -26,7 +27,7 @@ def check(profile: str, name: list[str] | None, gpu_memory: float | None) -> int
     too_large, asked = [], []
     for one in name or fitting(profile):
         plans = expand(one, profile)
-        asked += [*plans, *(plan.training for plan in plans if plan.training)]
+        asked += with_trainings(plans)
         counts = Counter(state.split(" (")[0] for state in states(plans))
         said = ", ".join(f"{count} {state}" for state, count in counts.items())
         print(f"grid {one} with {profile}: {len(plans)} runs ({said})")
@@ -68,7 +69,7 @@ def downloads(profile: str, grids: list[str] | None, fetch: str | None) -> int:
     known = sum(one.size or 0 for one in found)
     asked = shlex.join(["check", *(grids or []), "--profile", profile, "--list"])
     print(*found, sep="\n", end="\n" * bool(found))
-    print(f"{len(found)} downloads of {profile}, {known:.1f} GB as far as sizes are known", sep="\n")
+    print(f"{len(found)} downloads of {profile}, {known:.1f} GB as far as sizes are known")
     print(*found_by.commands(found, asked), sep="\n")
     return 0
 

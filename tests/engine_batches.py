@@ -39,7 +39,7 @@ class Batch:
 
     @property
     def rollouts(self) -> Rollouts:
-        """What gcpo.methods reads of the same completions; a group that lacks some has rewards that are NaN."""
+        """Rollouts of the same completions; a group that lacks some has rewards that are NaN."""
         rows = torch.tensor([[*group, *[-1] * (SIZE - len(group))] for group in self.groups])
         rewards = self.rewards[rows].masked_fill(rows < 0, torch.nan)
         mask = self.mask[rows] * (rows >= 0).unsqueeze(2)

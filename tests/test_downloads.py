@@ -1,4 +1,4 @@
-"""What a machine without a network has to be brought, against the profiles' own values."""
+"""Downloads that a machine without a network needs, against the profiles' own values."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def nothing(*_: Any, **__: Any) -> int:
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """What verl asks of an accelerator, of which a CPU has little."""
+    """A CPU as an accelerator of verl: most of what verl asks does nothing there."""
 
     device_name = vendor_name = "cpu"
     device_module = types.SimpleNamespace(

@@ -18,6 +18,7 @@ from gcpo.reports.pages import write_readme, write_results
 from gcpo.reports.site import absolute, reports, reports_on, shown_grids
 from gcpo.runs.grids import expand, fitting
 from gcpo.runs.params import profile_name
+from gcpo.runs.plan import with_trainings
 from gcpo.runs.profiles import TOY
 from gcpo.runs.record import RecordError
 from gcpo.runs.runner import execute
@@ -44,7 +45,7 @@ def publish(profile: str, partial: bool = False) -> int:
             f"Grid {foreign[0]} is not made for {profile}, and a reference holds every report's: report --profile "
             f"{profile} --grid NAME shows its runs."
         )
-    asked = {run.id for grid in fit for plan in expand(grid, profile) for run in (plan, plan.training) if run}
+    asked = {run.id for grid in fit for run in with_trainings(expand(grid, profile))}
     found = records.to_publish(profile)
     finished = [run for run in found if run.manifest["id"] in asked]
     made = {run.manifest["id"] for run in finished}

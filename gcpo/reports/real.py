@@ -14,12 +14,13 @@ from gcpo.reports import records
 from gcpo.reports.alignment import FOUR, MEASURES, Alignment, comparisons
 from gcpo.reports.claims import Verdict
 from gcpo.reports.evidence import by_seed, decide
+from gcpo.reports.headline import GCPO
 from gcpo.reports.names import people
+from gcpo.reports.opened import Report
 from gcpo.runs.grids import owner
 from gcpo.runs.profiles import load_profile
 from gcpo.statistics import Draws
 
-GCPO = ("gcpo_cd", "gcpo_bot")
 ENTROPIES, GEOMETRY = FOUR[:2], FOUR[2:]
 TITLES = {"math": "MATH-500", "aime24": "AIME24", "olympiadbench": "OlympiadBench"}
 SEED_7B = {"policy": "Qwen/Qwen2.5-Math-7B", "method": "seed_grpo"}
@@ -132,4 +133,4 @@ def _runs(grid: str, reference: bool) -> pd.DataFrame:
 
 
 def _command(grid: str) -> str:
-    return f"python -m gcpo grid {grid} --profile {owner(grid)}"
+    return Report(str(owner(grid)), grid).command

@@ -200,8 +200,8 @@ def speeds(bench: Bench) -> tuple[str, bool]:
 
     layers, width = model.config.num_hidden_layers, model.config.hidden_size
     weights = sum(parameter.numel() for parameter in model.parameters())
-    operations = 3 * rows * length * 2 * (weights + layers * width * length)  # as estimates count them
-    bench.times["utilisation"] = bench.share(operations, bench.seconds(step))
+    counted = 3 * rows * estimates.operations(weights, layers, width, length)
+    bench.times["utilisation"] = bench.share(counted, bench.seconds(step))
     model.zero_grad()
     longest, columns = 8 if bench.rehearse else 64, []
 
@@ -225,10 +225,7 @@ def judges(bench: Bench) -> tuple[str, bool]:
     found = own.pairwise(answers)
     taken = time.perf_counter() - started
     read = sum(len(ids) for ids in tokens(answers, add_special_tokens=False)["input_ids"])
-    known = estimates.KNOWN.entailment
-    both = min(known["tokens"], 2 * read / len(answers))
-    of_a_pair = (2 * known["weights"] + 4 * known["layers"] * known["hidden"] * both) * both
-    bench.times["judging"] = bench.share(own.misses * of_a_pair, taken)
+    bench.times["judging"] = bench.share(own.misses * estimates.of_a_pair(2 * read / len(answers)), taken)
     expected, threshold = exact.pairwise(answers), bench.plan.params.entailment_threshold
     away = float((found - expected).abs().mean())
     crossed = float(((found[..., 0] >= threshold) != (expected[..., 0] >= threshold)).float().mean())

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gcpo import io
-from gcpo.runs.estimates import KNOWN, policy
-from gcpo.runs.plan import UNREAD, Plan
+from gcpo.runs.estimates import GB, KNOWN, policy
+from gcpo.runs.plan import UNREAD, Plan, with_trainings
 from gcpo.runs.preflight import asked_splits
 from gcpo.semantics.loading import MINILM
 from gcpo.tasks import sources
@@ -38,7 +38,7 @@ class Download(NamedTuple):
 
 def needed(plans: Sequence[Plan]) -> list[Download]:
     """Return what runs, and the trainings whose policies they look at, download: models first, each once."""
-    every = [*plans, *(plan.training for plan in plans if plan.training)]
+    every = with_trainings(plans)
     found: dict[Download, Download] = {}
     for one in (
         *(model for plan in every for model in _models(plan)),
@@ -61,26 +61,31 @@ def _models(plan: Plan) -> Iterator[Download]:
         name, files = (MINILM[1], "all") if name in MINILM else (name, f"{WEIGHTS}, vocab.json, merges.txt")
         size = KNOWN.downloads.get(name)
         if name in KNOWN.policies:
-            size = 2 * policy(name)[1] / 1e9  # the Hub has them in bfloat16
+            size = 2 * policy(name)[1] / GB  # the Hub has them in bfloat16
         revision = params.policy_revision if kind == "policy" else None
         yield Download("model", name, revision or "main", files, size, cache)
+
+
+def _sources(plan: Plan) -> Iterator[tuple[str, Source]]:
+    """Yield the split and the source of every file that a run reads; none of a generated task."""
+    known = sources(plan.params.task)
+    for split in asked_splits(plan):
+        if found := known.get(split):
+            yield from ((split, source) for source in (found, *found.more))
 
 
 def _files(plan: Plan) -> Iterator[Download]:
     params = plan.params
     known, own = KNOWN.benchmarks.get(params.task, KNOWN.others), sources(params.task)
-    for split in asked_splits(plan):
-        if not (found := own.get(split)):
-            continue  # generated, or none that check would let pass
-        whole = split == "whole" or list(own.values()).count(found) == 1  # not a part of a file that splits share
-        for source in (found, *found.more):
-            size = known[split] * known["prompt"] / 1e9 if whole and split in known else None
-            files = f"{source.config or 'default'}, {source.split}"
-            if source.columns:
-                files += f" (columns {', '.join(source.columns)})"
-            revision = params.data_revision or source.revision or "main"
-            place = f"$GCPO_DATA_DIR/{source.file('').as_posix()}"
-            yield Download("data", source.dataset, revision, files, size, place)
+    for split, source in _sources(plan):
+        whole = split == "whole" or list(own.values()).count(own[split]) == 1  # not a part of a file that splits share
+        size = known[split] * known["prompt"] / GB if whole and split in known else None
+        files = f"{source.config or 'default'}, {source.split}"
+        if source.columns:
+            files += f" (columns {', '.join(source.columns)})"
+        revision = params.data_revision or source.revision or "main"
+        place = f"$GCPO_DATA_DIR/{source.file('').as_posix()}"
+        yield Download("data", source.dataset, revision, files, size, place)
 
 
 def commands(downloads: Sequence[Download], asked: str) -> list[str]:
@@ -99,13 +104,11 @@ def fetch(plans: Sequence[Plan], folder: Path) -> Iterator[Path]:
     Raises:
         OSError: the Hub cannot be read, or the folder not be written.
     """
-    every = [*plans, *(plan.training for plan in plans if plan.training)]
-    wanted: dict[Path, tuple[Source, str | None]] = {}
-    for plan in every:
-        for split in asked_splits(plan):
-            if found := sources(plan.params.task).get(split):
-                for source in (found, *found.more):
-                    wanted[source.file(folder)] = source, plan.params.data_revision
+    wanted = {
+        source.file(folder): (source, plan.params.data_revision)
+        for plan in with_trainings(plans)
+        for _, source in _sources(plan)
+    }
     for path, (source, revision) in wanted.items():
         if not path.exists():
             with io.replacing(path) as draft, draft.open("w", encoding="utf-8") as file:

@@ -92,6 +92,19 @@ def kept_by_a_layer(config: PretrainedConfig, size: int) -> float:
     return size * (5 * hidden + 2 * pairs + 4 * wide) + 4 * 4 * hidden
 
 
+def operations(weights: float, layers: int, hidden: int, tokens: float, masked: bool = True) -> float:
+    """Return the operations of a forward pass of a text: two for each weight and token, and attention, half of which is
+    masked where a token sees those before it alone."""
+    return 2 * (weights + (1 if masked else 2) * layers * hidden * tokens) * tokens
+
+
+def of_a_pair(tokens: float) -> float:
+    """Return the operations by which the entailment model reads two answers of so many tokens together."""
+    known = KNOWN.entailment
+    both = min(known["tokens"], tokens)
+    return operations(known["weights"], known["layers"], known["hidden"], both, masked=False)
+
+
 def measured(like: str) -> dict[str, Any]:
     """Return what was measured on a GPU of this machine: ``name``, and ``chosen``, numbers by the names that
     estimates.yaml has them under. Empty where nothing was, or on another kind than ``like``."""
@@ -188,9 +201,9 @@ class Estimate:
 
     def _seconds(self) -> dict[str, float]:
         params, settings, layers = self.plan.params, self.plan.trainer, self.config.num_hidden_layers
-        gpu, chosen, judge = KNOWN.gpus[self.like], self.chosen, KNOWN.entailment
+        gpu, chosen = KNOWN.gpus[self.like], self.chosen
         speed = {2: chosen["utilisation"] * gpu["bfloat16"], 4: chosen["utilisation"] * gpu["float32"]}
-        forward = 2 * (self.weights + layers * self.config.hidden_size * self.context) * self.context
+        forward = operations(self.weights, layers, self.config.hidden_size, self.context)
         token = max(chosen["decoding"], self.size * self.weights / gpu["bandwidth"]) * params.max_completion_length
         passes = 3 + settings["gradient_checkpointing"] - bool(params.lora_rank) + bool(settings["beta"])
         trained_on = self.completions * settings["num_iterations"] * passes
@@ -202,14 +215,14 @@ class Estimate:
         steps = math.ceil(self.asked / self.together) * passes_over * token
         if params.engine == "vllm" and not self.training:
             steps = math.ceil(self.answers / KNOWN.together) * params.max_completion_length * chosen["vllm"]
-        # Nothing that the entailment model reads of two answers is masked.
-        both = min(judge["tokens"], 2 * params.max_completion_length)
-        of_a_pair = (2 * judge["weights"] + 4 * judge["layers"] * judge["hidden"] * both) * both
         return {
             "generate": params.max_steps * self.training * token
             + self.completions / self.gpus * forward / speed[self.computed],
             "train": trained_on * forward / speed[self.computed] / self.gpus,
-            "judge": self.pairs * of_a_pair / (chosen["judging"] * gpu["bfloat16"]) / self.gpus,
+            "judge": self.pairs
+            * of_a_pair(2 * params.max_completion_length)
+            / (chosen["judging"] * gpu["bfloat16"])
+            / self.gpus,
             "evaluate": steps + self.answers * forward / speed[self.size],
         }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gcpo.runs.distributed import SHARED
-from gcpo.runs.estimates import Estimate
+from gcpo.runs.estimates import GB, Estimate
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import ParameterError
@@ -37,14 +38,14 @@ def entries(plans: Iterable[Plan]) -> list[dict[str, Any]]:
 def resources(plan: Plan) -> dict[str, float | None]:
     """Return the GPUs of a run, which an embedded policy does not need, and what is estimated of each of them (GB, and
     hours of the whole run); None where the policy is not known here."""
+    found: dict[str, float | None] = {"gpus": 0, "gpu_memory_gb": None, "hours": None}
     if "policy" in plan.embedded:
-        return {"gpus": 0, "gpu_memory_gb": None, "hours": None}
-    gpus = plan.params.processes if plan.kind == "train" else 1  # the training that it needs is a job of its own
-    try:
+        return found
+    found["gpus"] = plan.params.processes if plan.kind == "train" else 1  # its training is a job of its own
+    with contextlib.suppress(OSError):
         cost = Estimate(plan)
-    except OSError:
-        return {"gpus": gpus, "gpu_memory_gb": None, "hours": None}
-    return {"gpus": gpus, "gpu_memory_gb": round(cost.peak / 1e9, 1), "hours": round(cost.hours / cost.gpus, 2)}
+        found |= {"gpu_memory_gb": round(cost.peak / GB, 1), "hours": round(cost.hours / cost.gpus, 2)}
+    return found
 
 
 def read(path: Path) -> Plan:

@@ -273,6 +273,11 @@ class Plan:
         return label(self.kind, self.params.model_dump(), self.varied)
 
 
+def with_trainings(plans: Sequence[Plan]) -> list[Plan]:
+    """Return runs, and after them the training runs whose policies they look at."""
+    return [*plans, *(plan.training for plan in plans if plan.training)]
+
+
 def quarters(max_steps: int) -> list[int]:
     """Return the steps at 0, 25, 50, 75 and 100 % of a training."""
     return sorted({round(quarter * max_steps / 4) for quarter in range(5)})

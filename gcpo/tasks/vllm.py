@@ -14,14 +14,14 @@ from gcpo.errors import UserError
 from gcpo.tasks.sampling import Prompt, ends, prompt_ids
 
 Generate = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]  # as gcpo.tasks.sampling.generate
-SHARE = 0.5  # of a GPU's memory, beside the policy that measures the answers
+SHARE = 0.5  # of a GPU's memory, for vLLM's weights and cache beside the policy that measures the answers
 MISSING = (
     "engine: vllm, which is not installed here. Install it (pip install '.[vllm]'; it needs a GPU), or set engine: "
     "transformers: the same questions with other draws"
 )
 
 
-def by_vllm(model: Any, tokens: Any, *, longest: int, share: float = SHARE) -> Generate:
+def by_vllm(model: Any, tokens: Any, *, longest: int) -> Generate:
     """Return a function as :func:`gcpo.tasks.sampling.generate`, by vLLM with this policy's weights in bfloat16.
 
     Every answer is a request with a seed of its own, drawn from torch's generator: whatever seeds ``generate`` seeds
@@ -31,7 +31,6 @@ def by_vllm(model: Any, tokens: Any, *, longest: int, share: float = SHARE) -> G
         model: the policy; adapters are merged into a copy of it.
         tokens: its tokenizer.
         longest: tokens of the longest prompt with its answer.
-        share: of the GPU's memory, for vLLM's copy of the weights and its cache.
 
     Raises:
         UserError: vLLM is not installed.
@@ -43,11 +42,10 @@ def by_vllm(model: Any, tokens: Any, *, longest: int, share: float = SHARE) -> G
         raise UserError(f"{MISSING} ({' '.join(str(error).split())}).") from error
 
     with tempfile.TemporaryDirectory() as folder:  # what is asked is what is measured, wherever it came from
-        (copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model).save_pretrained(
-            folder
-        )
+        whole = copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model
+        whole.save_pretrained(folder)
         tokens.save_pretrained(folder)
-        engine = LLM(model=folder, dtype="bfloat16", max_model_len=longest, gpu_memory_utilization=share)
+        engine = LLM(model=folder, dtype="bfloat16", max_model_len=longest, gpu_memory_utilization=SHARE)
 
     def generate(
         model: Any, tokens: Any, prompts: Sequence[Prompt], *, n: int, temperature: float, max_new_tokens: int

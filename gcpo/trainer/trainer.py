@@ -156,13 +156,14 @@ class GCPOTrainer(GRPOTrainer):
             self._callback(rollouts)
         base = self.collector.gathered(output["advantages"]).view_as(rollouts.rewards)
         modulation = self._modulate(rollouts, None if self.method.reward else base, stage="advantage")
-        self.collector.scores.watch(rollouts, modulation.advantages)
+        shaped = modulation.advantages
+        self.collector.scores.watch(rollouts, shaped)
         columns = {**modulation.columns, "weight": modulation.weight}
         if self.method.reward:
             columns["method_reward"] = self.method.reward(rollouts)
         columns["no_answer"] = 1 - rollouts.answered.float()
-        columns["abs_advantage"] = modulation.advantages.abs()
-        by_token = modulation.advantages.ndim == 3
+        columns["abs_advantage"] = shaped.abs()
+        by_token = shaped.ndim == 3
         means = self._log_columns(columns, rollouts.mask if by_token else None)
         # TRL has just logged its own advantages, of all processes: the ones trained on take their place.
         logged = self._logs["advantages"]
@@ -172,7 +173,7 @@ class GCPOTrainer(GRPOTrainer):
         logged.extend((base.flatten() * means["weight"]).tolist())
 
         local = self.collector.local(len(inputs))
-        advantages = modulation.advantages.flatten(0, 1)[local].to(output["advantages"].dtype)
+        advantages = shaped.flatten(0, 1)[local].to(output["advantages"].dtype)
         if by_token:  # padded to the longest completion of all processes
             advantages = advantages[:, : output["completion_mask"].shape[1]]
         output["advantages"] = advantages
@@ -235,9 +236,8 @@ class GCPOTrainer(GRPOTrainer):
             self._metrics["train"][f"gcpo/{name}"].append(flat[name].nanmean().item())
             self._logs["extra"][name].extend(flat[name].tolist())
         self._columns = list(flat)
-        weight = (
-            columns["weight"][mask.bool()] if mask is not None and columns["weight"].ndim == 3 else columns["weight"]
-        )
+        weight = columns["weight"]
+        weight = weight[mask.bool()] if mask is not None and weight.ndim == 3 else weight
         if weight.numel():
             self._metrics["train"]["gcpo/weight_min"].append(weight.min().item())
             self._metrics["train"]["gcpo/weight_max"].append(weight.max().item())
