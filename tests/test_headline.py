@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 import pytest
-from record_builders import evaluated, finished, write_grid
+from record_builders import evaluated, finished, write_grid, write_profile
 
-from gcpo import reports
+from gcpo import paths, reports
 from gcpo.reports import evidence, headline, power, records
+from gcpo.reports.claims import Verdict
 from gcpo.reports.headline import GCPO, RIGHT
 from gcpo.runs.grids import expand
+
+PROTOCOL = paths.ROOT / "PROTOCOL.md"
 
 
 def runs(means: Mapping[str, float], spread: float = 0.01, seeds: int = 8, questions: int = 40) -> pd.DataFrame:
@@ -121,3 +126,37 @@ def test_what_the_paper_does_not_print_is_a_margin_below_gcpo() -> None:
     scores = runs({"grpo": 0.5, "gcpo_bot": 0.5}, seeds=1)
     with pytest.raises(ValueError, match="share 1 seeds"):
         power.verdicts_drawn(scores, "f1", {"a": [("gcpo_bot", "grpo")]}, paper, effects={})
+
+
+def test_the_power_beside_a_verdict_is_what_the_protocol_printed() -> None:
+    printed = re.findall(r"^\| (.*?) \| (tiny\w+) \| (\d+) \| (\d+) \| (\d+) \|$", PROTOCOL.read_text(), flags=re.M)
+    assert [(*row[:2], *map(int, row[2:])) for row in printed] == [*power.promised().itertuples(index=False, name=None)]
+    told = power.beside(Verdict("inconclusive", "Too few."), headline.ALL, "tinyqa")
+    said = "Too few. If the paper's numbers were true here, 21 of 100 such experiments would say *holds*."
+    assert (told.label, told.because) == ("inconclusive", said)
+    assert power.beside(told, "another claim", "tinyqa") == told
+
+
+@pytest.mark.usefixtures("places")
+def test_runs_of_the_protocol_are_shown_for_a_task_when_all_of_its_runs_are_there() -> None:
+    for profile in ("world_a", "p"):
+        write_profile(profile, {})
+    tasks: dict[str, list[str]] = {"task": ["tinyqa", "tinymath"]}
+    write_grid("headline", [{"kind": "train", "method": ["grpo"], "seed": [0, 1], "max_steps": [0, 1], **tasks}])
+    for seed, steps, task in itertools.product((0, 1), (0, 1), tasks["task"]):
+        if (seed, steps, task) != (1, 1, "tinymath"):
+            metric = "f1" if task == "tinyqa" else "accuracy"
+            for profile in ("world_a", "p"):
+                tables = evaluated(0.2 + steps / 2 + seed / 100, metric=metric)
+                finished(profile=profile, seed=seed, max_steps=steps, method="grpo", task=task, tables=tables)
+    report, free = reports.open("world_a", "headline"), reports.open("p", "headline")
+    why = "3 of 4 runs are finished, and PROTOCOL.md compares none before all are."
+    assert report.waiting == {"tinymath": why} and not free.waiting
+    assert [*report.metric] == ["tinyqa"] and [*free.metric] == tasks["task"]
+    assert set(report.runs()["task"]) == {*report.gate.table["task"]} == {"tinyqa"}
+    assert report.gate.closed("tinyqa") is None and report.gate.tasks == tasks["task"]
+    verdict = report.decide("tinymath", [], margin=2.0, claim=headline.ALL)
+    assert (verdict.label, verdict.because) == ("not tested", f"The gate cannot be judged on tinymath: {why}")
+    assert set(free.runs()["task"]) == {*tasks["task"]}
+    finished(profile="world_a", seed=1, max_steps=1, method="grpo", task="tinymath", tables=tables)
+    assert not reports.open("world_a", "headline").waiting

@@ -318,13 +318,15 @@ def test_claims_flip_when_records_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for task, metric, score in (("tinyqa", "f1", 1.0), ("tinymath", "accuracy", 0.0)):
         own = runs.loc[(runs["task"] == task) & runs["method"].isin(["gcpo_cd", "gcpo_bot"]), "id"]
         scores.loc[scores["run"].isin(own), metric] = score
+    shown = {"profile": "laptop", "grid": "table1", "reference": True}
+    execute("21_table1", tmp_path / "before.ipynb", {**shown, "write_to": str(tmp_path / "before")})
     scores.to_parquet(reference / "eval.parquet", index=False)
     io.seal(reference)
     monkeypatch.setenv("GCPO_REFERENCE", str(reference.parent))
-    execute("21_table1", tmp_path / "21_table1.ipynb", {"write_to": str(tmp_path)})
+    execute("21_table1", tmp_path / "after.ipynb", {**shown, "write_to": str(tmp_path / "after")})
     before, after = (
-        pd.read_csv(folder / "verdicts_21.csv").set_index(["heading", "place"])["label"]
-        for folder in (paths.REFERENCE / "laptop", tmp_path)
+        pd.read_csv(tmp_path / name / "verdicts_21.csv").set_index(["heading", "place"])["label"]
+        for name in ("before", "after")
     )
     assert (before != after).sum() >= 3
     flipped = after["GCPO beats all baselines"]

@@ -158,10 +158,11 @@ def test_a_report_on_two_worlds_shows_the_first_and_the_ledger_reads_both(pages:
         finished("gradients", tables=TABLES, profile=profile)
         assert publish.publish(profile) == 1
     asked = [(page["profile"], Path(page["write_to"]).name) for page in pages if "write_to" in page]
-    assert asked == [("p", "p"), ("laptop", "laptop"), ("q", "q"), ("laptop", "laptop")]
-    assert [page["readme"] for page in pages if "readme" in page] == ["laptop", "laptop"]
+    own, ledger = ("p", "p"), ("laptop", "laptop")
+    assert asked == [own, ledger, ("q", "q"), ledger, own, ledger]  # the first shows the second beside it
+    assert [page["readme"] for page in pages if "readme" in page] == ["laptop"] * 3
     assert (paths.REFERENCE / "laptop" / "answers.parquet").read_text() == "kept"
-    assert (paths.REFERENCE / "laptop" / "table.csv").read_text() == "page 5\n"
+    assert (paths.REFERENCE / "laptop" / "table.csv").read_text() == "page 8\n"
     assert len(reference_of("p")) == len(reference_of("q")) > 1 and not (paths.REFERENCE / "p").is_symlink()
     assert "# 20 · new ·" in (paths.NOTEBOOKS / f"{LEDGER}.ipynb").read_text()
 

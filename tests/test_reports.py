@@ -43,10 +43,23 @@ def test_every_report_notebook_is_listed_and_its_parameters_say_the_same() -> No
     found = {}
     for path in sorted(paths.NOTEBOOKS.glob("[29][0-9]_*.ipynb")):
         parameters = inspect_notebook(str(path))
-        own = {key: literal_eval(parameters[key]["default"]) for key in ("grid", "profile") if key in parameters}
-        found[path.stem] = own
-    assert site.reports() == found and list(site.reports()) == list(found)
-    assert set(site.shown_grids()) <= set(grids())
+        named = {"grid": "grid", "profile": "profile", "also": "other"}  # in reports.yaml, and in the notebook
+        found[path.stem] = {
+            key: literal_eval(parameters[name]["default"]) for key, name in named.items() if name in parameters
+        }
+    listed = {name: {k: v for k, v in shows.items() if k != "elsewhere"} for name, shows in site.reports().items()}
+    assert listed == found and list(listed) == list(found)
+    for profile in ("laptop", "world_a", "paper"):
+        assert set(site.shown_grids(profile)) <= set(grids())
+
+
+def test_a_report_shows_another_grid_of_profiles_that_the_protocol_does_not_name() -> None:
+    assert [site.own_grid("21_table1", name) for name in ("world_a", "world_b", "laptop")] == [
+        "headline",
+        "headline",
+        "table1",
+    ]
+    assert (site.own_grid("20_figure1", "world_b"), site.own_grid("29_speed", "laptop")) == ("figure1", "")
 
 
 def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
@@ -67,7 +80,7 @@ def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
 
 
 def test_a_profile_of_benchmarks_has_grids_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {own: site.grid_for(fitting("paper"), own) for own in site.shown_grids()}
+    found = {own: site.grid_for(fitting("paper"), own) for own in site.shown_grids("paper")}
     assert (found["table1"], found["figure1"], found["ablations"]) == (
         "paper_table1",
         "paper_figure1",
@@ -112,12 +125,15 @@ def test_the_page_of_reports_lists_what_was_made_this_time_also_when_a_report_fa
 def test_what_make_reproduce_runs_is_part_of_the_reports_own_grids() -> None:
     parts = {
         name: {plan.id for plan in expand(name, "laptop")}
-        for name in ("reproduce", "reproduce_all", *site.shown_grids())
+        for name in ("reproduce", "reproduce_all", *site.shown_grids("laptop"))
     }
-    whole = set().union(*(parts[name] for name in site.shown_grids()))
+    whole = set().union(*(parts[name] for name in site.shown_grids("laptop")))
     assert parts["reproduce"] < parts["reproduce_all"] < whole
     asked = {
-        plan.params.method for name in site.shown_grids() for plan in expand(name, "laptop") if plan.kind == "train"
+        plan.params.method
+        for name in site.shown_grids("laptop")
+        for plan in expand(name, "laptop")
+        if plan.kind == "train"
     }
     assert {plan.params.method for plan in expand("reproduce_all", "laptop")} == asked
     assert (

@@ -14,6 +14,7 @@ from gcpo import paths
 from gcpo.cli import main
 from gcpo.methods import METHODS
 from gcpo.reports import pages, tables
+from gcpo.reports.headline import WORLDS
 from gcpo.reports.names import NAMES, people
 from gcpo.runs.params import validate
 from gcpo.runs.profiles import load_profile
@@ -129,15 +130,16 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
 ) -> None:
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
+    gate = "task,decoding,gain,low,high,records\ntinyqa,sampled,21.44,19.46,23.48,runs\ntinyqa,greedy,1,0,2,runs\n"
     tables_ = {
-        "gate": "task,decoding,gain,low,high,records\n"
-        "tinyqa,sampled,21.44,19.46,23.48,runs of p\ntinyqa,greedy,1,0,2,runs of p\n",
         "headlines": "question,paper,scope,place,quote,verdict,found,parts,notebook,records\n"
         "Why?,GCPO,embedded world,Eq. 1,so it is,ruled out,By 5.,holds: one.\\nruled out: two.,01_why,runs of p\n",
         "ledger_counts": "kind,paper,holds,fails,claims,records\nfinding,GCPO,2,1,3,runs of p\n"
         "theorem,GCPO,1,0,1,runs of p\ntheorem,EGPO,0,4,4,runs of p\n",
     }
-    (tmp_path / "reference" / "p").mkdir(parents=True)
+    for name in ("p", *WORLDS):
+        (tmp_path / "reference" / name).mkdir(parents=True)
+    (tmp_path / "reference" / "world_b" / "gate.csv").write_text(gate)
     (tmp_path / "docs").mkdir()
     for name, text in tables_.items():
         text = text.replace("holds: one.\\nruled out: two.", '"holds: one.\nruled out: two."')
@@ -147,7 +149,7 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     readme.write_text(f"before\n{pages.START}\nstale\n{pages.END}\nafter\n")
     counts = "| of | holds | fails | claims |\n| --- | --- | --- | --- |\n| findings of GCPO | 2 | 1 | 3 |\n"
     counts += "| theorems | 1 | 4 | 5 |\n"
-    gained = "Plain GRPO gains 21.4 points on tinyqa (95 % CI 19.5 to 23.5)."
+    gained = "Plain GRPO gains 21.4 points on tinyqa in world B (95 % CI 19.5 to 23.5)."
     for _ in range(2):  # twice is as once
         pages.write_readme("p")
         found = readme.read_text()

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from gcpo.reports.evidence import Comparison, Pair, paired_comparisons
+from gcpo.runs.grids import expand
+from gcpo.runs.params import profile_name
 
 GRID = "headline"  # where the controls are
+GRIDS = (GRID, "others", "steps", "checkpoints")  # whose runs decide by the protocol, in these worlds
+WORLDS = {"world_a": "world A", "world_b": "world B"}  # profile -> as people call it
 GCPO = ("gcpo_cd", "gcpo_bot")
 BASELINES = ("grpo", "se", "kle", "empo", "care")  # of the paper's Table 1
 RIGHT = ("care reward=binary", "grpo reward=binary")  # trained on right or wrong, as CARE's own paper does
@@ -43,6 +47,26 @@ def claims_on(labels: Collection[str]) -> dict[str, list[Pair]]:
         ALL: [(method, other) for method in GCPO for other in BASELINES],
         RD: [(method, "rd_only") for method in GCPO],
         SHUFFLED: [("gcpo_bot", "gcpo_shuffled")],
+    }
+
+
+def waiting(grid: str, profile: str, finished: Collection[str]) -> dict[str, str]:
+    """Return why the runs of a task are not compared yet, by task: the protocol compares none before all are made.
+
+    Args:
+        grid: whose runs are asked for; of grids and profiles that are not the protocol's none wait.
+        profile: a profile's name, or a parameter file.
+        finished: ids of the runs that are.
+    """
+    if grid not in GRIDS or profile_name(profile) not in WORLDS:
+        return {}
+    made: dict[str, list[bool]] = {}
+    for plan in expand(grid, profile):
+        made.setdefault(plan.params.task, []).append(plan.id in finished)
+    return {
+        task: f"{sum(each)} of {len(each)} runs are finished, and PROTOCOL.md compares none before all are."
+        for task, each in made.items()
+        if not all(each)
     }
 
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from gcpo import paths
 from gcpo.errors import nearest
 from gcpo.reports.claims import DIFFERS, SHOWN, UNTESTED, overall
+from gcpo.reports.headline import WORLDS
 from gcpo.runs.params import profile_name
 from gcpo.runs.profiles import ParameterError, read_yaml
 from gcpo.tasks import get_task
@@ -27,8 +28,6 @@ LONGEST = 25  # words of a quote
 NO_CHECK, BESIDE = "No check decides it.", "Beside it, "
 # Fields of a verdict's record that are read here.
 COLUMNS = ["id", "label", "because", "parts", "place", "task", "heading", "notebook", "level", "profile"]
-# The profiles of PROTOCOL.md, whose rules are older than their runs, by what people call their worlds.
-WORLDS = {"world_a": "world A", "world_b": "world B"}
 
 
 def _short(quote: str) -> str:

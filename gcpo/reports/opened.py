@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import nan
 from pathlib import Path
 
 import pandas as pd
 
-from gcpo.reports import evidence, headline, records, tables
+from gcpo.reports import evidence, headline, power, records, tables
 from gcpo.reports.claims import Verdict
 from gcpo.reports.gate import Gate, gate
 from gcpo.reports.margins import margins
+from gcpo.runs.params import profile_name
 from gcpo.runs.record import RecordError
 
 
@@ -50,9 +52,16 @@ class Report:
         return f"python -m gcpo grid {self.grid} --profile {self.profile}"
 
     @cached_property
+    def waiting(self) -> dict[str, str]:
+        """Why the runs of a task are not compared yet, by task (:func:`gcpo.reports.headline.waiting`)."""
+        each = records.runs(self.profile, self.reference)
+        return headline.waiting(self.grid, self.profile, {run.manifest["id"] for run in each if run.finished})
+
+    @cached_property
     def metric(self) -> dict[str, str]:
-        """The metric that each task of the grid is trained and judged on."""
-        return tables.metrics(self.grid, self.profile)
+        """The metric that each task of the grid is trained and judged on; of tasks whose runs are compared."""
+        every = tables.metrics(self.grid, self.profile)
+        return {task: metric for task, metric in every.items() if task not in self.waiting}
 
     @property
     def margin(self) -> dict[str, float]:
@@ -67,7 +76,9 @@ class Report:
     @cached_property
     def gate(self) -> Gate:
         """Test of whether GRPO learns on the tasks of the grid (:func:`gcpo.reports.gate.gate`)."""
-        return gate(self.profile, self.grid, self.reference, self.any_code)
+        found = gate(self.profile, self.grid, self.reference, self.any_code)
+        compared = found.table[~found.table["task"].isin([*self.waiting])]
+        return replace(found, table=compared, missing=found.missing | self.waiting)
 
     @cached_property
     def controls(self) -> dict[str, headline.Controls]:
@@ -90,6 +101,7 @@ class Report:
         *,
         closed: str | None = None,
         margin: float | None = None,
+        claim: str = "",
     ) -> Verdict:
         """Return the verdict of training runs on a task (:func:`gcpo.reports.evidence.decide`).
 
@@ -97,27 +109,31 @@ class Report:
 
         Args:
             task: the task.
-            comparisons: of its runs.
+            comparisons: of its runs; none where they wait.
             effects: the paper's, in their order.
             closed: another reason why there is no verdict.
             margin: the smallest effect that would matter; the task's own unless given.
+            claim: of those whose power the protocol printed, which then stands beside a verdict of its runs.
         """
-        return evidence.decide(
+        decided = evidence.decide(
             comparisons,
             effects,
             self.gate.closed(task) or closed,
             self.command,
-            self.margin[task] if margin is None else margin,
-            self.controls[task].blind,
+            self.margin.get(task, nan) if margin is None else margin,
+            self.controls[task].blind if task in self.controls else "",
         )
+        protocol = self.grid == headline.GRID and profile_name(self.profile) in headline.WORLDS
+        return power.beside(decided, claim, task) if protocol and task not in self.waiting else decided
 
     def runs(self, which: str = "kind == 'train'") -> pd.DataFrame:
-        """Finished runs of the grid for which a query of their columns is true.
+        """Finished runs of the grid for which a query of their columns is true, without those that wait.
 
         Raises:
             RecordError: there is none, with the command that makes them; or as :func:`gcpo.records.find` does.
         """
         found = records.find(self.profile, self.grid, self.reference, self.any_code).query(which)
+        found = found[~found["task"].isin([*self.waiting])]
         if found.empty:
             raise RecordError(f"nothing to report: {self.command}")
         return found

@@ -12,8 +12,9 @@ from gcpo import engines, paths
 from gcpo.methods import METHODS
 from gcpo.reports import reach, records
 from gcpo.reports.claims import DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
+from gcpo.reports.headline import WORLDS
 from gcpo.reports.sweep import taken
-from gcpo.reports.tables import markdown, methods_table
+from gcpo.reports.tables import markdown, methods_table, written
 from gcpo.runs import estimates
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
@@ -67,10 +68,7 @@ Results of small policies show how the methods behave on our generated tasks. Th
 
 def table_of(profile: str, name: str) -> pd.DataFrame:
     """Return a table of a profile's reference as text, without its source; empty where there is none."""
-    path = paths.REFERENCE / profile / f"{name}.csv"
-    if not path.exists():
-        return pd.DataFrame()
-    return pd.read_csv(path, dtype=str, keep_default_na=False).drop(columns="records")
+    return written(profile, name, reference=True, dtype=str, keep_default_na=False)
 
 
 def findings(profile: str) -> str:
@@ -103,11 +101,14 @@ def quoted(profile: str) -> str:
     return "\n".join(parts)
 
 
-def learned(profile: str) -> str:
-    """Return the gate in words: what plain GRPO gains over the start, by sampled answers."""
-    gate = table_of(profile, "gate").query("decoding == 'sampled'")
-    gate[["gain", "low", "high"]] = gate[["gain", "low", "high"]].astype(float).map("{:.1f}".format)
-    said = [f"{row.gain} points on {row.task} (95 % CI {row.low} to {row.high})" for row in gate.itertuples()]
+def learned() -> str:
+    """Return the gate in words: what plain GRPO gains over the start in each world, by sampled answers."""
+    said = []
+    for profile, world in WORLDS.items():
+        gate = table_of(profile, "gate").to_dict("records")
+        for row in [row for row in gate if row["decoding"] == "sampled"]:
+            gain, low, high = (f"{float(row[name]):.1f}" for name in ("gain", "low", "high"))
+            said.append(f"{gain} points on {row['task']} in {world} (95 % CI {low} to {high})")
     return f"Plain GRPO gains {' and '.join(said)}."
 
 
@@ -191,7 +192,7 @@ def readme_results(profile: str) -> str:
     """Return the README's results from marker to marker."""
     parts = [
         findings(profile),
-        f"{learned(profile)} {movable()}",
+        f"{learned()} {movable()}",
         f"{WORDS} {READING}",
         f"How many claims have which verdict ({sources(profile)}):\n\n{counted(profile)}",
         KINDS,
@@ -272,7 +273,7 @@ def results_page(profile: str) -> str:
         PREAMBLE,
         f"## How many claims have which verdict\n\n{counted(profile)}\n{KINDS}",
         f"## Five questions\n\n{quoted(profile)}",
-        f"## Does training work here?\n\n{learned(profile)}",
+        f"## Does training work here?\n\n{learned()}",
     ]
     return "\n\n".join(part.strip() for part in parts) + f"\n\n*Made from {sources(profile)}.*\n"
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import resources
 from math import nan, sqrt
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from gcpo.reports import records
-from gcpo.reports.claims import HOLDS, RULED_OUT
+from gcpo.reports.claims import HOLDS, RULED_OUT, Verdict
 from gcpo.reports.evidence import Pair, decide, effects_of, paired_comparisons
 from gcpo.reports.headline import GCPO, claims_on
 from gcpo.reports.margins import margins
@@ -121,6 +123,22 @@ def of_pilot(profile: str, grid: str, alike: Mapping[str, str], seeds: int = 8, 
         }
         parts.append(table(drawn).assign(task=task))
     return pd.concat(parts, ignore_index=True)
+
+
+def promised() -> pd.DataFrame:
+    """Return what PROTOCOL.md printed before its runs: the columns of :func:`table`, whole per cent, and task."""
+    return pd.read_csv(str(resources.files("gcpo") / "power.csv"))
+
+
+def beside(verdict: Verdict, claim: str, task: str) -> Verdict:
+    """Return a verdict that also says how often such runs would give *holds* if the paper's numbers were true; as it is
+    where the protocol printed no such thing."""
+    row = promised().query("claim == @claim and task == @task")
+    if row.empty:
+        return verdict
+    share = row["holds if the paper"].item()
+    said = f"If the paper's numbers were true here, {share} of 100 such experiments would say *holds*."
+    return replace(verdict, because=f"{verdict.because} {said}")
 
 
 def table(drawn: Mapping[str, Mapping[str, Counter[str]]]) -> pd.DataFrame:

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 from papermill import inspect_notebook
 
 from gcpo import io, paths
 from gcpo.reports import records
+from gcpo.reports.headline import waiting
 from gcpo.reports.pages import write_readme, write_results
-from gcpo.reports.site import absolute, reports, reports_on, shown_grids
+from gcpo.reports.site import absolute, own_grid, reports, reports_on
 from gcpo.runs.grids import expand, fitting
 from gcpo.runs.params import profile_name
 from gcpo.runs.plan import with_trainings
@@ -39,7 +41,8 @@ def publish(profile: str, partial: bool = False) -> int:
         raise RecordError(
             f"{profile_name(profile)} holds runs of toy size, which show nothing of a method: never published."
         )
-    fit, shown = fitting(profile), shown_grids(profile_name(profile))
+    fit, name = fitting(profile), profile_name(profile)
+    shown = dict.fromkeys(own_grid(report, name) for report in reports_on(name))
     if foreign := [grid for grid in shown if grid not in fit]:
         raise RecordError(
             f"Grid {foreign[0]} is not made for {profile}, and a reference holds every report's: report --profile "
@@ -72,6 +75,8 @@ def _replace(profile: str, write: Callable[[Path], object]) -> None:
     """Build a reference and its pages in a place of their own, and put them where the old ones are.
 
     The ledger reads what reports found on other profiles too, and lies with the reference that ``reports.yaml`` names.
+    A report on two worlds shows one beside the other, and is made again with either. One whose runs all wait
+    (:func:`gcpo.reports.headline.waiting`) is not made.
     """
     name, root, named = profile_name(profile), paths.REFERENCE.with_name(".reference.draft"), reports()
     told = [report for report, shows in named.items() if name in (shows["profile"], shows.get("also"))]
@@ -84,12 +89,16 @@ def _replace(profile: str, write: Callable[[Path], object]) -> None:
             shutil.copytree(there, root / home)
         elif there.name != name:
             (root / there.name).symlink_to(there)
+    finished = set(pd.read_json(root / name / "runs.jsonl", lines=True)["id"])
+    made = [report for report in reports_on(name) if _compares(own_grid(report, name), profile, finished)] + ledgers
     before = os.environ.get("GCPO_REFERENCE")
     os.environ["GCPO_REFERENCE"] = str(root)  # the reference of the notebooks' kernels
     try:
-        for report in [*reports_on(name), *ledgers]:  # in their order: the ledger reads what those before it found
+        for report in made:  # in their order: the ledger reads what those before it found
             of, folder = (home, root / home) if report in ledgers and home != name else (absolute(profile), root / name)
-            execute(report, root / f"{report}.ipynb", {"profile": of, "reference": True, "write_to": str(folder)})
+            shown = {"grid": grid} if (grid := own_grid(report, name)) else {}
+            settings = {"profile": of, "reference": True, "write_to": str(folder), **shown}
+            execute(report, root / f"{report}.ipynb", settings)
             clean(root / f"{report}.ipynb")
     finally:
         os.environ.pop("GCPO_REFERENCE")
@@ -98,12 +107,20 @@ def _replace(profile: str, write: Callable[[Path], object]) -> None:
     for each in {name, home}:
         with io.replacing(paths.REFERENCE / each) as draft:
             (root / each).rename(draft)
-    for report in [report for report in told if named[report]["profile"] == name] + ledgers * bool(told):
+    for report in [report for report in made if named[report]["profile"] == name] + ledgers * bool(told):
         (root / f"{report}.ipynb").replace(paths.NOTEBOOKS / f"{report}.ipynb")
     if told:
         write_readme(home)
         write_results(home)
     shutil.rmtree(root)
+    for first in {named[report]["profile"] for report in told} - {name}:
+        if (paths.REFERENCE / first).is_dir():
+            pages_again(first)
+
+
+def _compares(grid: str, profile: str, finished: set[str]) -> bool:
+    """Return False for a grid all of whose runs wait for others."""
+    return {plan.params.task for plan in expand(grid, profile)} > {*waiting(grid, profile, finished)}
 
 
 def pages_again(profile: str) -> int:

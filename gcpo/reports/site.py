@@ -18,8 +18,8 @@ REPORTS = Path(__file__).parents[1] / "reports.yaml"
 
 
 def reports() -> dict[str, dict[str, str]]:
-    """The report notebooks in their order, with the grid and the profile that each shows (``reports.yaml``), and where
-    it reports on two worlds the other's profile (``also``)."""
+    """The report notebooks in their order, with the grid and the profile that each shows (``reports.yaml``); where it
+    reports on two worlds the other's profile (``also``), and the grid that it shows of all others (``elsewhere``)."""
     return dict(read_yaml(REPORTS))
 
 
@@ -29,11 +29,16 @@ def reports_on(profile: str) -> list[str]:
     return [name for name, shows in shown.items() if profile in (shows["profile"], shows.get("also"))] or [*shown]
 
 
-def shown_grids(profile: str | None = None) -> list[str]:
-    """The grids that reports show unless told otherwise, each once; of those on a profile if one is given."""
-    named = reports()
-    some = reports_on(profile) if profile else named
-    return list(dict.fromkeys(named[name]["grid"] for name in some if "grid" in named[name]))
+def own_grid(report: str, profile: str) -> str:
+    """Return the grid that a report shows of a profile unless told otherwise; "" of one that shows no runs."""
+    shows = reports()[report]
+    here = profile in (shows["profile"], shows.get("also"))
+    return shows.get("grid", "") if here else shows.get("elsewhere", shows.get("grid", ""))
+
+
+def shown_grids(profile: str) -> list[str]:
+    """The grids that reports show of a profile unless told otherwise, each once, in their order."""
+    return list(dict.fromkeys(filter(None, (own_grid(name, profile) for name in reports()))))
 
 
 def grid_for(made: list[str], own: str) -> str:
@@ -66,9 +71,9 @@ def report(
     made: list[Path] = []
     left_out: list[str] = []
     try:
-        for name, shows in reports().items():
+        for name in reports():
             settings: dict[str, Any] = {"profile": profile, "reference": reference}
-            if own := shows.get("grid"):  # the ledger has none, nor has speed: they read no runs
+            if own := own_grid(name, profile_name(profile)):  # the ledger has none, nor has speed: they read no runs
                 wanted = grid or grid_for(fit, own)
                 if why := _unfit(own, wanted, fit, profile, reference):
                     left_out.append(f"{name}: {why}")
@@ -85,7 +90,7 @@ def report(
         lines = [f"# Reports of profile {profile_name(profile)}", "", f"From {records.source(profile, reference)}.", ""]
         lines += [f"- [{name}]({name})" for name in written if not name.startswith("index")]
         lines += [f"- not made: {why}" for why in left_out]
-        own_grids = dict.fromkeys(grid_for(fit, own) for own in shown_grids())
+        own_grids = dict.fromkeys(grid_for(fit, own) for own in shown_grids(profile_name(profile)))
         shown = [grid] if grid else [one for one in own_grids if one in fit]
         lines += ["", *_missing(shown, profile, reference)]
         (folder / "index.md").write_text("\n".join(lines), encoding="utf-8")

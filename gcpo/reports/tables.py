@@ -14,7 +14,7 @@ from gcpo import paths, statistics
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
 from gcpo.runs.grids import expand
-from gcpo.runs.params import Params, validate
+from gcpo.runs.params import Params, profile_name, validate
 from gcpo.runs.profiles import TOY, load_profile
 from gcpo.tasks import get_task
 from gcpo.weights import weight_range
@@ -164,6 +164,14 @@ def write_table(table: pd.DataFrame, folder: Path | None, name: str, source: str
         folder.mkdir(parents=True, exist_ok=True)
         said = table if source is None else table.assign(records=source)
         said.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+
+
+def written(profile: str, name: str, reference: bool = False, **settings: Any) -> pd.DataFrame:
+    """Return a table that reports wrote of a profile's runs, or of its reference, without its source; empty where there
+    is none. ``settings`` are those of ``pd.read_csv``."""
+    folder = paths.REFERENCE / profile_name(profile) if reference else paths.OUTPUTS / profile_name(profile) / "reports"
+    path = folder / f"{name}.csv"
+    return pd.read_csv(path, **settings).drop(columns="records") if path.exists() else pd.DataFrame()
 
 
 def markdown(table: pd.DataFrame) -> str:
