@@ -21,7 +21,7 @@ DIFFERS = "differs"  # of a claim that two worlds answer by two of these words
 SHOWN = (HOLDS, INCONCLUSIVE, RULED_OUT, FAILS, UNTESTED, DIFFERS)  # their order in a table
 WORDS = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}  # by what a check returns
 NUMBERS = ["difference", "low", "high", "paper_effect", "mde", "seeds"]
-RECORD = ["id", "label", "because", *NUMBERS, *"subject against estimate level unit n effect parts note".split()]
+RECORD = ["id", "label", "because", *NUMBERS, *"subject against estimate level unit n effect parts note brief".split()]
 RECORD += ["place", "task", "heading", "notebook", "records"]  # the columns of a file of verdicts
 
 
@@ -44,6 +44,7 @@ class Verdict:
         unit: of the estimate.
         parts: the comparisons of a joint claim, each with its label and numbers.
         note: a caveat.
+        brief: the same as ``because`` for a page of few claims, with one interval; "" where that is brief itself.
     """
 
     label: str
@@ -60,6 +61,7 @@ class Verdict:
     unit: str = ""
     parts: tuple[str, ...] = ()
     note: str = ""
+    brief: str = ""
 
 
 def overall(words: Collection[str]) -> str:

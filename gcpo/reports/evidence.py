@@ -196,6 +196,18 @@ class Part:
         return " ".join(said)
 
     @property
+    def brief(self) -> str:
+        """Return the numbers beside the effect in question, as one sentence."""
+        one = self.comparison
+        if not one.tested:
+            return f"{self.numbers}."
+        estimate, low, high = signed(*self.shown, digits=one.digits)
+        size = "" if isnan(self.size) else f", where {self.margin:g} would matter"
+        if self.effect > 0:
+            size = f", where the paper has {self.effect:+.{one.digits or 2}f}"
+        return f"{one.name}: {estimate}{' points' * (one.unit == 'points')} (95 % CI {low} to {high}){size}."
+
+    @property
     def line(self) -> str:
         """Return the word, the numbers and their meaning, as one line of a list."""
         return f"{self.word}: {self.numbers}. {self.meaning}".strip()
@@ -243,6 +255,7 @@ def decide(
     said = [blinded, _counted(parts, final), f"{weakest.numbers}.", weakest.meaning, denied, first]
     about: dict[str, Any] = {"note": denied, "parts": tuple(part.line for part in parts)}
     about["because"] = " ".join(filter(None, said))
+    about["brief"] = " ".join(filter(None, [blinded and blind, _counted(parts, final), weakest.brief]))
     if final == UNTESTED or blinded:
         return Verdict(UNTESTED, effect=only, **about)
     found = weakest.comparison

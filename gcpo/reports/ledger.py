@@ -27,7 +27,7 @@ REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which m
 LONGEST = 25  # words of a quote
 NO_CHECK, BESIDE = "No check decides it.", "Beside it, "
 # Fields of a verdict's record that are read here.
-COLUMNS = ["id", "label", "because", "parts", "place", "task", "heading", "notebook", "level", "profile"]
+COLUMNS = ["id", "label", "because", "brief", "parts", "place", "task", "heading", "notebook", "level", "profile"]
 
 
 def _short(quote: str) -> str:
@@ -109,7 +109,8 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
     files = [("", path) for path in sorted(paths.VERDICTS.glob("*.csv"))]
     files += [(each, path) for each, folder in folders.items() for path in sorted(folder.glob("verdicts_*.csv"))]
     parts = [pd.read_csv(path, dtype=str, keep_default_na=False).assign(profile=each) for each, path in files]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=COLUMNS)
+    every = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    return every.reindex(columns=[*dict.fromkeys([*COLUMNS, *every])]).fillna("")  # older files have fewer columns
 
 
 def decided(lines: Sequence[Any]) -> tuple[str, dict[str, str]]:
@@ -149,7 +150,8 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     """Every claim with its verdict, a row each: id, paper, kind, scope, place, quote, verdict (one word for all its
     checks, by :func:`decided`), worlds (the word of each), fixed (before the data: :func:`fixed`), because (each
     check's verdict, with place and numbers), note, question, found (the numbers of the checks that decided, and the
-    words of the others), parts (the comparisons of those that decided, a line each) and notebook (of the first).
+    words of the others), brief (the same with one interval a check), parts (the comparisons of those that decided, a
+    line each) and notebook (of the first).
 
     A claim without any check is "not tested". Verdicts on tasks that the claim is not about are listed last, and decide
     nothing (:func:`reached`).
@@ -159,15 +161,18 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
         word, words = decided(lines)
         deciding = [line for line in lines if line.label == words.get(WORLDS.get(line.profile, ""), word)]
         others = [line for line in lines if line not in deciding]
-        found = [f"In {WORLDS[x.profile]}: {x.because}" if x.profile in WORLDS else x.because for x in deciding]
-        found += [f"However, {line.heading} ({_place(line)}): {line.label}." for line in others]
-        found += [f"On {line.task}, which the sentence is not about: {line.label}." for line in beside]
+        rest = [f"However, {line.heading} ({_place(line)}): {line.label}." for line in others]
+        rest += [f"On {line.task}, which the sentence is not about: {line.label}." for line in beside]
+        found, brief = (
+            " ".join([f"In {WORLDS[x.profile]}: {text}" if x.profile in WORLDS else text for x, text in each] + rest)
+            for each in ([(x, x.because) for x in deciding], [(x, x.brief or x.because) for x in deciding])
+        )
         said = [*map(_in_words, lines), *(f"{BESIDE}{_in_words(line)}" for line in beside)]
         row = {"id": claim.id, "paper": PAPERS[claim.paper], "kind": claim.kind, "scope": claim.scope}
         row |= {"place": claim.place, "quote": claim.quote, "verdict": word}
         row |= {"worlds": "; ".join(map(": ".join, words.items())), "fixed": fixed(lines)}
         row |= {"because": " / ".join(said) or NO_CHECK}
-        row |= {"note": claim.note, "question": claim.question, "found": " ".join(found)}
+        row |= {"note": claim.note, "question": claim.question, "found": found, "brief": brief}
         row["parts"] = "\n".join(line.parts for line in deciding if line.parts)
         rows.append({**row, "notebook": deciding[0].notebook if deciding else ""})
     return pd.DataFrame(rows)
@@ -184,7 +189,7 @@ def _in_scope(claim: Claim, task: str) -> bool:
 
 
 def _unreached(check: str) -> Any:
-    missing = dict.fromkeys(("notebook", "task", "parts", "profile"), "")
+    missing = dict.fromkeys(("notebook", "task", "parts", "profile", "brief"), "")
     missing |= {"because": "not executed on these runs", "place": "its notebook"}
     return SimpleNamespace(label=UNTESTED, heading=check, **missing)
 

@@ -76,7 +76,7 @@ def findings(profile: str) -> str:
     lines = []
     for number, row in enumerate(table_of(profile, "headlines").to_dict("records"), start=1):
         where = f"{row['paper']} {row['place']}; {EVIDENCE[row['scope']]}; *{row['verdict']}*"
-        asked = f"{number}. **{row['question']} {ANSWERS[row['verdict']]}.** {row['found']}"
+        asked = f"{number}. **{row['question']} {ANSWERS[row['verdict']]}.** {row['brief']}"
         lines.append(f"{asked} ({where}; {_notebook(row['notebook'])})\n")
     return "".join(lines)
 
