@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce reproduce-all test replay test-chaos test-cluster unit second-world world setup smoke zoo lint bench reference site examples notebooks clean clean-runs
+.PHONY: reproduce reproduce-all test replay test-chaos test-cluster test-verl unit second-world world setup smoke zoo lint bench reference site examples notebooks clean clean-runs
 
 reproduce: world  ## the headline tables and figures on three seeds, and these numbers beside the committed ones
 	$(BIN)/python -m gcpo grid reproduce --profile $(PROFILE) --jobs $(JOBS)
@@ -38,6 +38,12 @@ test-chaos: world  ## a hundred random kills of two runners on one folder (half 
 
 test-cluster: .venv/cluster world  ## grids through a SLURM of two nodes on this machine, under fire (CLUSTER=--real: real runs)
 	$(BIN)/python tests/slurm/cluster.py $(CLUSTER)
+
+test-verl:  ## the methods inside verl's own code, in an environment of its own (build/verl): a quarter of an hour
+	@$(PYTHON) -m venv build/verl
+	@build/verl/bin/pip install --quiet $$(grep '^torch==' requirements.lock) -r tests/verl.txt
+	@build/verl/bin/pip install --quiet --no-deps trl==1.12.0 -e .
+	build/verl/bin/python -m pytest -q tests/test_engines_verl.py
 
 .venv/cluster: pyproject.toml .venv/installed
 	@$(PIP) -c requirements.lock -e ".[cluster]"
