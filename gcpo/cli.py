@@ -14,7 +14,7 @@ import typer
 # What takes seconds to import (torch, pandas, papermill) is imported where it is used: the first line is there at once.
 from gcpo import cli_check, cli_options, io, paths
 from gcpo.cli_options import GRID, Given, Profile, Reference, Toy, WithParameters, joined
-from gcpo.errors import UserError
+from gcpo.errors import UserError, nearest
 from gcpo.processes import ends_by_sigterm
 from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, over, parse_yaml
 
@@ -168,6 +168,10 @@ def grid(
     as_json: cli_options.AsJson = False,
     no_wait: cli_options.NoWait = False,
     only_failed: Annotated[bool, typer.Option("--only-failed", help="only runs that have failed before")] = False,
+    task: Annotated[str | None, typer.Option(metavar="TASK", help="only runs on this task")] = None,
+    beyond_reference: Annotated[
+        bool, typer.Option("--beyond-reference", help="only runs that the committed reference lacks")
+    ] = False,
     any_profile: cli_options.AnyProfile = False,
     given: Given = None,
     toy: Toy = False,
@@ -185,6 +189,11 @@ def grid(
             f"grid {unfit[0]} is not made for {profile}, whose grids are {', '.join(fit)}; --any-profile runs it so."
         )
     plans = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
+    if task:
+        plans = _on_task(plans, task)
+    if beyond_reference:
+        known = _in_reference(profile)
+        plans = [plan for plan in plans if plan.id not in known]
     if as_json:
         return _print_entries(plans, dry_run)
     status = dict(zip((plan.id for plan in plans), states(plans), strict=True))
@@ -201,6 +210,20 @@ def grid(
     if wanted:
         print(f"in {wanted[0].folder.parent}; tables and figures: gcpo report --profile {profile} --grid {name[0]}")
     return made
+
+
+def _on_task(plans: list[Plan], task: str) -> list[Plan]:
+    found = [plan for plan in plans if plan.params.task == task]
+    if not found:
+        there = dict.fromkeys(plan.params.task for plan in plans)
+        raise ParameterError(f"--task {task}: no run of the grid is on it.{nearest(task, there)}")
+    return found
+
+
+def _in_reference(profile: str) -> set[str]:
+    from gcpo.reports.records import runs
+
+    return {run.manifest["id"] for run in runs(profile, reference=True) if run.finished}
 
 
 def _print_entries(plans: list[Plan], dry_run: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from filelock import FileLock
-from record_builders import failed, finished, planned, write_grid
+from record_builders import failed, finished, planned, publish, write_grid
 
 from gcpo import paths
 from gcpo.cli import main
@@ -80,6 +81,18 @@ def test_only_failed_runs_are_made_again_when_asked(executed: Path, capsys: pyte
     assert main(["grid", "g", "--profile", "p", "--jobs", "1"]) == 0
     assert executed.read_text().split() == [planned(seed=1).id, planned(seed=2).id]
     assert "2 of 3 runs are finished already" in capsys.readouterr().out
+
+
+def test_a_reference_grows_by_the_runs_that_it_lacks_a_task_at_a_time(executed: Path, capsys: Any) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1], "task": ["tinyqa", "tinymath"]}])
+    finished(seed=0, task="tinyqa")
+    publish()
+    shutil.rmtree(paths.OUTPUTS)
+    command = ["grid", "g", "--profile", "p", "--jobs", "1"]
+    assert main([*command, "--beyond-reference", "--task", "tinyqa"]) == 0
+    assert executed.read_text().split() == [planned(seed=1, task="tinyqa").id]
+    assert main([*command, "--task", "tinyQA"]) == 2
+    assert "--task tinyQA: no run of the grid is on it. Did you mean 'tinyqa'?" in capsys.readouterr().err
 
 
 def test_a_run_that_another_process_makes_is_left_to_it_and_awaited(executed: Path, capsys: Any) -> None:
