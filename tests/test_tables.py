@@ -133,7 +133,8 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     gate = "task,decoding,gain,low,high,records\ntinyqa,sampled,21.44,19.46,23.48,runs\ntinyqa,greedy,1,0,2,runs\n"
     tables_ = {
         "headlines": "question,paper,scope,place,quote,verdict,found,brief,parts,notebook,records\n"
-        "Why?,GCPO,embedded world,Eq. 1,so it is,ruled out,By 56.,By 5.,holds: one.\\nruled out: two.,01_why,runs of p\n",
+        "Why?,GCPO,embedded world,Eq. 1,so it is,ruled out,By 56.,By 5.,holds: one."
+        "\\nruled out: two.,01_why,runs of p\n",
         "ledger_counts": "kind,paper,holds,fails,claims,records\nfinding,GCPO,2,1,3,runs of p\n"
         "theorem,GCPO,1,0,1,runs of p\ntheorem,EGPO,0,4,4,runs of p\n",
     }
