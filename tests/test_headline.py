@@ -62,7 +62,7 @@ def test_a_null_counts_only_where_a_control_is_told_from_grpo() -> None:
     seen = headline.controls("tinyqa", runs({"grpo": 0.5, "drop_half": 0.3, "se_shuffled": 0.5}), "f1")
     unseen = headline.controls("tinyqa", runs({"grpo": 0.5, "drop_half": 0.5}), "f1")
     assert seen.told == ["drop_half"] and not seen.blind
-    assert list(seen.table["told"]) == [True, False]
+    assert list(seen.table["seen"]) == [True, False]
     assert not unseen.told and unseen.blind.startswith("None of 1 positive controls is clear of GRPO on tinyqa")
     nothing = headline.controls("tinyqa", null, "f1")
     assert nothing.blind == "No positive control was trained on tinyqa, so a null says nothing."

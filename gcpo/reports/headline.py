@@ -102,11 +102,11 @@ class Controls:
 
     @property
     def table(self) -> pd.DataFrame:
-        """task, control, difference with low and high (points, 95 %, corrected), seeds, mde and told."""
+        """task, control, difference with low and high (points, 95 %, corrected), seeds, mde and seen."""
         rows = [
             (self.task, name, *one.corrected, one.seeds, one.mde, name in self.told) for name, one in self.found.items()
         ]
-        return pd.DataFrame(rows, columns="task control difference low high seeds mde told".split())
+        return pd.DataFrame(rows, columns="task control difference low high seeds mde seen".split())
 
 
 def controls(task: str, scores: pd.DataFrame, metric: str) -> Controls:
