@@ -43,7 +43,7 @@ def test_every_report_notebook_is_listed_and_its_parameters_say_the_same() -> No
     found = {}
     for path in sorted(paths.NOTEBOOKS.glob("[29][0-9]_*.ipynb")):
         parameters = inspect_notebook(str(path))
-        named = {"grid": "grid", "profile": "profile", "also": "other"}  # in reports.yaml, and in the notebook
+        named = {"grid": "grid", "profile": "profile", "also": "second_world"}  # in reports.yaml, and in the notebook
         found[path.stem] = {
             key: literal_eval(parameters[name]["default"]) for key, name in named.items() if name in parameters
         }
