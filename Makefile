@@ -36,8 +36,9 @@ replay: world  ## nine runs of the reference made again, with tables of the same
 test-chaos: world  ## a hundred random kills of two runners on one folder (half an hour)
 	$(BIN)/python tests/chaos.py
 
-test-cluster: .venv/cluster world  ## grids through a SLURM of two nodes on this machine, under fire (CLUSTER=--real: real runs)
-	$(BIN)/python tests/slurm/cluster.py $(CLUSTER)
+test-cluster: build/cluster/installed  ## grids through a SLURM of two nodes on this machine, under fire (CLUSTER=--real: real runs)
+	build/cluster/bin/python -m gcpo world
+	build/cluster/bin/python tests/slurm/cluster.py $(CLUSTER)
 
 test-verl:  ## the methods inside verl's own code, in an environment of its own (build/verl): a quarter of an hour
 	@$(PYTHON) -m venv build/verl
@@ -45,8 +46,11 @@ test-verl:  ## the methods inside verl's own code, in an environment of its own 
 	@build/verl/bin/pip install --quiet --no-deps trl==1.12.0 -e .
 	build/verl/bin/python -m pytest -q tests/test_engines_verl.py
 
-.venv/cluster: pyproject.toml .venv/installed
-	@$(PIP) -c requirements.lock -e ".[cluster]"
+build/cluster/installed: requirements.lock pyproject.toml  # an environment of its own: Snakemake wants two older packages
+	@$(PYTHON) -m venv build/cluster
+	@grep -viE '^(packaging|sqlalchemy)==' requirements.lock > build/cluster/constraints.txt
+	@build/cluster/bin/pip install --quiet $$(grep '^torch==' requirements.lock)
+	@build/cluster/bin/pip install --quiet -c build/cluster/constraints.txt -e ".[cluster]"
 	touch $@
 
 unit: setup  ## unit and property tests

@@ -43,9 +43,13 @@ def test_the_page_of_results_is_that_of_the_reference_tables() -> None:
 
 
 def test_the_answer_in_words_is_that_of_the_ledger() -> None:
-    """The first screen says in words that entropy is blind, that filters take the most, and that a gain is open."""
+    """The first screen says that entropy is blind, that filters take the most, and that gains are ruled out."""
     verdicts = pages.table_of("laptop", "headlines")["verdict"].tolist()
-    assert verdicts[:2] == ["holds", "holds"] and verdicts[3] == "not tested"
+    assert verdicts[:2] == ["holds", "holds"] and verdicts[3:] == ["ruled out", "ruled out"]
+    controls = pages.table_of("world_a", "table1_controls").set_index("control")
+    assert controls.loc["half of the questions dropped", "seen"] == "True"
+    strong = controls.filter(like="power=16", axis="index").astype({"low": float, "high": float})
+    assert strong["low"].item() < 0 < strong["high"].item()
     readme = (paths.ROOT / "README.md").read_text()
     assert readme.count("\n") <= 180
     typed = readme.partition("## Reproduce")[0].replace(pages.readme_results("laptop"), "")

@@ -202,9 +202,9 @@ class Part:
         if not one.tested:
             return f"{self.numbers}."
         estimate, low, high = signed(*self.shown, digits=one.digits)
-        size = "" if isnan(self.size) else f", where {self.margin:g} would matter"
-        if self.effect > 0:
-            size = f", where the paper has {self.effect:+.{one.digits or 2}f}"
+        size = f", where the paper has {self.effect:+.{one.digits or 2}f}" if self.effect > 0 else ""
+        if self.word in (RULED_OUT, INCONCLUSIVE) and not size and not isnan(self.margin):
+            size = f", where {self.margin:g} would matter"
         return f"{one.name}: {estimate}{' points' * (one.unit == 'points')} (95 % CI {low} to {high}){size}."
 
     @property

@@ -185,7 +185,8 @@ def exhibits(root: str = "") -> pd.DataFrame:
 def sources(profile: str) -> str:
     """Return whose records the pages are made from."""
     found = pd.read_csv(paths.REFERENCE / profile / "ledger_counts.csv", dtype=str)["records"].unique()
-    return ", ".join(sorted(found))
+    worlds = [world for name, world in WORLDS.items() if any((paths.REFERENCE / name).glob("verdicts_*.csv"))]
+    return ", ".join(sorted(found)) + "".join(f" and of {world}" for world in worlds)
 
 
 def readme_results(profile: str) -> str:

@@ -107,7 +107,7 @@ def _replace(profile: str, write: Callable[[Path], object]) -> None:
     for each in {name, home}:
         with io.replacing(paths.REFERENCE / each) as draft:
             (root / each).rename(draft)
-    for report in [report for report in made if named[report]["profile"] == name] + ledgers * bool(told):
+    for report in [report for report in made if told and (named[report]["profile"] == name or report in ledgers)]:
         (root / f"{report}.ipynb").replace(paths.NOTEBOOKS / f"{report}.ipynb")
     if told:
         write_readme(home)
