@@ -13,6 +13,7 @@ import nbformat
 import pytest
 
 from gcpo import paths
+from gcpo.reports import site
 from gcpo.runs.params import Params
 
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
