@@ -153,7 +153,8 @@ def nbval(path: Path) -> subprocess.CompletedProcess[str]:
 def test_a_report_says_whose_runs_it_shows_and_hands_it_on(path: Path) -> None:
     cells = code(read(path))
     printed = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
-    source = "the tables of make bench" if path.stem == "29_speed" else "reference of profile laptop\n"
+    shown = f"reference of profile {site.reports()[path.stem]['profile']}\n"
+    source = "the tables of make bench" if path.stem == "29_speed" else shown
     assert printed.startswith(f"All tables and figures below are made from: {source}")
     written = re.findall(r"^(?:tables\.write_table|figures\.save)\(.*", "\n".join(c.source for c in cells), flags=re.M)
     assert written and all(line.endswith(", source)") for line in written)
