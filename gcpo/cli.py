@@ -181,19 +181,11 @@ def grid(
     from gcpo.runs.record import states
 
     profile += TOY * toy
+    if not any_profile:
+        _refuse_unfit(name, profile, fitting(profile))
     expanded = [plan for one in name for plan in expand(one, profile, _values(given))]
-    fit = fitting(profile)
-    unfit = [one for one in name if not is_file_name(one) and one not in fit]
-    if unfit and not any_profile:
-        raise ParameterError(
-            f"grid {unfit[0]} is not made for {profile}, whose grids are {', '.join(fit)}; --any-profile runs it so."
-        )
-    plans = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
-    if task:
-        plans = _on_task(plans, task)
-    if beyond_reference:
-        known = _in_reference(profile)
-        plans = [plan for plan in plans if plan.id not in known]
+    each = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
+    plans = _chosen(each, task, profile if beyond_reference else None)
     if as_json:
         return _print_entries(plans, dry_run)
     status = dict(zip((plan.id for plan in plans), states(plans), strict=True))
@@ -212,18 +204,23 @@ def grid(
     return made
 
 
-def _on_task(plans: list[Plan], task: str) -> list[Plan]:
-    found = [plan for plan in plans if plan.params.task == task]
-    if not found:
-        there = dict.fromkeys(plan.params.task for plan in plans)
-        raise ParameterError(f"--task {task}: no run of the grid is on it.{nearest(task, there)}")
-    return found
-
-
-def _in_reference(profile: str) -> set[str]:
+def _chosen(plans: list[Plan], task: str | None, beyond: str | None) -> list[Plan]:
+    """Return the plans on a task, without those that the reference of the profile ``beyond`` has."""
     from gcpo.reports.records import runs
 
-    return {run.manifest["id"] for run in runs(profile, reference=True) if run.finished}
+    found = [plan for plan in plans if plan.params.task == (task or plan.params.task)]
+    if plans and not found:
+        there = dict.fromkeys(plan.params.task for plan in plans)
+        raise ParameterError(f"--task {task}: no run of the grid is on it.{nearest(str(task), there)}")
+    known = {run.manifest["id"] for run in runs(beyond, reference=True) if run.finished} if beyond else ()
+    return [plan for plan in found if plan.id not in known]
+
+
+def _refuse_unfit(grids: list[str], profile: str, fit: list[str]) -> None:
+    if unfit := [one for one in grids if not is_file_name(one) and one not in fit]:
+        raise ParameterError(
+            f"grid {unfit[0]} is not made for {profile}, whose grids are {', '.join(fit)}; --any-profile runs it so."
+        )
 
 
 def _print_entries(plans: list[Plan], dry_run: bool) -> int:

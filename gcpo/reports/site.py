@@ -32,7 +32,7 @@ def reports_on(profile: str) -> list[str]:
 def own_grid(report: str, profile: str) -> str:
     """Return the grid that a report shows of a profile unless told otherwise; "" of one that shows no runs."""
     shows = reports()[report]
-    here = profile in (shows["profile"], shows.get("also"))
+    here = profile in (shows.get("profile"), shows.get("also"))
     return shows.get("grid", "") if here else shows.get("elsewhere", shows.get("grid", ""))
 
 
