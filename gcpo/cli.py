@@ -181,9 +181,9 @@ def grid(
     from gcpo.runs.record import states
 
     profile += TOY * toy
+    expanded = [plan for one in name for plan in expand(one, profile, _values(given))]
     if not any_profile:
         _refuse_unfit(name, profile, fitting(profile))
-    expanded = [plan for one in name for plan in expand(one, profile, _values(given))]
     each = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
     plans = _chosen(each, task, profile if beyond_reference else None)
     if as_json:
