@@ -206,13 +206,15 @@ def grid(
 
 def _chosen(plans: list[Plan], task: str | None, beyond: str | None) -> list[Plan]:
     """Return the plans on a task, without those that the reference of the profile ``beyond`` has."""
-    from gcpo.reports.records import runs
-
     found = [plan for plan in plans if plan.params.task == (task or plan.params.task)]
     if plans and not found:
         there = dict.fromkeys(plan.params.task for plan in plans)
         raise ParameterError(f"--task {task}: no run of the grid is on it.{nearest(str(task), there)}")
-    known = {run.manifest["id"] for run in runs(beyond, reference=True) if run.finished} if beyond else ()
+    if beyond is None:
+        return found
+    from gcpo.reports.records import runs
+
+    known = {run.manifest["id"] for run in runs(beyond, reference=True) if run.finished}
     return [plan for plan in found if plan.id not in known]
 
 

@@ -195,12 +195,14 @@ def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[st
     shown = asked[decided]
     words = "; ".join(f"{policy}: {verdict.label}" for policy, verdict in each.items())
     depends = f"It depends on the checkpoint, which the paper does not name ({words})." if len(labels) > 1 else ""
-    because, brief = (
-        f"{depends} {decided[0].upper()}{decided[1:]}: {re.sub('^(All|Both) ', lambda first: first[0].lower(), said)}"
-        for said in (shown.because, shown.brief)
-    )
+
+    def of_policy(said: str) -> str:
+        numbers = re.sub("^(All|Both) ", lambda first: first[0].lower(), said)
+        return f"{depends} {decided[0].upper()}{decided[1:]}: {numbers}".lstrip()
+
+    because, brief = of_policy(shown.because), of_policy(shown.brief)
     lines = tuple(f"{policy}: {verdict.label}. {verdict.because}" for policy, verdict in each.items())
-    return replace(shown, label=final, because=because.lstrip(), parts=lines, note=depends, brief=brief.lstrip())
+    return replace(shown, label=final, because=because, parts=lines, note=depends, brief=brief)
 
 
 def of_either_sign(draws: Draws) -> Draws:

@@ -50,6 +50,11 @@ def claims_on(labels: Collection[str]) -> dict[str, list[Pair]]:
     }
 
 
+def decides(grid: str, profile: str) -> bool:
+    """Return True for runs that the protocol decides by."""
+    return grid in GRIDS and profile_name(profile) in WORLDS
+
+
 def waiting(grid: str, profile: str, finished: Collection[str]) -> dict[str, str]:
     """Return why the runs of a task are not compared yet, by task: the protocol compares none before all are made.
 
@@ -58,7 +63,7 @@ def waiting(grid: str, profile: str, finished: Collection[str]) -> dict[str, str
         profile: a profile's name, or a parameter file.
         finished: ids of the runs that are.
     """
-    if grid not in GRIDS or profile_name(profile) not in WORLDS:
+    if not decides(grid, profile):
         return {}
     made: dict[str, list[bool]] = {}
     for plan in expand(grid, profile):

@@ -163,10 +163,8 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
         others = [line for line in lines if line not in deciding]
         rest = [f"However, {line.heading} ({_place(line)}): {line.label}." for line in others]
         rest += [f"On {line.task}, which the sentence is not about: {line.label}." for line in beside]
-        found, brief = (
-            " ".join([f"In {WORLDS[x.profile]}: {text}" if x.profile in WORLDS else text for x, text in each] + rest)
-            for each in ([(x, x.because) for x in deciding], [(x, x.brief or x.because) for x in deciding])
-        )
+        found = " ".join([_in_world(line, line.because) for line in deciding] + rest)
+        brief = " ".join([_in_world(line, line.brief or line.because) for line in deciding] + rest)
         said = [*map(_in_words, lines), *(f"{BESIDE}{_in_words(line)}" for line in beside)]
         row = {"id": claim.id, "paper": PAPERS[claim.paper], "kind": claim.kind, "scope": claim.scope}
         row |= {"place": claim.place, "quote": claim.quote, "verdict": word}
@@ -176,6 +174,10 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
         row["parts"] = "\n".join(line.parts for line in deciding if line.parts)
         rows.append({**row, "notebook": deciding[0].notebook if deciding else ""})
     return pd.DataFrame(rows)
+
+
+def _in_world(line: Any, said: str) -> str:
+    return f"In {WORLDS[line.profile]}: {said}" if line.profile in WORLDS else said
 
 
 def _place(line: Any) -> str:

@@ -14,7 +14,6 @@ from gcpo.reports import evidence, headline, power, records, tables
 from gcpo.reports.claims import Verdict
 from gcpo.reports.gate import Gate, gate
 from gcpo.reports.margins import margins
-from gcpo.runs.params import profile_name
 from gcpo.runs.record import RecordError
 
 
@@ -123,8 +122,8 @@ class Report:
             self.margin.get(task, nan) if margin is None else margin,
             self.controls[task].blind if task in self.controls else "",
         )
-        protocol = self.grid == headline.GRID and profile_name(self.profile) in headline.WORLDS
-        return power.beside(decided, claim, task) if protocol and task not in self.waiting else decided
+        ready = headline.decides(self.grid, self.profile) and task not in self.waiting
+        return power.beside(decided, claim, task) if ready else decided
 
     def runs(self, which: str = "kind == 'train'") -> pd.DataFrame:
         """Finished runs of the grid for which a query of their columns is true, without those that wait.

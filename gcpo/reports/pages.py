@@ -43,8 +43,8 @@ WORDS = (
 )
 READING = (
     "*How to read the numbers*: V is the variance of a question's gradient, and ρ(CD, V) the rank correlation of CD "
-    "with V over questions. A claim with several comparisons is as good as its least favourable one. *Corrected for 16 "
-    "comparisons* means that intervals were widened (Holm's method), so that 16 together err as rarely as one alone. "
+    "with V over questions. A claim with several comparisons is as good as its least favourable one. Intervals of "
+    "several comparisons are widened together (Holm's method), so that all of them err as rarely as one alone. "
     "A *positive control* is a change of the training that must show: where none was seen to, no null result counts."
 )
 KINDS = (
