@@ -134,6 +134,7 @@ def test_the_power_beside_a_verdict_is_what_the_protocol_printed() -> None:
     told = power.beside(Verdict("inconclusive", "Too few."), headline.ALL, "tinyqa")
     said = "Too few. If the paper's numbers were true here, 21 of 100 such experiments would say *holds*."
     assert (told.label, told.because) == ("inconclusive", said)
+    assert told.because.endswith(told.power) and told.power != told.because
     assert power.beside(told, "another claim", "tinyqa") == told
 
 

@@ -272,6 +272,21 @@ def test_two_worlds_are_two_answers(
     assert all(part in row["found"] for part in found) and row["fixed"] == "yes"
 
 
+@pytest.mark.parametrize(("b", "beside"), [("holds", "holds"), ("fails", "holds in world A, fails in world B")])
+def test_what_two_worlds_share_is_said_once(b: str, beside: str, places: Path, tmp_path: Path) -> None:
+    promise = "Four of five such experiments would say it."
+    for world, label in (("world_a", "holds"), ("world_b", b)):
+        found = Verdicts("21_b", "runs of p")
+        for task, word in (("tinyqa", "holds"), ("tinymath", label)):
+            made = Verdict(word, f"By 1. {promise}", brief=f"By {world}.", power=promise)
+            found("more", "Eq. 1", "more", made, task=task)
+        found.write(paths.REFERENCE / world)
+    claims = declared(tmp_path, {**CLAIM, "checks": ["more"], "about": "question answering"})
+    (row,) = ledger.ledger(claims, ledger.read_verdicts("p", reference=True)).to_dict("records")
+    both = "In world A: By world_a. In world B: By world_b."
+    assert row["brief"] == f"{both} {promise} On tinymath, which the sentence is not about: {beside}."
+
+
 def test_a_verdict_says_whether_its_rules_are_older_than_its_runs(places: Path, tmp_path: Path) -> None:
     claims = declared(tmp_path, *({**CLAIM, "id": name, "checks": [name]} for name in ("a", "b", "c")))
     written(paths.VERDICTS, "01_a", ("a", "Eq. 1", "holds"))

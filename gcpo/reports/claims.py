@@ -22,7 +22,7 @@ SHOWN = (HOLDS, INCONCLUSIVE, RULED_OUT, FAILS, UNTESTED, DIFFERS)  # their orde
 WORDS = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}  # by what a check returns
 NUMBERS = ["difference", "low", "high", "paper_effect", "mde", "seeds"]
 RECORD = ["id", "label", "because", *NUMBERS, *"subject against estimate level unit n effect parts note brief".split()]
-RECORD += ["place", "task", "heading", "notebook", "records"]  # the columns of a file of verdicts
+RECORD += ["power", "place", "task", "heading", "notebook", "records"]  # the columns of a file of verdicts
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Verdict:
         parts: the comparisons of a joint claim, each with its label and numbers.
         note: a caveat.
         brief: the same as ``because`` for a page of few claims, with one interval; "" where that is brief itself.
+        power: how often such runs would say "holds" if the paper's numbers were true, as ``because`` ends; or "".
     """
 
     label: str
@@ -62,6 +63,7 @@ class Verdict:
     parts: tuple[str, ...] = ()
     note: str = ""
     brief: str = ""
+    power: str = ""
 
 
 def overall(words: Collection[str]) -> str:

@@ -27,7 +27,7 @@ REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which m
 LONGEST = 25  # words of a quote
 NO_CHECK, BESIDE = "No check decides it.", "Beside it, "
 # Fields of a verdict's record that are read here.
-COLUMNS = ["id", "label", "because", "brief", "parts", "place", "task", "heading", "notebook", "level", "profile"]
+COLUMNS = "id label because brief power parts place task heading notebook level profile".split()
 
 
 def _short(quote: str) -> str:
@@ -162,9 +162,11 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
         deciding = [line for line in lines if line.label == words.get(WORLDS.get(line.profile, ""), word)]
         others = [line for line in lines if line not in deciding]
         rest = [f"However, {line.heading} ({_place(line)}): {line.label}." for line in others]
-        rest += [f"On {line.task}, which the sentence is not about: {line.label}." for line in beside]
+        rest += _not_about(beside)
         found = " ".join([_in_world(line, line.because) for line in deciding] + rest)
-        brief = " ".join([_in_world(line, line.brief or line.because) for line in deciding] + rest)
+        powers = dict.fromkeys(line.power for line in deciding if line.power)  # of both worlds the same
+        shortened = [_in_world(line, line.brief or line.because.removesuffix(line.power).strip()) for line in deciding]
+        brief = " ".join([*shortened, *powers, *rest])
         said = [*map(_in_words, lines), *(f"{BESIDE}{_in_words(line)}" for line in beside)]
         row = {"id": claim.id, "paper": PAPERS[claim.paper], "kind": claim.kind, "scope": claim.scope}
         row |= {"place": claim.place, "quote": claim.quote, "verdict": word}
@@ -180,6 +182,18 @@ def _in_world(line: Any, said: str) -> str:
     return f"In {WORLDS[line.profile]}: {said}" if line.profile in WORLDS else said
 
 
+def _not_about(lines: Sequence[Any]) -> list[str]:
+    """Return a sentence per task that a claim is not about: its verdict there, or that of each world."""
+    said = []
+    for task in dict.fromkeys(line.task for line in lines):
+        of = [line for line in lines if line.task == task]
+        words = dict.fromkeys(line.label for line in of)
+        if len(words) > 1:
+            words = dict.fromkeys(f"{line.label} in {WORLDS.get(line.profile, line.place)}" for line in of)
+        said.append(f"On {task}, which the sentence is not about: {', '.join(words)}.")
+    return said
+
+
 def _place(line: Any) -> str:
     """Return the place in the paper, with the world whose runs decided."""
     return f"{line.place}, {WORLDS[line.profile]}" if line.profile in WORLDS else line.place
@@ -191,7 +205,7 @@ def _in_scope(claim: Claim, task: str) -> bool:
 
 
 def _unreached(check: str) -> Any:
-    missing = dict.fromkeys(("notebook", "task", "parts", "profile", "brief"), "")
+    missing = dict.fromkeys(("notebook", "task", "parts", "profile", "brief", "power"), "")
     missing |= {"because": "not executed on these runs", "place": "its notebook"}
     return SimpleNamespace(label=UNTESTED, heading=check, **missing)
 

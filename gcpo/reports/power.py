@@ -138,8 +138,7 @@ def beside(verdict: Verdict, claim: str, task: str) -> Verdict:
         return verdict
     share = row["holds if the paper"].item()
     said = f"If the paper's numbers were true here, {share} of 100 such experiments would say *holds*."
-    brief = f"{verdict.brief} {said}" if verdict.brief else ""
-    return replace(verdict, because=f"{verdict.because} {said}", brief=brief)
+    return replace(verdict, because=f"{verdict.because} {said}", power=said)
 
 
 def table(drawn: Mapping[str, Mapping[str, Counter[str]]]) -> pd.DataFrame:
