@@ -209,6 +209,18 @@ def test_every_word(low: float, high: float, effect: float, expected: str) -> No
     assert decide([between(low, high)], [effect]).label == expected
 
 
+@pytest.mark.parametrize(
+    ("numbers", "shown"),
+    [
+        ((0.064, 0.012, 0.119), ["+0.06", "+0.01", "+0.12"]),
+        ((0.064, 0.002, 0.119), ["+0.064", "+0.002", "+0.119"]),
+        ((-0.003, -0.04, 0.03), ["+0.00", "-0.04", "+0.03"]),
+    ],
+)
+def test_numbers_have_a_sign_and_zero_has_no_minus(numbers: tuple[float, float, float], shown: list[str]) -> None:
+    assert evidence.signed(*numbers) == shown
+
+
 def test_the_corrected_interval_decides() -> None:
     wide = Comparison("a", "b", 3, "", Interval(1, 0.5, 1.5), Interval(1, -0.5, 2.5), 0.2, 1.0, 9)
     assert decide([wide]).label == "inconclusive"

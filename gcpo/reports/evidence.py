@@ -277,10 +277,11 @@ def _counted(parts: Sequence[Part], final: str) -> str:
     return f"{', '.join([f'{start} comparisons {verb}', *said[1:]])}. {which}"
 
 
-def signed(estimate: float, low: float, high: float, digits: int | None = None) -> tuple[str, str, str]:
+def signed(estimate: float, low: float, high: float, digits: int | None = None) -> list[str]:
     """Return '+0.06', '+0.01' and '+0.12'; with a third digit where an end would otherwise read as 0 and is not."""
     digits = digits or (3 if any(0 < abs(end) < 0.005 for end in (low, high)) else 2)
-    return f"{estimate:+.{digits}f}", f"{low:+.{digits}f}", f"{high:+.{digits}f}"
+    shown = (round(value, digits) + 0.0 for value in (estimate, low, high))  # -0.0 + 0.0 is 0.0: never "-0.00"
+    return [f"{value:+.{digits}f}" for value in shown]
 
 
 def effects_of(means: Mapping[str, float], pairs: Sequence[Pair]) -> list[float]:
