@@ -189,6 +189,14 @@ def test_a_claim_that_names_no_checkpoint_is_decided_where_they_agree(centres: l
         assert f"{names[0].capitalize()}: a: " in verdict.because
 
 
+def test_a_margin_rules_out_where_the_paper_prints_nothing_and_only_where_a_control_was_seen() -> None:
+    found = {"start": {"a": draws(0.0)}, "end": {"a": draws(0.0)}}
+    assert alignment.at_checkpoints(found).label == "inconclusive"
+    assert alignment.at_checkpoints(found, margin=0.6).label == "ruled out"
+    blind = dict.fromkeys(found, "No control was seen.")
+    assert alignment.at_checkpoints(found, margin=0.6, blind=blind).label == "not tested"
+
+
 def test_where_checkpoints_disagree_the_first_that_was_asked_is_told() -> None:
     nothing = {"a": Draws(nan, np.empty(0))}
     verdict = alignment.at_checkpoints({"start": nothing, "middle": {"a": draws(0.5)}, "end": {"a": draws(-0.5)}})

@@ -16,6 +16,7 @@ from gcpo.reports import evidence, headline, power, records
 from gcpo.reports.claims import Verdict
 from gcpo.reports.headline import GCPO, RIGHT
 from gcpo.runs.grids import expand
+from gcpo.statistics import Draws
 
 PROTOCOL = paths.ROOT / "PROTOCOL.md"
 
@@ -130,12 +131,29 @@ def test_what_the_paper_does_not_print_is_a_margin_below_gcpo() -> None:
 
 def test_the_power_beside_a_verdict_is_what_the_protocol_printed() -> None:
     printed = re.findall(r"^\| (.*?) \| (tiny\w+) \| (\d+) \| (\d+) \| (\d+) \|$", PROTOCOL.read_text(), flags=re.M)
-    assert [(*row[:2], *map(int, row[2:])) for row in printed] == [*power.promised().itertuples(index=False, name=None)]
+    known = power.promised().drop(columns="supposed")
+    assert [(*row[:2], *map(int, row[2:])) for row in printed] == [*known.itertuples(index=False, name=None)]
     told = power.beside(Verdict("inconclusive", "Too few."), headline.ALL, "tinyqa")
     said = "Too few. If the paper's numbers were true here, 21 of 100 such experiments would say *holds*."
     assert (told.label, told.because) == ("inconclusive", said)
     assert told.because.endswith(told.power) and told.power != told.because
     assert power.beside(told, "another claim", "tinyqa") == told
+
+
+def test_the_power_of_gradients_and_of_one_step_is_made_again_from_the_pilot() -> None:
+    made = [power.of_gradients("laptop", "figure1", 0.1), power.of_steps("laptop", "one_step", 2)]
+    columns = ["claim", "task", "holds if the paper", "holds if nothing", "ruled out if nothing"]
+    rows, known = (part.set_index(columns[:2])[columns[2:]] for part in (pd.concat(made), power.promised()))
+    assert len(rows) == 6
+    assert (rows - known.loc[rows.index]).abs().to_numpy().max() <= 1  # whole per cent of 300 experiments
+
+
+@pytest.mark.parametrize(("truth", "word", "share"), [(2.8, "holds", 80), (0.0, "holds", 2.5), (0.0, "ruled out", 80)])
+def test_an_effect_of_2_8_standard_errors_is_found_four_times_out_of_five(
+    truth: float, word: str, share: float
+) -> None:
+    drawn = Draws(7.0, 7 + np.random.default_rng(0).normal(size=4000))
+    assert 100 * power.words_drawn({"a": drawn}, truth, 2.8, n=2000)[word] / 2000 == pytest.approx(share, abs=3)
 
 
 @pytest.mark.usefixtures("places")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from gcpo.reports.one_step import relative_gains, table
+from gcpo.reports.one_step import blind, by_policy, lead, relative_gains, table
 from gcpo.runs import one_step as module
 from gcpo.runs.one_step import DOTS, FOLDS, Asker, gains, one_step
 from gcpo.runs.params import validate
@@ -19,6 +19,7 @@ from gcpo.runs.policies import starting_policy
 from gcpo.runs.profiles import ParameterError
 from gcpo.runs.record import Run, read_table
 from gcpo.runs.runner import outcome
+from gcpo.statistics import Draws
 from gcpo.updates import token_coefficients
 
 VALUES = {"compared": ["gcpo_bot", "se", "egpo"], "step_batches": 3, "eval_limit": 20, "prompts_per_step": 3}
@@ -172,3 +173,20 @@ def test_a_table_says_gains_in_per_cent_by_group_of_runs() -> None:
     assert found.loc[("se", "own"), ["task", "optimizer", "runs"]].tolist() == ["tinyqa", "sgd", 2]
     assert found.loc[("se", "own"), ["gain", "spread"]].tolist() == pytest.approx([25, 10])
     assert found.loc[("se", "ceiling"), "gain"] == pytest.approx(50)
+
+
+def test_a_lead_is_the_difference_of_two_gains_at_each_step_of_training() -> None:
+    rows = BY_HAND | {("rd_only", "own"): BY_HAND["grpo", "own"]}
+    both = pd.concat([lines(rows).assign(run=run, at_step=step) for run, step in (("a", 0), ("b", 64), ("c", 64))])
+    found = by_policy(both, n=50)
+    assert [*found] == ["starting policy", "after 64 steps"]
+    for gains_ in found.values():
+        assert lead(gains_, "se", "rd_only").estimate == pytest.approx(25)
+        assert lead(gains_, "rd_only", "grpo").draws == pytest.approx(np.zeros(50))
+
+
+@pytest.mark.parametrize(("lost", "seen"), [(0.0, False), (-0.3, True)])
+def test_a_null_counts_where_a_control_is_clear_of_grpo(lost: float, seen: bool) -> None:
+    rng = np.random.default_rng(0)
+    found = {("grpo", "own"): Draws(0.0, np.zeros(400)), ("drop_half", "own"): Draws(lost, rng.normal(lost, 0.1, 400))}
+    assert (blind(found, ["drop_half", "se_shuffled"]) == "") == seen

@@ -170,22 +170,31 @@ def _evidence(draws: Draws) -> Evidence:
     return Evidence(draws.interval, draws.p, lambda _: detectable)
 
 
-def at_checkpoints(found: Mapping[str, Mapping[str, Draws]], effects: Mapping[str, float] | None = None) -> Verdict:
+def at_checkpoints(
+    found: Mapping[str, Mapping[str, Draws]],
+    effects: Mapping[str, float] | None = None,
+    margin: float = nan,
+    blind: Mapping[str, str] | None = None,
+) -> Verdict:
     """The verdict on a claim that names no checkpoint: asked of every policy measured, and decided where they agree.
 
     Args:
         found: by what a policy is called, what is claimed to be above 0 of it.
         effects: the paper's own numbers, where it prints any.
+        margin: the smallest effect that would matter, where the paper prints none.
+        blind: of each policy, why a null says nothing there (:func:`gcpo.reports.evidence.decide`).
 
     Policies of which it cannot be asked do not count. Where some say "fails" and the others "ruled out" it is the
     latter; where they differ otherwise, "inconclusive". The numbers are those of the first policy that says this, or
     else of the first.
     """
     known, nothing = effects or {}, Verdict(UNTESTED, "There are no runs of it.")
-    each = {
-        policy: decide(comparisons(parts), [known.get(name, nan) for name in parts]) if parts else nothing
-        for policy, parts in found.items()
-    }
+
+    def of(policy: str, parts: Mapping[str, Draws]) -> Verdict:
+        printed, why = [known.get(name, nan) for name in parts], (blind or {}).get(policy, "")
+        return decide(comparisons(parts), printed, margin=margin, blind=why) if parts else nothing
+
+    each = {policy: of(policy, parts) for policy, parts in found.items()}
     asked = {policy: verdict for policy, verdict in each.items() if verdict.label != UNTESTED}
     if not asked:
         return next(iter(each.values()), nothing)

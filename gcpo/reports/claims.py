@@ -45,7 +45,7 @@ class Verdict:
         parts: the comparisons of a joint claim, each with its label and numbers.
         note: a caveat.
         brief: the same as ``because`` for a page of few claims, with one interval; "" where that is brief itself.
-        power: how often such runs would say "holds" if the paper's numbers were true, as ``because`` ends; or "".
+        power: how often such runs would say "holds" of an effect that matters, a sentence of ``because``; or "".
     """
 
     label: str

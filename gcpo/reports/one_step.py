@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gcpo import statistics
+from gcpo.reports.alignment import comparisons
 from gcpo.reports.figures import PALETTE, panels
 from gcpo.runs.one_step import BASE, COUNTED_ON, DOTS, FOLDS
 from gcpo.statistics import Array, Draws
@@ -40,6 +41,31 @@ def relative_gains(runs: Mapping[str, pd.DataFrame], n: int = 2000, seed: int = 
             values = own / base - 1
             found[name, shown] = Draws(float(values[0]), values[1:])
     return found
+
+
+def lead(gains: Mapping[tuple[str, str], Draws], method: str, other: str) -> Draws:
+    """Return by how many per cent of GRPO's gain a method's own weights gain more than another's, from the gains of
+    :func:`relative_gains`, which share their draws."""
+    own, beside = gains[method, "own"], gains[other, "own"]
+    return Draws(100 * (own.estimate - beside.estimate), 100 * (own.draws - beside.draws))
+
+
+def by_policy(lines: pd.DataFrame, n: int = 2000) -> dict[str, dict[tuple[str, str], Draws]]:
+    """Return :func:`relative_gains` of each step of training, "starting policy" or "after 64 steps", from the lines of
+    ``updates.csv`` of one task and optimizer, with their run's id as "run", and at_step."""
+    found = {}
+    for step, part in lines.groupby("at_step"):
+        runs = {str(run): own for run, own in part.groupby("run", sort=False)}
+        found[f"after {step!s} steps" if step else "starting policy"] = relative_gains(runs, n)
+    return found
+
+
+def blind(gains: Mapping[tuple[str, str], Draws], controls: Sequence[str]) -> str:
+    """Return why a null says nothing of these gains: no control's gain, corrected by Holm for all of them, is clear of
+    GRPO's; nothing where one is."""
+    made = comparisons({name: lead(gains, name, BASE) for name in controls if (name, "own") in gains})
+    seen = any(one.corrected.low > 0 or one.corrected.high < 0 for one in made)
+    return "" if seen else "No positive control is clear of GRPO, so a null says nothing."
 
 
 def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[str, str], Array]:

@@ -12,18 +12,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
+from itertools import product
 from math import nan, sqrt
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gcpo.reports import records
+from gcpo.reports import alignment, one_step, records
 from gcpo.reports.claims import HOLDS, RULED_OUT, Verdict
 from gcpo.reports.evidence import Pair, decide, effects_of, paired_comparisons
 from gcpo.reports.headline import GCPO, claims_on
 from gcpo.reports.margins import margins
+from gcpo.reports.names import people
 from gcpo.reports.tables import gcpo_means
+from gcpo.statistics import Draws
 from gcpo.tasks import get_task
 
 NOTHING = "nothing"
@@ -125,19 +128,84 @@ def of_pilot(profile: str, grid: str, alike: Mapping[str, str], seeds: int = 8, 
     return pd.concat(parts, ignore_index=True)
 
 
+def words_drawn(found: Mapping[str, Draws], truth: float, margin: float, n: int = 300) -> Counter[str]:
+    """Return how many of ``n`` experiments give which verdict to the claim that all of these are above 0.
+
+    An experiment is one of the pilot's resamples, the same for all of them, moved so that each has the mean ``truth``;
+    its own draws lie around it as the pilot's lie around what was seen.
+
+    Args:
+        found: the pilot's statistics by their names, with as many draws each.
+        truth: of every statistic, in its unit.
+        margin: the smallest effect that would matter.
+        n: how many experiments.
+    """
+    drawn = Counter[str]()
+    for at in np.linspace(0, min(len(one.draws) for one in found.values()) - 1, n).astype(int):
+        moved = {name: one.draws[at] - one.estimate + truth for name, one in found.items()}
+        seen = {name: Draws(moved[name], one.draws - one.estimate + moved[name]) for name, one in found.items()}
+        drawn[decide(alignment.comparisons(seen), margin=margin).label] += 1
+    return drawn
+
+
+def of_gradients(profile: str, grid: str, margin: float) -> pd.DataFrame:
+    """Return the columns of :func:`table`, and task, for App. D.4's claim on the starting policy: ρ(CD, V) and
+    ρ(BoT, V) above ρ(SE, V) and ρ(token entropy, V). "The paper" is a difference of ``margin`` in each pair."""
+    runs = records.find(profile, grid, reference=True).query("kind == 'gradients' and at_step == 0")
+    lines = records.gather(runs[runs["policy"] == runs["policy"].mode()[0]], "queries", ["task", "seed"])
+    found = {}
+    for task, part in lines.groupby("task", sort=False):
+        known = alignment.Alignment(part, drop_top=0.02, n=2000)
+        pairs = product(("cd", "bot"), ("token_entropy", "se"))
+        found[task] = {"CD and BoT above Entropy and SE": {" − ".join(pair): known.less(*pair) for pair in pairs}}
+    return _of_draws(found, margin)
+
+
+def of_steps(profile: str, grid: str, margin: float) -> pd.DataFrame:
+    """Return the columns of :func:`table`, and task, for a step under Adam with the weights of GCPO-CD and GCPO-BoT:
+    above RD alone, and above GRPO, by ``margin`` per cent of GRPO's gain if "the paper"."""
+    runs = records.find(profile, grid, reference=True).query("kind == 'one_step' and at_step == 0")
+    lines = records.gather(runs.assign(run=runs["id"]), "updates", ["task", "run", "at_step"]).query(
+        "optimizer == 'adam'"
+    )
+    found = {}
+    for task, part in lines.groupby("task", sort=False):
+        (gains,) = one_step.by_policy(part).values()
+        found[task] = {
+            f"a step of GCPO gains more than one of {people(other)}": {
+                method: one_step.lead(gains, method, other) for method in GCPO
+            }
+            for other in ("rd_only", "grpo")
+        }
+    return _of_draws(found, margin)
+
+
+def _of_draws(found: Mapping[Any, Mapping[str, Mapping[str, Draws]]], margin: float) -> pd.DataFrame:
+    parts = []
+    for task, claims in found.items():
+        truth = {PAPER: margin, NOTHING: 0.0}
+        drawn = {
+            name: {claim: words_drawn(each, value, margin) for claim, each in claims.items()}
+            for name, value in truth.items()
+        }
+        parts.append(table(drawn).assign(task=task))
+    return pd.concat(parts, ignore_index=True)
+
+
 def promised() -> pd.DataFrame:
-    """Return what PROTOCOL.md printed before its runs: the columns of :func:`table`, whole per cent, and task."""
+    """Return what PROTOCOL.md printed before its runs: the columns of :func:`table`, whole per cent, with task and
+    supposed, the truth of the first number."""
     return pd.read_csv(str(resources.files("gcpo") / "power.csv"))
 
 
 def beside(verdict: Verdict, claim: str, task: str) -> Verdict:
-    """Return a verdict that also says how often such runs would give *holds* if the paper's numbers were true; as it is
-    where the protocol printed no such thing."""
+    """Return a verdict that also says how often such runs would give *holds* if the paper's numbers were true, or the
+    effect as large as would matter; as it is where the protocol printed no such thing."""
     row = promised().query("claim == @claim and task == @task")
     if row.empty:
         return verdict
-    share = row["holds if the paper"].item()
-    said = f"If the paper's numbers were true here, {share} of 100 such experiments would say *holds*."
+    share, supposed = row[["holds if the paper", "supposed"]].iloc[0]
+    said = f"If {supposed}, {share} of 100 such experiments would say *holds*."
     return replace(verdict, because=f"{verdict.because} {said}", power=said)
 
 
