@@ -165,8 +165,7 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
         rest += _not_about(beside)
         found = " ".join([_in_world(line, line.because) for line in deciding] + rest)
         powers = dict.fromkeys(line.power for line in deciding if line.power)  # of both worlds the same
-        shortened = [_in_world(line, line.brief or line.because.replace(line.power, "").strip()) for line in deciding]
-        brief = " ".join([*shortened, *powers, *rest])
+        brief = " ".join([*(_in_world(line, line.brief or line.because) for line in deciding), *powers, *rest])
         said = [*map(_in_words, lines), *(f"{BESIDE}{_in_words(line)}" for line in beside)]
         row = {"id": claim.id, "paper": PAPERS[claim.paper], "kind": claim.kind, "scope": claim.scope}
         row |= {"place": claim.place, "quote": claim.quote, "verdict": word}

@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from gcpo import statistics
 from gcpo.reports.alignment import comparisons
 from gcpo.reports.figures import PALETTE, panels
+from gcpo.reports.headline import GCPO
+from gcpo.reports.names import people
 from gcpo.runs.one_step import BASE, COUNTED_ON, DOTS, FOLDS
 from gcpo.statistics import Array, Draws
 from gcpo.updates import total_gain
@@ -48,6 +50,11 @@ def lead(gains: Mapping[tuple[str, str], Draws], method: str, other: str) -> Dra
     :func:`relative_gains`, which share their draws."""
     own, beside = gains[method, "own"], gains[other, "own"]
     return Draws(100 * (own.estimate - beside.estimate), 100 * (own.draws - beside.draws))
+
+
+def leads(gains: Mapping[tuple[str, str], Draws], other: str) -> dict[str, Draws]:
+    """Return :func:`lead` of each of GCPO's two methods over another, by what it is called."""
+    return {f"{people(own)} minus {people(other)}, % of GRPO's gain": lead(gains, own, other) for own in GCPO}
 
 
 def by_policy(lines: pd.DataFrame, n: int = 2000) -> dict[str, dict[tuple[str, str], Draws]]:

@@ -24,13 +24,17 @@ from gcpo.reports.claims import HOLDS, RULED_OUT, Verdict
 from gcpo.reports.evidence import Pair, decide, effects_of, paired_comparisons
 from gcpo.reports.headline import GCPO, claims_on
 from gcpo.reports.margins import margins
-from gcpo.reports.names import people
 from gcpo.reports.tables import gcpo_means
 from gcpo.statistics import Draws
 from gcpo.tasks import get_task
 
 NOTHING = "nothing"
 PAPER = "the paper"
+GEOMETRY = "CD and BoT above Entropy and SE"  # the claim of App. D.4, as the protocol and notebook 20 have it
+STEPS = {  # what a step of GCPO is compared with -> the protocol's question
+    "rd_only": "a step of GCPO gains more than one of RD alone",
+    "grpo": "a step of GCPO gains more than one of GRPO",
+}
 
 
 def labels_of(claims: Mapping[str, Sequence[Pair]]) -> list[str]:
@@ -140,10 +144,10 @@ def words_drawn(found: Mapping[str, Draws], truth: float, margin: float, n: int 
         margin: the smallest effect that would matter.
         n: how many experiments.
     """
-    drawn = Counter[str]()
-    for at in np.linspace(0, min(len(one.draws) for one in found.values()) - 1, n).astype(int):
-        moved = {name: one.draws[at] - one.estimate + truth for name, one in found.items()}
-        seen = {name: Draws(moved[name], one.draws - one.estimate + moved[name]) for name, one in found.items()}
+    around = {name: one.draws - one.estimate for name, one in found.items()}
+    size, drawn = len(next(iter(around.values()))), Counter[str]()
+    for at in np.linspace(0, size - 1, n).astype(int):
+        seen = {name: Draws(truth + own[at], truth + own[at] + own) for name, own in around.items()}
         drawn[decide(alignment.comparisons(seen), margin=margin).label] += 1
     return drawn
 
@@ -157,7 +161,7 @@ def of_gradients(profile: str, grid: str, margin: float) -> pd.DataFrame:
     for task, part in lines.groupby("task", sort=False):
         known = alignment.Alignment(part, drop_top=0.02, n=2000)
         pairs = product(("cd", "bot"), ("token_entropy", "se"))
-        found[task] = {"CD and BoT above Entropy and SE": {" − ".join(pair): known.less(*pair) for pair in pairs}}
+        found[task] = {GEOMETRY: {" − ".join(pair): known.less(*pair) for pair in pairs}}
     return _of_draws(found, margin)
 
 
@@ -165,30 +169,22 @@ def of_steps(profile: str, grid: str, margin: float) -> pd.DataFrame:
     """Return the columns of :func:`table`, and task, for a step under Adam with the weights of GCPO-CD and GCPO-BoT:
     above RD alone, and above GRPO, by ``margin`` per cent of GRPO's gain if "the paper"."""
     runs = records.find(profile, grid, reference=True).query("kind == 'one_step' and at_step == 0")
-    lines = records.gather(runs.assign(run=runs["id"]), "updates", ["task", "run", "at_step"]).query(
-        "optimizer == 'adam'"
-    )
+    lines = records.gather(runs.assign(run=runs["id"]), "updates", ["task", "run", "at_step"])
     found = {}
-    for task, part in lines.groupby("task", sort=False):
+    for task, part in lines[lines["optimizer"] == "adam"].groupby("task", sort=False):
         (gains,) = one_step.by_policy(part).values()
-        found[task] = {
-            f"a step of GCPO gains more than one of {people(other)}": {
-                method: one_step.lead(gains, method, other) for method in GCPO
-            }
-            for other in ("rd_only", "grpo")
-        }
+        found[task] = {claim: one_step.leads(gains, other) for other, claim in STEPS.items()}
     return _of_draws(found, margin)
 
 
 def _of_draws(found: Mapping[Any, Mapping[str, Mapping[str, Draws]]], margin: float) -> pd.DataFrame:
-    parts = []
-    for task, claims in found.items():
-        truth = {PAPER: margin, NOTHING: 0.0}
-        drawn = {
-            name: {claim: words_drawn(each, value, margin) for claim, each in claims.items()}
-            for name, value in truth.items()
-        }
-        parts.append(table(drawn).assign(task=task))
+    def drawn(claims: Mapping[str, Mapping[str, Draws]], truth: float) -> dict[str, Counter[str]]:
+        return {claim: words_drawn(each, truth, margin) for claim, each in claims.items()}
+
+    parts = [
+        table({PAPER: drawn(claims, margin), NOTHING: drawn(claims, 0.0)}).assign(task=task)
+        for task, claims in found.items()
+    ]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -206,7 +202,8 @@ def beside(verdict: Verdict, claim: str, task: str) -> Verdict:
         return verdict
     share, supposed = row[["holds if the paper", "supposed"]].iloc[0]
     said = f"If {supposed}, {share} of 100 such experiments would say *holds*."
-    return replace(verdict, because=f"{verdict.because} {said}", power=said)
+    because, brief = f"{verdict.because} {said}", verdict.brief or verdict.because
+    return replace(verdict, because=because, brief=brief, power=said)
 
 
 def table(drawn: Mapping[str, Mapping[str, Counter[str]]]) -> pd.DataFrame:
