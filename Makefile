@@ -9,11 +9,12 @@ export TOKENIZERS_PARALLELISM = false
 
 .PHONY: reproduce reproduce-all test replay test-chaos test-cluster test-verl unit second-world world setup smoke zoo lint bench reference site examples notebooks clean clean-runs
 
+reproduce: PROFILE = world_a
 reproduce: world  ## the headline tables and figures on three seeds, and these numbers beside the committed ones
 	$(BIN)/python -m gcpo grid reproduce --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE) --grid reproduce
 
-reproduce-all: world  ## every method of the four papers on two seeds, beside all of reproduce
+reproduce-all: world  ## every method of the four papers on two seeds, of profile laptop
 	$(BIN)/python -m gcpo grid reproduce_all --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE) --grid reproduce_all
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -92,9 +93,11 @@ def test_links_to_a_public_repository_stand_once_it_is_named_and_what_to_cite_ha
 
 def test_the_numbers_of_runs_are_those_of_the_grids() -> None:
     readme = (paths.ROOT / "README.md").read_text()
-    for target, grid in (("reproduce", "reproduce"), ("reproduce-all", "reproduce_all")):
+    for target, grid, profile in (("reproduce", "reproduce", "world_a"), ("reproduce-all", "reproduce_all", "laptop")):
         (said,) = re.findall(rf"^make {target} .* (\d+) runs", readme, flags=re.M)
-        assert int(said) == len(expand(grid, "laptop"))
+        assert int(said) == len(expand(grid, profile))
+        commands = subprocess.run(["make", "-n", target], cwd=paths.ROOT, capture_output=True, text=True, check=True)
+        assert f" -m gcpo grid {grid} --profile {profile} " in commands.stdout
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from papermill import inspect_notebook
 
 from gcpo import paths, reports
 from gcpo.cli import main
-from gcpo.reports import records, site
+from gcpo.reports import headline, records, site
 from gcpo.reports.margins import margins
 from gcpo.runs import record
 from gcpo.runs.grids import expand, fitting, grids
@@ -122,13 +122,17 @@ def test_the_page_of_reports_lists_what_was_made_this_time_also_when_a_report_fa
     assert "old.csv" not in page
 
 
-def test_what_make_reproduce_runs_is_part_of_the_reports_own_grids() -> None:
-    parts = {
-        name: {plan.id for plan in expand(name, "laptop")}
-        for name in ("reproduce", "reproduce_all", *site.shown_grids("laptop"))
-    }
-    whole = set().union(*(parts[name] for name in site.shown_grids("laptop")))
-    assert parts["reproduce"] < parts["reproduce_all"] < whole
+def test_what_make_reproduce_runs_is_part_of_the_protocols_grids() -> None:
+    asked = {plan.id for plan in expand("reproduce", "world_a")}
+    assert asked < {plan.id for grid in headline.GRIDS for plan in expand(grid, "world_a")}
+    for grid, controls in (("headline", headline.CONTROLS), ("steps", ()), ("checkpoints", ())):
+        labels = {plan.label for plan in expand(grid, "world_a") if plan.id in asked}
+        assert labels and {*controls} <= labels, grid
+
+
+def test_what_make_reproduce_all_runs_is_part_of_the_reports_own_grids() -> None:
+    whole = {plan.id for name in site.shown_grids("laptop") for plan in expand(name, "laptop")}
+    assert {plan.id for plan in expand("reproduce_all", "laptop")} < whole
     asked = {
         plan.params.method
         for name in site.shown_grids("laptop")
