@@ -22,6 +22,7 @@ from gcpo.errors import one_of
 from gcpo.masked import deviations, mean
 
 ESTIMATORS = ("counts", "rao", "mc")
+AFFINITIES = ("entail", "contradict")
 REWARD_RANGE = (0.0, 2.0)  # 2 F1 or 2 accuracy (GCPO, Table 5)
 
 # Function of a Laplacian eigenvalue and t; the Matern kernel (2 nu / kappa^2 + eigenvalue)^-nu has nu = kappa = 1.
@@ -54,6 +55,12 @@ def _kept(mask: Tensor | None, like: Tensor, shape: torch.Size) -> Tensor:
 
 def _pairs(kept: Tensor) -> Tensor:
     return kept.unsqueeze(-1) & kept.unsqueeze(-2)
+
+
+def _kept_in_pairs(nli: Tensor, mask: Tensor | None) -> Tensor:
+    if nli.ndim < 3 or nli.shape[-1] != 3 or nli.shape[-2] != nli.shape[-3]:
+        raise ValueError(f"nli has shape {tuple(nli.shape)}, expected (..., G, G, 3): entail, neutral, contradict")
+    return _kept(mask, nli, nli.shape[:-2])
 
 
 def _same_cluster(clusters: Tensor, kept: Tensor) -> Tensor:
@@ -182,9 +189,7 @@ def kernel_language_entropy(
     Raises ValueError for another kernel, for t < 0, and for a tensor not shaped (..., G, G, 3).
     """
     check_kernel(kernel, t)
-    if nli.ndim < 3 or nli.shape[-1] != 3 or nli.shape[-2] != nli.shape[-3]:
-        raise ValueError(f"nli has shape {tuple(nli.shape)}, expected (..., G, G, 3): entail, neutral, contradict")
-    kept = _kept(mask, nli, nli.shape[:-2])
+    kept = _kept_in_pairs(nli, mask)
     pairs = _pairs(kept)
     entail, neutral, _ = _real(nli).unbind(-1)
     edges = entail + neutral / 2
@@ -308,3 +313,157 @@ def _reward_deviations(rewards: Tensor, reward_range: tuple[float, float]) -> tu
         raise ValueError("rewards has an infinite one: give NaN to a response that could not be scored")
     valid = ~rewards.isnan()
     return deviations(rewards, valid), valid.sum(-1).to(rewards.dtype)
+
+
+# --- rivals: measures that other papers propose for the same groups (spread of embeddings, graphs of entailment) ------
+
+
+def nearest_neighbour_entropy(
+    embeddings: Float[Tensor, "*groups G d"], *, tau: float = 1.0, mask: Bool[Tensor, "*groups G"] | None = None
+) -> Float[Tensor, "*groups"]:
+    """Semantic nearest neighbour entropy: -(1/G) sum_i log sum_j exp(cos_ij / tau), j = i included.
+
+    Nats, in [-1/tau - log G, -log(exp(1/tau) + (G - 1) exp(-1/tau))]: at its lowest where all answers are one. At a
+    fixed tau the value depends on G: compare groups of one size only. Rows are L2-normalised here. Source: Beyond
+    Semantic Entropy (Nguyen et al., 2025), which GCPO's App. A.1 names, with cosines of embeddings as its similarity.
+
+    Raises ValueError for tau <= 0.
+    """
+    if not tau > 0:
+        raise ValueError(f"tau is {tau!r}, expected a temperature above 0")
+    kept = _kept(mask, embeddings, embeddings.shape[:-1])
+    unit = _unit_rows(embeddings, kept)
+    near = (unit @ unit.mT / tau).masked_fill(~kept.unsqueeze(-2), -torch.inf).logsumexp(-1)
+    return -torch.where(kept, near, 0).sum(-1) / kept.sum(-1).clamp(min=1)
+
+
+def eigenscore(
+    embeddings: Float[Tensor, "*groups G d"], *, alpha: float = 1e-3, mask: Bool[Tensor, "*groups G"] | None = None
+) -> Float[Tensor, "*groups"]:
+    """EigenScore: (1/G) log det(Z J Z^T + alpha I), with the embeddings as rows of Z, each centred over its d entries.
+
+    In nats, at least log(alpha); not 0 for a single response. Lengths of rows count. Source: INSIDE (Chen et al.,
+    2024), which takes hidden states of the policy where we have embeddings of the answers.
+
+    Raises ValueError for alpha <= 0.
+    """
+    if not alpha > 0:
+        raise ValueError(f"alpha is {alpha!r}, expected a regulariser above 0")
+    kept = _kept(mask, embeddings, embeddings.shape[:-1])
+    rows = _real(embeddings).masked_fill(~kept.unsqueeze(-1), 0)
+    centred = (rows - rows.mean(-1, keepdim=True)).double()  # alpha is small beside what float32 rounds away
+    itself = torch.eye(kept.shape[-1], dtype=centred.dtype, device=centred.device)
+    spread = torch.linalg.slogdet(centred @ centred.mT + alpha * itself).logabsdet
+    left_out = (~kept).sum(-1).double() * math.log(alpha)  # of rows of zeros
+    count = kept.sum(-1)
+    return ((spread - left_out) / count.clamp(min=1)).masked_fill(count == 0, 0).to(rows.dtype)
+
+
+def degree_uncertainty(
+    nli: Float[Tensor, "*groups G G 3"],
+    *,
+    affinity: Literal["entail", "contradict"] = "entail",
+    mask: Bool[Tensor, "*groups G"] | None = None,
+) -> Float[Tensor, "*groups"]:
+    """Degree uncertainty: trace(G I - D) / G^2, one minus the mean similarity of two responses; in [0, (G - 1)/G].
+
+    W_ij is the probability that i entails j ("entail"), or that it does not contradict it ("contradict"), the mean of
+    both directions and 1 for i = j, and D the diagonal of its row sums. `nli` is that of
+    :func:`kernel_language_entropy`. Source: Generating with Confidence (Lin et al., 2024), as for the next two.
+
+    Raises ValueError for another affinity, and for a tensor not shaped (..., G, G, 3).
+    """
+    graph, kept = _similarities(nli, affinity, mask)
+    count = kept.sum(-1)
+    return (1 - graph.sum((-2, -1)) / count.square().clamp(min=1)).masked_fill(count == 0, 0)
+
+
+def eccentricity(
+    nli: Float[Tensor, "*groups G G 3"],
+    *,
+    affinity: Literal["entail", "contradict"] = "entail",
+    threshold: float = 0.9,
+    mask: Bool[Tensor, "*groups G"] | None = None,
+) -> Float[Tensor, "*groups"]:
+    """Eccentricity: how far responses lie from their centre, in the eigenvectors of the graph's normalised Laplacian.
+
+    The Frobenius norm of the (G, k) matrix of the k eigenvectors whose eigenvalue is below `threshold`, each less its
+    mean; in [0, sqrt(G)], 0 where all responses are alike. Graph, source and errors as :func:`degree_uncertainty`.
+    """
+    graph, kept = _similarities(nli, affinity, mask)
+    eigenvalues, vectors = _spectrum(graph)
+    off_centre = 1 - (vectors * kept.unsqueeze(-1)).sum(-2).square() / kept.sum(-1, keepdim=True).clamp(min=1)
+    informative = torch.where(1 - eigenvalues < threshold, off_centre.clamp(min=0), 0 * eigenvalues)
+    return informative.sum(-1).sqrt()
+
+
+def eigenvalue_uncertainty(
+    nli: Float[Tensor, "*groups G G 3"],
+    *,
+    affinity: Literal["entail", "contradict"] = "entail",
+    mask: Bool[Tensor, "*groups G"] | None = None,
+) -> Float[Tensor, "*groups"]:
+    """Sum over eigenvalues of the graph's normalised Laplacian of max(0, 1 - eigenvalue): how many meanings there are.
+
+    In [1, G] (a single response has one meaning, no response none): K where K sets of responses are alike within and
+    not between. Graph, source and errors as :func:`degree_uncertainty`.
+    """
+    return _spectrum(_similarities(nli, affinity, mask)[0])[0].clamp(min=0).sum(-1)
+
+
+def semantic_density(
+    nli: Float[Tensor, "*groups G G 3"],
+    logps: Float[Tensor, "*groups G"] | None = None,
+    *,
+    groups: Int[Tensor, "*groups G"] | None = None,
+    mask: Bool[Tensor, "*groups G"] | None = None,
+) -> Float[Tensor, "*groups"]:
+    """Semantic density as an uncertainty: 1 - the mean over responses j of sum_i p_i K_ij / sum_i p_i; in [0, 1).
+
+    K_ij = 1 - (contradict + neutral/2), Epanechnikov's kernel of the distance in meaning, the mean of both directions
+    and 1 for i = j. p_i is exp(`logps`), log-likelihoods averaged over tokens; alike without. The source's responses
+    are distinct: with `groups`, labels of equal answers, each answer counts once. Source: Semantic Density (Qiu &
+    Miikkulainen, 2024), which gives one response its density and thereby its confidence.
+
+    Raises ValueError for `logps` or `groups` not shaped (..., G), and for a tensor not shaped (..., G, G, 3).
+    """
+    kept = _kept_in_pairs(nli, mask)
+    _, neutral, contradict = _real(nli).unbind(-1)
+    kernel = _symmetric(1 - (contradict + neutral / 2), kept).clamp(min=0)
+    weight = kept.to(kernel.dtype)
+    if logps is not None:
+        _check_shape("logps", logps, kept.shape)
+        weight = _real(logps).masked_fill(~kept, -torch.inf).softmax(-1).masked_fill(~kept, 0)
+    if groups is not None:
+        _check_shape("groups", groups, kept.shape)
+        weight = weight / _same_cluster(groups, kept).sum(-1).clamp(min=1)
+    density = (kernel * weight.unsqueeze(-2)).sum(-1) / weight.sum(-1, keepdim=True).clamp(min=1e-30)
+    count = kept.sum(-1)
+    return (1 - density.sum(-1) / count.clamp(min=1)).masked_fill(count == 0, 0)
+
+
+def _symmetric(similar: Tensor, kept: Tensor) -> Tensor:
+    """Return the mean of both directions, with 1 on the diagonal, and 0 for responses that are left out."""
+    itself = torch.eye(similar.shape[-1], dtype=torch.bool, device=similar.device)
+    return ((similar + similar.mT) / 2).masked_fill(itself, 1).masked_fill(~_pairs(kept), 0)
+
+
+def _similarities(nli: Tensor, affinity: str, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return Lin's graph W of each group, and the responses that are kept."""
+    one_of("affinity", affinity, AFFINITIES)
+    kept = _kept_in_pairs(nli, mask)
+    entail, _, contradict = _real(nli).unbind(-1)
+    return _symmetric(entail if affinity == "entail" else 1 - contradict, kept), kept
+
+
+def _spectrum(graph: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues and eigenvectors of D^-1/2 W D^-1/2, whose Laplacian has 1 less these; NaN of a broken group.
+
+    A response that is left out has eigenvalue 0, which is 1 of the Laplacian, and counts for nothing.
+    """
+    degrees = graph.sum(-1)
+    scale = degrees.rsqrt().masked_fill(degrees == 0, 0)
+    scaled = graph * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    broken = ~scaled.isfinite().all(-1).all(-1)  # an error of the eigensolver for the whole batch, if left in
+    eigenvalues, vectors = torch.linalg.eigh(scaled.masked_fill(broken[..., None, None], 0))
+    return eigenvalues.masked_fill(broken[..., None], torch.nan), vectors

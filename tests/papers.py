@@ -158,6 +158,58 @@ def kle(nli: Sequence[Sequence[Vector]], kernel: str = "heat", t: float = 0.3) -
     return entropy(np.linalg.eigvalsh(density))
 
 
+def nearest_neighbour(embeddings: Sequence[Vector], tau: float = 1.0) -> float:
+    """Nguyen et al. 2025: -(1/n) sum_i log sum_j exp(similarity / tau), with cosines."""
+    rows = [unit(row) for row in embeddings]
+    return -fmean(math.log(sum(math.exp(dot(a, b) / tau) for b in rows)) for a in rows)
+
+
+def eigenscore(embeddings: Sequence[Vector], alpha: float = 1e-3) -> float:
+    """Chen et al. 2024: the mean log eigenvalue of Z^T J_d Z + alpha I, responses as columns of Z."""
+    z = np.array(embeddings).T
+    centring = np.eye(len(z)) - 1 / len(z)
+    return fmean(np.log(np.linalg.eigvalsh(z.T @ centring @ z + alpha * np.eye(z.shape[1]))))
+
+
+def _similar(nli: Sequence[Sequence[Vector]], affinity: str) -> np.ndarray:
+    size = range(len(nli))
+    one_way = [[nli[i][j][0] if affinity == "entail" else 1 - nli[i][j][2] for j in size] for i in size]
+    return np.array([[1.0 if i == j else (one_way[i][j] + one_way[j][i]) / 2 for j in size] for i in size])
+
+
+def _laplacian(similar: np.ndarray) -> np.ndarray:
+    root = np.diag(similar.sum(1) ** -0.5)
+    return np.eye(len(similar)) - root @ similar @ root
+
+
+def degree(nli: Sequence[Sequence[Vector]], affinity: str = "entail") -> float:
+    """Lin et al. 2024: trace(m I - D) / m^2."""
+    degrees = _similar(nli, affinity).sum(1)
+    return sum(len(nli) - d for d in degrees) / len(nli) ** 2
+
+
+def eigenvalues(nli: Sequence[Sequence[Vector]], affinity: str = "entail") -> float:
+    """Lin et al. 2024: the sum of max(0, 1 - eigenvalue)."""
+    return sum(max(0.0, 1 - value) for value in np.linalg.eigvalsh(_laplacian(_similar(nli, affinity))))
+
+
+def eccentricity(nli: Sequence[Sequence[Vector]], affinity: str = "entail", threshold: float = 0.9) -> float:
+    """Lin et al. 2024: |[v_1 - mean, ..., v_m - mean]|, v_j the j-th entries of the informative eigenvectors."""
+    values, vectors = np.linalg.eigh(_laplacian(_similar(nli, affinity)))
+    places = vectors[:, values < threshold]
+    return float(np.sqrt(sum(np.sum((row - places.mean(0)) ** 2) for row in places)))
+
+
+def density(nli: Sequence[Sequence[Vector]], logps: Vector, answers: Sequence[int]) -> float:
+    """Qiu & Miikkulainen 2024: 1 - the mean density of the responses; equal answers share a weight."""
+    size, weight = range(len(nli)), [math.exp(lp) / answers.count(of) for lp, of in zip(logps, answers, strict=True)]
+
+    def squared(i: int, j: int) -> float:
+        return 0.0 if i == j else fmean(nli[a][b][2] + nli[a][b][1] / 2 for a, b in ((i, j), (j, i)))
+
+    return 1 - fmean(sum(weight[i] * max(0.0, 1 - squared(i, j)) for i in size) / sum(weight) for j in size)
+
+
 def sequence_mean(logps: Vector, lengths: Iterable[int]) -> float:
     """-(1/G) sum of per-token mean log-likelihoods, of the responses that have a token."""
     means = [lp / n for lp, n in zip(logps, lengths, strict=True) if n]

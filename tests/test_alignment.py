@@ -102,6 +102,38 @@ def test_several_trainings_widen_the_interval_by_their_spread() -> None:
     np.testing.assert_array_equal(alone.draws, each[0].draws)  # of the starting policy: queries alone
 
 
+def test_two_draws_of_answers_tell_how_reliable_a_measure_is() -> None:
+    """Signals of rho 0.6 in 800 queries, seen through noise that halves the variance of one and leaves the other."""
+    rng = np.random.default_rng(5)
+    signal = rng.multivariate_normal([0, 0], [[1, 0.6], [0.6, 1]], size=800)
+    shared = {"query": [f"q{i}" for i in range(800)], "zero_variance": False}
+    runs = [
+        pd.DataFrame(shared | {"seed": seed, "se": signal[:, 0] + rng.normal(size=800), "V": signal[:, 1]})
+        for seed in range(3)
+    ]
+    found = alignment.Alignment(pd.concat(runs), n=400).reliability("se")
+    assert found["target"].estimate == 1
+    assert found["measure"].estimate == pytest.approx(0.5, abs=0.06)
+    assert found["apart"].estimate == pytest.approx(0.6 * np.sqrt(0.5), abs=0.06)
+    low, high = found["corrected"].interval()[1:]
+    assert low < 0.6 < high and 0.03 < high - low < 0.2
+    of_pair = statistics.spearman(runs[0]["se"].to_numpy(), runs[1]["se"].to_numpy())
+    two = alignment.Alignment(pd.concat(runs[:2]), n=10).reliability("se")
+    assert two["measure"].estimate == pytest.approx(of_pair)
+    assert not any(len(one.draws) for one in alignment.Alignment(runs[0], n=10).reliability("se").values())
+
+
+def test_policies_are_called_by_their_steps_and_trainings() -> None:
+    lines = pd.DataFrame({"at_step": [64, 0, 64, 32], "training_seed": [101, nan, 102, 7.0], "x": range(4)})
+    found = alignment.policies(lines)
+    names = ["starting policy", "after 32 steps of one training", "after 64 steps of 2 trainings"]
+    assert [*found] == names and found[names[2]]["x"].tolist() == [0, 2]
+    assert [*map(alignment.over, names)] == [" over queries", " over queries", " over trainings and queries"]
+    assert [*alignment.policies(lines.drop(columns="training_seed"))][-1] == "after 64 steps of one training"
+    verdict = alignment.at_checkpoints({names[2]: {"a": draws(0.5)}})
+    assert " over trainings and queries" in verdict.because
+
+
 def test_a_measure_that_is_constant_has_no_rank() -> None:
     found = alignment.Alignment(queries().assign(bot=1.0), n=50)
     assert np.isnan(found.draws("bot").estimate) and not len(found.draws("bot").draws)
@@ -219,6 +251,28 @@ def test_a_mean_over_queries_resamples_queries_with_all_their_lines() -> None:
     assert not len(alignment.mean_over_queries(lines.iloc[3:], "x").draws)
 
 
+def test_of_several_trainings_a_mean_is_over_these_too() -> None:
+    parts = [
+        pd.DataFrame({"query": [*"aabc"], "x": [1.0, 3.0, 5.0, 4.0]}).assign(x=lambda t, k=k: t["x"] + k)
+        for k in range(3)
+    ]
+    lines = pd.concat([part.assign(training_seed=100 + k) for k, part in enumerate(parts)], ignore_index=True)
+    found = alignment.mean_over_queries(lines, "x", n=4000)
+    alone = alignment.mean_over_queries(parts[1], "x", n=4000)
+    assert found.estimate == pytest.approx(alone.estimate)
+    # Trainings are 0, 1 and 2 apart: their mean has the standard error 1 / sqrt(3), and t with 2 wide ends.
+    assert np.ptp(found.interval()[1:]) > 2 * 4.3 / np.sqrt(3) > np.ptp(alone.interval()[1:])
+    chosen = lines["query"] == "a"
+    each = alignment.contrast_over_queries(lines, "x", chosen, n=2000)
+    assert each.estimate == pytest.approx(2 - 4.5)
+    assert np.ptp(each.interval()[1:]) == pytest.approx(
+        np.ptp(alignment.contrast_over_queries(parts[0], "x", parts[0]["query"] == "a", n=2000).interval()[1:]),
+        abs=0.01,
+    )  # the same in every training
+    few = chosen & (lines["training_seed"] == 100)
+    assert alignment.contrast_over_queries(lines, "x", few, n=200).estimate == pytest.approx(2 - 4.5)
+
+
 def test_a_contrast_resamples_queries_with_the_lines_of_both_sides() -> None:
     lines = pd.DataFrame({"query": ["a", "a", "a", "b"], "x": [1.0, 3.0, 0.0, 2.0]})
     chosen = pd.Series([True, True, False, False])
@@ -240,6 +294,8 @@ def test_near_pairs_are_ranked_within_their_group() -> None:
     assert found["rho"].tolist() == pytest.approx([-1, -1])
     assert alignment.rank_correlations(pairs, within=2)["rho"].iloc[0] == pytest.approx(0.2)
     assert alignment.rank_correlations(pairs.iloc[:0]).empty
+    trainings = pd.concat([pairs.assign(training_seed=nan), pairs.assign(training_seed=7.0)])
+    assert len(alignment.rank_correlations(trainings)) == 4
 
 
 def test_the_alignment_of_a_right_and_a_wrong_answer_is_that_of_their_gradients() -> None:

@@ -57,6 +57,7 @@ def lengths(x: Inputs) -> Tensor:
 
 
 SEQUENCE = ("sequence_entropy", "sequence_mean")  # not 0 for one response
+SIGNED = ("mc", "nearest_neighbour", "eigenscore")  # neither 0 for one response nor always above 0
 
 # Each measure as a function of inputs; those that take a mask pass it on.
 MEASURES: dict[str, Callable[..., Tensor]] = {
@@ -71,11 +72,19 @@ MEASURES: dict[str, Callable[..., Tensor]] = {
     "predictive_entropy": lambda x, **mask: m.predictive_entropy(x["z"], **mask),
     "sequence_entropy": lambda x, **mask: m.sequence_entropy(x["logps"], **mask),
     "sequence_mean": lambda x, **mask: m.sequence_entropy(x["logps"], normalise=True, lengths=lengths(x), **mask),
+    "nearest_neighbour": lambda x, **mask: m.nearest_neighbour_entropy(x["e"], **mask),
+    "eigenscore": lambda x, **mask: m.eigenscore(x["e"], **mask),
+    "degree": lambda x, **mask: m.degree_uncertainty(x["nli"], **mask),
+    "degree, contradict": lambda x, **mask: m.degree_uncertainty(x["nli"], affinity="contradict", **mask),
+    "eccentricity": lambda x, **mask: m.eccentricity(x["nli"], **mask),
+    "eccentricity, contradict": lambda x, **mask: m.eccentricity(x["nli"], affinity="contradict", **mask),
+    "eigenvalues": lambda x, **mask: m.eigenvalue_uncertainty(x["nli"], **mask),
+    "density": lambda x, **mask: m.semantic_density(x["nli"], x["logps"], groups=x["z"], **mask),
     "token_entropy": lambda x: m.token_entropy(x["entropies"], x["tokens"]),
     "reward_dispersion": lambda x: m.reward_dispersion(x["rewards"], RANGE),
     "reward_variance": lambda x: m.reward_variance(x["rewards"], RANGE),
 }
-MASKED = list(MEASURES)[:11]
+MASKED = list(MEASURES)[:19]
 
 # Each formula, of lists, and the highest value it can have among G responses.
 PAPERS: dict[str, tuple[Callable[[dict], float], Callable[[int], float]]] = {
@@ -90,6 +99,14 @@ PAPERS: dict[str, tuple[Callable[[dict], float], Callable[[int], float]]] = {
     "predictive_entropy": (lambda x: papers.se_counts(x["z"]), math.log),
     "sequence_entropy": (lambda x: -sum(x["logps"]) / len(x["logps"]), lambda g: math.inf),
     "sequence_mean": (lambda x: papers.sequence_mean(x["logps"], map(sum, x["tokens"])), lambda g: math.inf),
+    "nearest_neighbour": (lambda x: papers.nearest_neighbour(x["e"]), lambda g: -math.log(math.e + (g - 1) / math.e)),
+    "eigenscore": (lambda x: papers.eigenscore(x["e"]), lambda g: math.inf),
+    "degree": (lambda x: papers.degree(x["nli"]), lambda g: (g - 1) / g),
+    "degree, contradict": (lambda x: papers.degree(x["nli"], "contradict"), lambda g: (g - 1) / g),
+    "eccentricity": (lambda x: papers.eccentricity(x["nli"]), math.sqrt),
+    "eccentricity, contradict": (lambda x: papers.eccentricity(x["nli"], "contradict"), math.sqrt),
+    "eigenvalues": (lambda x: papers.eigenvalues(x["nli"]), float),
+    "density": (lambda x: papers.density(x["nli"], x["logps"], x["z"]), lambda g: 1.0),
     "reward_dispersion": (lambda x: papers.rd(x["rewards"], *RANGE), lambda g: 1.0),
     "reward_variance": (lambda x: papers.qhawkeye(x["rewards"], *RANGE), lambda g: 1.0),
 }
@@ -103,7 +120,7 @@ def test_every_measure_is_its_papers_formula(name: str, seed: int, size: int) ->
     rounding = 1e-9 if found.dtype == torch.float64 else 2e-6
     assert found.item() == pytest.approx(formula({key: value.tolist() for key, value in x.items()}), abs=rounding)
     assert found <= highest(size) + rounding
-    assert found >= 0 or name == "mc"
+    assert found >= 0 or name in SIGNED
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -151,7 +168,7 @@ def test_float64_stays_and_any_other_input_is_read_as_float32(name: str, device:
     torch.testing.assert_close(half.cpu().double(), exact.double(), atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("name", sorted(MEASURES.keys() - {"mc", "token_entropy", *SEQUENCE}))
+@pytest.mark.parametrize("name", sorted(MEASURES.keys() - {*SIGNED, "eigenvalues", "token_entropy", *SEQUENCE}))
 def test_a_single_response_has_no_disagreement(name: str) -> None:
     assert MEASURES[name](inputs(5, 4, 1)).tolist() == [0] * 4
 
@@ -171,7 +188,7 @@ def test_masked_rows_are_left_out_even_when_they_are_nan(name: str, seed: int, s
 def test_a_group_without_kept_rows_is_zero(name: str) -> None:
     none, all_rows = MEASURES[name](inputs(1, 2, 4), mask=torch.tensor([[False] * 4, [True] * 4]))
     assert none == 0
-    assert all_rows > 0
+    assert all_rows > 0 or name in SIGNED
 
 
 def test_a_mask_of_another_shape_is_an_error() -> None:
@@ -355,18 +372,69 @@ def test_the_diagonal_of_nli_is_not_read() -> None:
 
 
 def test_a_group_with_a_broken_edge_is_nan_and_leaves_the_others_alone() -> None:
-    nli = inputs(1, 3, 5)["nli"]
-    expected = m.kernel_language_entropy(nli)
-    for broken in (torch.nan, torch.inf):
-        nli[1, 0, 2, 0] = broken
-        found = m.kernel_language_entropy(nli)
-        assert found.isnan().tolist() == [False, True, False]
-        torch.testing.assert_close(found[[0, 2]], expected[[0, 2]])
+    for measure in (m.kernel_language_entropy, m.eigenvalue_uncertainty, m.eccentricity):
+        nli = inputs(1, 3, 5)["nli"]
+        expected = measure(nli)
+        for broken in (torch.nan, torch.inf):
+            nli[1, 0, 2, 0] = broken
+            found = measure(nli)
+            assert found.isnan().tolist() == [False, True, False]
+            torch.testing.assert_close(found[[0, 2]], expected[[0, 2]])
 
 
 def test_kernel_language_entropy_names_a_wrong_shape() -> None:
     with pytest.raises(ValueError, match=r"shape \(3, 4, 3\), expected \(\.\.\., G, G, 3\)"):
         m.kernel_language_entropy(torch.rand(3, 4, 3))
+
+
+# --- rivals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 4])
+def test_graphs_of_clear_clusters_in_closed_form(clusters: int) -> None:
+    """Clusters of two, alike within and not between: the Laplacian has the eigenvalue 0 for each and 1 besides."""
+    nli = graph([place // 2 for place in range(2 * clusters)])
+    assert m.eigenvalue_uncertainty(nli).item() == pytest.approx(clusters)
+    assert m.degree_uncertainty(nli).item() == pytest.approx(1 - 1 / clusters)
+    assert m.eccentricity(nli).item() == pytest.approx(math.sqrt(clusters - 1), abs=1e-6)
+    assert m.semantic_density(nli).item() == pytest.approx(1 - 1 / clusters)
+    assert m.degree_uncertainty(graph([0, 0, 0], 1), affinity="contradict").item() == 0  # neutral is no contradiction
+
+
+def test_density_counts_an_answer_once_and_by_its_likelihood() -> None:
+    nli, answers = graph([0, 0, 0, 1]), torch.tensor([5, 5, 5, 9])
+    assert m.semantic_density(nli).item() == pytest.approx(1 - (3 * 3 / 4 + 1 / 4) / 4)
+    assert m.semantic_density(nli, groups=answers).item() == pytest.approx(1 / 2)
+    logps = torch.tensor([0.6, 0.6, 0.6, 0.2], dtype=torch.float64).log()
+    expected = 1 - (3 * 0.6 + 0.2) / 0.8 / 4
+    assert m.semantic_density(nli, logps, groups=answers).item() == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r"logps has shape \(3,\), expected \(4,\)"):
+        m.semantic_density(nli, logps[:3])
+    with pytest.raises(ValueError, match=r"groups has shape \(2,\), expected \(4,\)"):
+        m.semantic_density(nli, groups=answers[:2])
+
+
+@pytest.mark.parametrize("tau", [0.1, 1.0])
+def test_spread_of_embeddings_in_closed_form(tau: float) -> None:
+    alike, apart = angles(30, 30, 30), torch.eye(3, dtype=torch.float64)
+    assert m.nearest_neighbour_entropy(alike, tau=tau).item() == pytest.approx(-1 / tau - math.log(3))
+    expected = -math.log(math.exp(1 / tau) + 2)
+    assert m.nearest_neighbour_entropy(4 * apart, tau=tau).item() == pytest.approx(expected)
+    # Equal rows z: one eigenvalue G |z - mean of its entries|^2 + alpha, the others alpha.
+    of_one = alike[0] - alike[0].mean()
+    expected = (math.log(3 * float(of_one @ of_one) + tau) + 2 * math.log(tau)) / 3
+    assert m.eigenscore(alike, alpha=tau).item() == pytest.approx(expected)
+
+
+def test_rivals_name_what_they_do_not_take() -> None:
+    with pytest.raises(ValueError, match="tau is 0, expected a temperature above 0"):
+        m.nearest_neighbour_entropy(angles(0, 90), tau=0)
+    with pytest.raises(ValueError, match="alpha is -1, expected a regulariser above 0"):
+        m.eigenscore(angles(0, 90), alpha=-1)
+    with pytest.raises(ValueError, match="affinity is 'jaccard', expected one of entail, contradict"):
+        m.degree_uncertainty(graph([0, 1]), affinity="jaccard")
+    with pytest.raises(ValueError, match=r"expected \(\.\.\., G, G, 3\)"):
+        m.eccentricity(torch.rand(3, 4, 3))
 
 
 # --- token and predictive entropy, agreement ------------------------------------------------------------------------

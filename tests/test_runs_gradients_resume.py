@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from gcpo import io
-from gcpo.reports.alignment import MEASURES
+from gcpo.reports.alignment import MEASURES, RIVALS
 from gcpo.runs import gradients as module
 from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.params import validate
@@ -25,7 +25,7 @@ def params(**changes: Any) -> Any:
 
 
 def tables(run: Any) -> dict[str, bytes]:
-    return {name: (run.folder / f"{name}.csv").read_bytes() for name in ("queries", "pairs")}
+    return {name: (run.folder / f"{name}.csv").read_bytes() for name in ("queries", "rivals", "pairs")}
 
 
 def test_the_tables_agree_with_one_another() -> None:
@@ -35,6 +35,9 @@ def test_the_tables_agree_with_one_another() -> None:
     assert queries[[*MEASURES, "V", "V_t1", "V_half", *(f"{name}_half" for name in MEASURES)]].notna().all(axis=None)
     np.testing.assert_allclose(queries["V_within"] + queries["V_between"], queries["V"], rtol=1e-6)
     assert (queries["V_t1"] != queries["V"]).any()
+    rivals = pd.read_csv(run.folder / "rivals.csv")
+    assert rivals["query"].tolist() == queries["query"].tolist() and rivals.notna().all(axis=None)
+    assert [*rivals] == ["query", *RIVALS, *(f"{name}_half" for name in RIVALS)]
     assert (pairs.groupby("query").size() == 15).all() and set(pairs["query"]) == set(queries["query"])
     # All 15 pairs of a group are there, so the score function's variance follows from them: Eq. 4 with pi = 1/G.
     halved = pairs["gradient_distance"].pow(2).groupby(pairs["query"]).sum() / 36

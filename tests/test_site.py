@@ -50,7 +50,9 @@ PAGES += ["notebooks/90_claims"]
 # Names that users' code rests on.
 PUBLIC = """GCPOConfig GCPOTrainer measures.cosine_dispersion measures.barycentric_transport measures.semantic_entropy
 measures.kernel_language_entropy measures.token_entropy measures.predictive_entropy measures.sequence_entropy
-measures.self_consistency measures.reward_dispersion weights.alpha_g weights.weight_range semantics.Embedder
+measures.self_consistency measures.nearest_neighbour_entropy measures.eigenscore measures.degree_uncertainty
+measures.eccentricity measures.eigenvalue_uncertainty measures.semantic_density measures.reward_dispersion
+weights.alpha_g weights.weight_range semantics.Embedder
 semantics.Entailment semantics.greedy_clusters semantics.bidirectional_clusters semantics.exact_clusters
 semantics.math_clusters gradients.gradient_variance one_pass.gradient_grams statistics.spearman statistics.top_auc
 statistics.precision_at_top statistics.paired_bootstrap statistics.heldout_prediction statistics.training_difference

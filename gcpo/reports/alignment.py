@@ -10,8 +10,9 @@ The paper does not say of which checkpoint its Figure 1 is: :func:`at_checkpoint
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from math import nan
 
 import numpy as np
@@ -40,6 +41,14 @@ MEASURES = {
     "self_consistency": "1 - consistency",
     "rd": "RD",
 }
+RIVALS = {  # of other papers, in ``rivals.csv``
+    "snne": "Nearest neighbours (SNNE)",
+    "eigenscore": "EigenScore",
+    "degree": "Graph: degree",
+    "eccentricity": "Graph: eccentricity",
+    "eigenvalues": "Graph: eigenvalues",
+    "density": "1 - density",
+}
 FOUR = ("token_entropy", "se", "cd", "bot")
 TOP = 0.1  # the share of queries that App. D.5 is about
 NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddings, are near ones
@@ -47,6 +56,9 @@ CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": TOP, "mae": nan, "heldout_sp
 STATISTICS = tuple(CHANCE)
 COLUMNS = ["measure", "statistic", "estimate", "low", "high", "p"]
 CONSTANT = "nothing to rank, because one side is constant"
+START = "starting policy"
+TRAINING = "training_seed"  # tells the trainings apart whose policies were asked; missing of a starting policy
+QUERIES, BOTH = " over queries", " over trainings and queries"  # what an interval is over
 
 
 def selected(queries: pd.DataFrame, *, drop_top: float = 0.0, keep_zero: bool = True) -> pd.DataFrame:
@@ -91,9 +103,9 @@ class Alignment:
         n: int = 10000,
         seed: int = 0,
     ) -> None:
-        apart = [name for name in ("training_seed", "seed") if name in queries]
+        apart = [name for name in (TRAINING, "seed") if name in queries]
         runs = [part for _, part in queries.groupby(apart, dropna=False)] if apart else [queries]
-        of = [part["training_seed"].fillna(-1).iloc[0] if "training_seed" in part else -1 for part in runs]
+        of = [_trainings(part).iloc[0] for part in runs]
         self._trainings = [[i for i, training in enumerate(of) if training == one] for one in dict.fromkeys(of)]
         kept = [selected(run, drop_top=drop_top, keep_zero=keep_zero).set_index("query").sort_index() for run in runs]
         names = pd.Index(sorted(set(queries["query"])))
@@ -143,6 +155,37 @@ class Alignment:
                 found.append(counts[:, known] @ table[part].to_numpy()[known] / (counts[:, known] @ below))
         return draws_of(np.mean(found, axis=0))
 
+    def reliability(self, measure: str) -> dict[str, Draws]:
+        """How well two draws of answers agree on a measure, on the target, and on both: rank correlations over queries.
+
+        "measure" and "target": of one column in a draw with the same column in another (their reliabilities); "apart":
+        of the measure in one draw with the target in another, so that they share no answers; "corrected": the latter
+        over the root of the product of the former two (Spearman's correction for attenuation). Means over all pairs of
+        draws of a policy; without draws where each has one.
+        """
+        pairs = {"measure": (measure, measure), "target": (self.target, self.target), "apart": (measure, self.target)}
+        found = {name: self._across(*columns) for name, columns in pairs.items()}
+        with np.errstate(invalid="ignore"):
+            found["corrected"] = found["apart"] / np.sqrt(found["measure"] * found["target"])
+        return {name: draws_over_seeds(values, self.seed) for name, values in found.items()}
+
+    def _across(self, first: str, second: str) -> Array:
+        """Return rho of a column in one draw of answers with a column in another: (1 + n, trainings), means over pairs.
+
+        Queries count that both draws have."""
+        each = []
+        for runs in self._trainings:
+            found = []
+            for i, j in permutations(runs, 2):
+                (one, counts), other = self._runs[i], self._runs[j][0]
+                if first == second and i > j:  # as the other way round
+                    continue
+                here = one.index.isin(other.index)
+                u, v = one.loc[here, first], other.loc[one.index[here], second]
+                found.append(statistics.replicates("spearman", u.to_numpy(float), v.to_numpy(float), counts[:, here]))
+            each.append(np.mean(found, axis=0) if found else np.full(len(self._runs[0][1]), nan))
+        return np.stack(each, axis=1)
+
     def _replicates(self, measure: str, statistic: str) -> Array:
         key = measure, statistic
         if key not in self._found:
@@ -154,7 +197,31 @@ class Alignment:
         return self._found[key]
 
 
-def comparisons(found: Mapping[str, Draws], over: str = " over queries") -> list[Comparison]:
+def policies(lines: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the lines of each policy by what it is called, the starting policy first.
+
+    Args:
+        lines: with ``at_step`` and, where policies of several trainings were asked, ``training_seed``.
+    """
+    found = {}
+    for step, part in lines.groupby("at_step"):
+        trainings = _trainings(part).nunique()
+        of = f"{trainings} trainings" if trainings > 1 else "one training"
+        found[f"after {step!s} steps of {of}" if step else START] = part
+    return found
+
+
+def over(policy: str) -> str:
+    """Return what intervals of a policy so called (:func:`policies`) are over, in words."""
+    return BOTH if policy.endswith("trainings") else QUERIES
+
+
+def _trainings(lines: pd.DataFrame) -> pd.Series:
+    """Return which training each line is of; -1 of a starting policy, or where there is no telling."""
+    return lines[TRAINING].fillna(-1) if TRAINING in lines else pd.Series(-1, lines.index)
+
+
+def comparisons(found: Mapping[str, Draws], over: str = QUERIES) -> list[Comparison]:
     """Return what is claimed to be above 0, by what it is called, corrected together by Holm's method.
 
     What cannot be computed has no estimate, and counts for nothing in the family.
@@ -175,6 +242,7 @@ def at_checkpoints(
     effects: Mapping[str, float] | None = None,
     margin: float = nan,
     blind: Mapping[str, str] | None = None,
+    over: Callable[[str], str] = over,
 ) -> Verdict:
     """The verdict on a claim that names no checkpoint: asked of every policy measured, and decided where they agree.
 
@@ -183,6 +251,7 @@ def at_checkpoints(
         effects: the paper's own numbers, where it prints any.
         margin: the smallest effect that would matter, where the paper prints none.
         blind: of each policy, why a null says nothing there (:func:`gcpo.reports.evidence.decide`).
+        over: what the intervals of a policy are over, in words.
 
     Policies of which it cannot be asked do not count. Where some say "fails" and the others "ruled out" it is the
     latter; where they differ otherwise, "inconclusive". The numbers are those of the first policy that says this, or
@@ -192,7 +261,7 @@ def at_checkpoints(
 
     def of(policy: str, parts: Mapping[str, Draws]) -> Verdict:
         printed, why = [known.get(name, nan) for name in parts], (blind or {}).get(policy, "")
-        return decide(comparisons(parts), printed, margin=margin, blind=why) if parts else nothing
+        return decide(comparisons(parts, over(policy)), printed, margin=margin, blind=why) if parts else nothing
 
     each = {policy: of(policy, parts) for policy, parts in found.items()}
     asked = {policy: verdict for policy, verdict in each.items() if verdict.label != UNTESTED}
@@ -221,44 +290,53 @@ def of_either_sign(draws: Draws) -> Draws:
 
 
 def mean_over_queries(lines: pd.DataFrame, column: str, n: int = 10000, seed: int = 0) -> Draws:
-    """The mean of a column over lines that have it, and its resamples of queries with all their lines."""
-    sums = lines.dropna(subset=[column]).groupby("query")[column].agg(["sum", "size"])
-    if sums.empty:
-        return Draws(nan, np.empty(0))
-    counts = statistics.seen_and_resampled(len(sums), n, seed)
-    return draws_of(counts @ sums["sum"].to_numpy(float) / (counts @ sums["size"].to_numpy(float)))
+    """The mean of a column over lines that have it, and its resamples of queries with all their lines; of several
+    trainings the mean over these, with an interval over them too (:func:`gcpo.statistics.draws_over_seeds`)."""
+    return _over_queries([lines.dropna(subset=[column])], column, n, seed)
 
 
 def contrast_over_queries(lines: pd.DataFrame, column: str, chosen: pd.Series, n: int = 10000, seed: int = 0) -> Draws:
-    """The mean of a column over the chosen lines less that over the others, on the same resamples of queries."""
-    sides = [lines[kept].groupby("query")[column].agg(["sum", "size"]) for kept in (chosen, ~chosen)]
-    names = sides[0].index.union(sides[1].index)
-    if not all(map(len, sides)):
+    """The mean of a column over the chosen lines less that over the others, on the same resamples of queries; of
+    several trainings as :func:`mean_over_queries`, of those that have lines of both."""
+    return _over_queries([lines[chosen], lines[~chosen]], column, n, seed)
+
+
+def _over_queries(sides: Sequence[pd.DataFrame], column: str, n: int, seed: int) -> Draws:
+    sums = [side.groupby([_trainings(side), "query"])[column].agg(["sum", "size"]) for side in sides]
+    common = sorted(set.intersection(*({*side.index.unique(0)} for side in sums)))
+    names = pd.Index(sorted({query for side in sums for training, query in side.index if training in common}))
+    if not common:
         return Draws(nan, np.empty(0))
-    counts = statistics.seen_and_resampled(len(names), n, seed)
-    sums = [[counts @ side.reindex(names, fill_value=0)[of].to_numpy(float) for of in side] for side in sides]
-    with np.errstate(invalid="ignore"):  # a resample without lines of one side has no contrast
-        return draws_of(sums[0][0] / sums[0][1] - sums[1][0] / sums[1][1])
+    counts, each = statistics.seen_and_resampled(len(names), n, seed), []
+    for training in common:
+        filled = [side.loc[training].reindex(names, fill_value=0).to_numpy(float) for side in sums]
+        with np.errstate(invalid="ignore"):  # a resample without lines of one side has no mean
+            first, *rest = (counts @ part[:, 0] / (counts @ part[:, 1]) for part in filled)
+        each.append(first - rest[0] if rest else first)
+    return draws_over_seeds(np.stack(each, axis=1), seed)
 
 
 def rank_correlations(pairs: pd.DataFrame, column: str = "gradient_distance", within: float = NEAR) -> pd.DataFrame:
     """Return rank correlations of distance in meaning with a column, over each group's near pairs of different texts.
 
     Args:
-        pairs: lines of ``pairs.csv`` of one or more runs, told apart by ``seed``.
+        pairs: lines of ``pairs.csv`` of one or more runs, told apart by ``seed`` and, where it is there,
+            ``training_seed``.
         column: what 1 - cosine of the embeddings is compared with.
         within: the largest 1 - cosine that counts.
 
     Returns:
-        seed, query, rho (Spearman's; nan where a side is constant) and pairs, for groups of three such pairs or more.
+        training_seed (where it was), seed, query, rho (Spearman's; nan where a side is constant) and pairs, for groups
+        of three such pairs or more.
     """
+    keys = [key for key in (TRAINING, "seed", "query") if key in pairs]
     near = pairs[~pairs["same_text"].astype(bool) & (pairs["embedding_distance"] <= within)]
     rows = [
         (*group, statistics.spearman(part["embedding_distance"].to_numpy(), part[column].to_numpy()), len(part))
-        for group, part in near.groupby(["seed", "query"])
+        for group, part in near.groupby(keys, dropna=False)
         if len(part) >= statistics.FEWEST_POINTS
     ]
-    return pd.DataFrame(rows, columns=["seed", "query", "rho", "pairs"])
+    return pd.DataFrame(rows, columns=[*keys, "rho", "pairs"])
 
 
 def right_against_wrong(
@@ -271,7 +349,7 @@ def right_against_wrong(
     Both are recorded, which tells these pairs from the others and gives their inner product.
 
     Args:
-        pairs: lines of ``pairs.csv`` of runs of one policy, told apart by ``seed``.
+        pairs: lines of ``pairs.csv`` of one policy's runs, or of several trainings', told apart as before.
         queries: lines of ``queries.csv`` of the same runs.
         size: G.
         reward_range: the least and the most that an answer can earn.
@@ -283,8 +361,8 @@ def right_against_wrong(
     least, most = reward_range
     rewards = torch.tensor([[float(least), float(most)] * (size // 2)])
     scale = float(base_advantages(rewards).max())
-    groups = queries.loc[np.isclose(queries["rd"], 1), ["seed", "query"]]
-    found = pairs.merge(groups, on=["seed", "query"])
+    keys = [key for key in (TRAINING, "seed", "query") if key in pairs and key in queries]
+    found = pairs.merge(queries.loc[np.isclose(queries["rd"], 1), keys], on=keys)
     minus, plus = found["gradient_distance"] ** 2, (found["advantage_distance"] / scale) ** 2
     alignment = (plus - minus) / (plus + minus)
     mixed = (minus > 0) & ~np.isclose(plus, minus, rtol=1e-6, atol=0)

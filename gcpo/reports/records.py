@@ -27,7 +27,7 @@ from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label, recorded
 from gcpo.runs.record import CODES, RecordError, Run, another_version, load, read_table, same_numbers
 
-TABLES = ("eval", "validation", "metrics", "queries", "pairs", "answers", "updates")  # beside manifests
+TABLES = ("eval", "validation", "metrics", "queries", "rivals", "pairs", "answers", "updates")  # beside manifests
 
 
 def runs(profile: str, reference: bool = False) -> list[Run]:

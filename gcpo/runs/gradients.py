@@ -51,6 +51,8 @@ def gradient_statistics(params: Params) -> Run:
     - success_rate (mean of the task's first metric), zero_variance (of rewards), clusters (how many), mean_tokens,
       answered.
 
+    ``rivals.csv``, one line per query: :data:`gcpo.reports.alignment.RIVALS`, of the group and of its first half.
+
     ``pairs.csv``: :data:`PAIRS` pairs of every query, drawn by the seed; columns as in :func:`pair_table`.
 
     With ``at_step`` the policy is that of the training run of the same parameters with so many steps, which is made
@@ -64,13 +66,14 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
     rollouts, generates = rollouts_of(plan), generator(plan, model, tokens, questions)
 
     def measure(part: slice, seed: int) -> dict[str, pd.DataFrame]:
-        rng, lines, pairs = np.random.default_rng(seed), [], []
+        rng, lines, others, pairs = np.random.default_rng(seed), [], [], []
         sampled = ask(plan, model, tokens, questions[part], params.group_size, params.temperature, generates)
-        for line, table in _statistics(plan, model, rollouts, questions[part], sampled):
+        for line, other, table in _statistics(plan, model, rollouts, questions[part], sampled):
             lines.append(line)
+            others.append(other)
             pairs.append(_some(table, rng))
             run.progress(part.start + len(lines), len(questions), "question")
-        return {"queries": pd.DataFrame(lines), "pairs": pd.concat(pairs)}
+        return {"queries": pd.DataFrame(lines), "rivals": pd.DataFrame(others), "pairs": pd.concat(pairs)}
 
     parts = parts_of(plan, tokens, questions, params.group_size, CHUNK)
     for name, table in in_parts(plan, run, parts, len(questions), measure).items():
@@ -106,10 +109,23 @@ def uncertainties(rollouts: Rollouts) -> dict[str, Float[Tensor, " B"]]:
     }
 
 
+def rivals(rollouts: Rollouts) -> dict[str, Float[Tensor, " B"]]:
+    """Return every rival measure of the rollouts' groups by its column."""
+    r = rollouts
+    return {
+        "snne": measures.nearest_neighbour_entropy(r.embeddings),
+        "eigenscore": measures.eigenscore(r.embeddings),
+        "degree": measures.degree_uncertainty(r.nli),
+        "eccentricity": measures.eccentricity(r.nli),
+        "eigenvalues": measures.eigenvalue_uncertainty(r.nli),
+        "density": measures.semantic_density(r.nli, likelihoods(r)[0], groups=r.exact_clusters),
+    }
+
+
 def _statistics(
     plan: Plan, model: Any, rollouts: Callable[..., Rollouts], rows: Sequence[Row], sampled: Sampled
-) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Yield the line of ``queries.csv`` and the table of pairs of each query."""
+) -> Iterator[tuple[dict[str, Any], dict[str, Any], pd.DataFrame]]:
+    """Yield the lines of ``queries.csv`` and of ``rivals.csv``, and the table of pairs, of each query."""
     task, size = plan.task, plan.params.group_size
     groups, per_token = sampled.groups(size), sampled.of_tokens(size)
     scores = grade(task, rows, groups)
@@ -120,8 +136,14 @@ def _statistics(
         return rollouts(rewards[:, :count], texts, **{name: values[:, :count] for name, values in per_token.items()})
 
     whole, half = first(size), size // 2 if size >= 4 else 0
-    columns, halves = uncertainties(whole), uncertainties(first(half)) if half else {}
-    columns |= {f"{name}_half": halves.get(name, torch.full((len(rows),), torch.nan)) for name in columns}
+    part = first(half) if half else None
+
+    def with_half(of: Callable[[Rollouts], dict[str, Tensor]]) -> dict[str, Tensor]:
+        columns, halves = of(whole), of(part) if part else {}
+        missing = torch.full((len(rows),), torch.nan)
+        return columns | {f"{name}_half": halves.get(name, missing) for name in columns}
+
+    columns, beside = with_half(uncertainties), with_half(rivals)
     advantages, others = base_advantages(rewards), base_advantages(rewards[:, half:]) if half else None
     for i, row in enumerate(rows):
         gram, plain = _gradients(plan, model, sampled, i, advantages[i])
@@ -139,7 +161,8 @@ def _statistics(
             "mean_tokens": float(whole.mask[i].sum(-1).float().mean()),
             "answered": float(whole.answered[i].float().mean()),
         }
-        yield line, pairs.assign(query=row.id)
+        other = {"query": row.id, **{name: float(values[i]) for name, values in beside.items()}}
+        yield line, other, pairs.assign(query=row.id)
 
 
 def _gradients(
