@@ -272,7 +272,7 @@ def at_checkpoints(
     decided = next((policy for policy, verdict in asked.items() if verdict.label == final), next(iter(asked)))
     shown = asked[decided]
     words = "; ".join(f"{policy}: {verdict.label}" for policy, verdict in each.items())
-    depends = f"It depends on the checkpoint, which the paper does not name ({words})." if len(labels) > 1 else ""
+    depends = f"It depends on the checkpoint ({words})." if len(labels) > 1 else ""
 
     def of_policy(said: str) -> str:
         numbers = re.sub("^(All|Both) ", lambda first: first[0].lower(), said)

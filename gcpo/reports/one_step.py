@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from gcpo import statistics
-from gcpo.reports.alignment import comparisons
+from gcpo.reports.alignment import START, comparisons
 from gcpo.reports.figures import PALETTE, panels
 from gcpo.reports.headline import GCPO
 from gcpo.reports.names import people
@@ -18,6 +19,7 @@ from gcpo.runs.one_step import BASE, COUNTED_ON, DOTS, FOLDS
 from gcpo.statistics import Array, Draws
 from gcpo.updates import total_gain
 
+OVER = " over runs, batches and questions"  # what these intervals are over
 KINDS = {"own": ["own"], "ceiling": ["ceiling"], "halves": ["even", "odd"]}  # what is shown -> kinds of weights
 
 
@@ -60,17 +62,21 @@ def leads(gains: Mapping[tuple[str, str], Draws], other: str) -> dict[str, Draws
 def by_policy(lines: pd.DataFrame, n: int = 2000) -> dict[str, dict[tuple[str, str], Draws]]:
     """Return :func:`relative_gains` of each step of training, "starting policy" or "after 64 steps", from the lines of
     ``updates.csv`` of one task and optimizer, with their run's id as "run", and at_step."""
-    found = {}
-    for step, part in lines.groupby("at_step"):
-        runs = {str(run): own for run, own in part.groupby("run", sort=False)}
-        found[f"after {step!s} steps" if step else "starting policy"] = relative_gains(runs, n)
-    return found
+    steps = {
+        step: {str(run): own for run, own in part.groupby("run", sort=False)} for step, part in lines.groupby("at_step")
+    }
+    return {policy_after(int(str(step))): relative_gains(runs, n) for step, runs in steps.items()}
+
+
+def policy_after(step: int) -> str:
+    """Return what the policies of so many steps of training are called."""
+    return f"after {step} steps" if step else START
 
 
 def blind(gains: Mapping[tuple[str, str], Draws], controls: Sequence[str]) -> str:
     """Return why a null says nothing of these gains: no control's gain, corrected by Holm for all of them, is clear of
     GRPO's; nothing where one is."""
-    made = comparisons({name: lead(gains, name, BASE) for name in controls if (name, "own") in gains})
+    made = comparisons({name: lead(gains, name, BASE) for name in controls if (name, "own") in gains}, OVER)
     seen = any(one.corrected.low > 0 or one.corrected.high < 0 for one in made)
     return "" if seen else "No positive control is clear of GRPO, so a null says nothing."
 
@@ -117,27 +123,27 @@ def table(updates: pd.DataFrame, by: list[str], n: int = 2000, seed: int = 0) ->
     return pd.DataFrame(lines)
 
 
-def gains_and_ceilings(table: pd.DataFrame, names: Mapping[str, str], across: str) -> Figure:
+def gains_and_ceilings(table: pd.DataFrame, names: Mapping[str, str], across: str, down: str = "") -> Figure:
     """Return a figure of :func:`table`: what each method's weights gain, within what any weights of its range could.
 
     Args:
-        table: with a panel per value of ``across``.
+        table: with a panel per value of ``across`` and of ``down``.
         names: methods to show, in their order, and the names they go by.
-        across: the column of the panels.
+        across: the column of the table for the columns of panels.
+        down: likewise for rows of panels; one row without.
     """
-    panel, order = list(dict.fromkeys(table[across])), [*names][::-1]
-    figure, axes = panels(
-        panel, xlabel="gain of one step over GRPO's, in per cent", sharey=True, figsize=(9.0, 0.9 + 0.36 * len(names))
-    )
-    for place, axis in zip(panel, axes.values(), strict=True):
-        rows = table[table[across] == place].set_index(["method", "weights"])
+    order, below = [*names][::-1], table[down] if down else pd.Series("", table.index)
+    size, xlabel = (9.0, 0.9 + 0.36 * len(names) * below.nunique()), "gain of one step over GRPO's, in per cent"
+    figure, axes = panels(dict.fromkeys(table[across]), dict.fromkeys(below), xlabel=xlabel, sharey=True, figsize=size)
+    for (row, column), axis in axes.items():
+        part = table[(below == row) & (table[across] == column)]
+        rows: dict[Any, Any] = part.set_index(["method", "weights"])[["gain", "low", "high"]].to_dict("index")
         for height, method in enumerate(order):
-            if (method, "ceiling") in rows.index:
-                low, high = (rows.loc[(method, kind), "gain"] for kind in ("halves", "ceiling"))
+            if (method, "ceiling") in rows:
+                low, high = (rows[method, kind]["gain"] for kind in ("halves", "ceiling"))
                 axis.barh(height, high, height=0.62, color="0.9", zorder=1, label="any weights, flattered")
                 axis.barh(height, max(low, 0), height=0.62, color="0.75", zorder=2, label="any weights, held out")
-            if (method, "own") in rows.index:
-                own = rows.loc[(method, "own")]
+            if own := rows.get((method, "own")):
                 axis.hlines(height, own["low"], own["high"], color=PALETTE[0], linewidth=2, zorder=3)
                 axis.plot(
                     own["gain"], height, "o", color=PALETTE[0], markeredgecolor="white", zorder=4, label="its own"
@@ -145,6 +151,6 @@ def gains_and_ceilings(table: pd.DataFrame, names: Mapping[str, str], across: st
         axis.axvline(0, color="0.3", linewidth=0.8, zorder=2.5)
         axis.set_yticks(range(len(names)), [names[method] for method in order])
         axis.grid(False, axis="y")
-    handles = dict(zip(*reversed(axes[("", panel[0])].get_legend_handles_labels()), strict=True))
+    handles = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3)
     return figure
