@@ -117,6 +117,9 @@ def test_two_draws_of_answers_tell_how_reliable_a_measure_is() -> None:
     assert found["apart"].estimate == pytest.approx(0.6 * np.sqrt(0.5), abs=0.06)
     low, high = found["corrected"].interval()[1:]
     assert low < 0.6 < high and 0.03 < high - low < 0.2
+    assert alignment.Alignment(pd.concat(runs).assign(cd=lambda t: -t["se"]), n=10).less_apart("se", "cd").estimate == (
+        pytest.approx(2 * found["apart"].estimate)
+    )
     of_pair = statistics.spearman(runs[0]["se"].to_numpy(), runs[1]["se"].to_numpy())
     two = alignment.Alignment(pd.concat(runs[:2]), n=10).reliability("se")
     assert two["measure"].estimate == pytest.approx(of_pair)
@@ -233,6 +236,10 @@ def test_where_checkpoints_disagree_the_first_that_was_asked_is_told() -> None:
     nothing = {"a": Draws(nan, np.empty(0))}
     verdict = alignment.at_checkpoints({"start": nothing, "middle": {"a": draws(0.5)}, "end": {"a": draws(-0.5)}})
     assert verdict.label == "inconclusive" and " Middle: a: +0.50" in verdict.because
+    assert verdict.brief.startswith(
+        "It depends on the checkpoint. Start: not tested. Middle: holds, a is +0.50 (95 % CI +0.3"
+    )
+    assert " End: fails, a is -0.50 (95 % CI -0.6" in verdict.brief
 
 
 @pytest.mark.parametrize(("centre", "expected"), [(-0.5, "holds"), (0.5, "holds"), (-0.05, "inconclusive")])

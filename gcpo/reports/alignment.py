@@ -22,7 +22,7 @@ import torch
 from gcpo import statistics
 from gcpo.methods import base_advantages
 from gcpo.reports.claims import FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Verdict
-from gcpo.reports.evidence import Comparison, Evidence, decide, together
+from gcpo.reports.evidence import Comparison, Evidence, decide, signed, together
 from gcpo.reports.tables import with_interval
 from gcpo.statistics import Array, Draws, draws_of, draws_over_seeds
 
@@ -169,10 +169,14 @@ class Alignment:
             found["corrected"] = found["apart"] / np.sqrt(found["measure"] * found["target"])
         return {name: draws_over_seeds(values, self.seed) for name, values in found.items()}
 
-    def _across(self, first: str, second: str) -> Array:
-        """Return rho of a column in one draw of answers with a column in another: (1 + n, trainings), means over pairs.
+    def less_apart(self, measure: str, other: str) -> Draws:
+        """:meth:`less` of rank correlations, of measures in one draw of answers with the target in another."""
+        values = self._across(measure, self.target) - self._across(other, self.target)
+        return draws_over_seeds(values, self.seed)
 
-        Queries count that both draws have."""
+    def _across(self, first: str, second: str) -> Array:
+        """Return rho of a column in one draw of answers with a column in another: (1 + n, trainings), means over pairs;
+        of queries that both draws have, and of 2,000 resamples at most."""
         each = []
         for runs in self._trainings:
             found = []
@@ -182,9 +186,11 @@ class Alignment:
                     continue
                 here = one.index.isin(other.index)
                 u, v = one.loc[here, first], other.loc[one.index[here], second]
-                found.append(statistics.replicates("spearman", u.to_numpy(float), v.to_numpy(float), counts[:, here]))
-            each.append(np.mean(found, axis=0) if found else np.full(len(self._runs[0][1]), nan))
-        return np.stack(each, axis=1)
+                found.append(
+                    statistics.replicates("spearman", u.to_numpy(float), v.to_numpy(float), counts[:2001, here])
+                )
+            each += [np.mean(found, axis=0)] if found else []
+        return np.stack(each or [np.full(1, nan)], axis=1)
 
     def _replicates(self, measure: str, statistic: str) -> Array:
         key = measure, statistic
@@ -279,8 +285,17 @@ def at_checkpoints(
         return f"{depends} {decided[0].upper()}{decided[1:]}: {numbers}".lstrip()
 
     because, brief = of_policy(shown.because), of_policy(shown.brief)
+    if depends:
+        brief = " ".join(["It depends on the checkpoint.", *(_briefly(*one) for one in each.items())])
     lines = tuple(f"{policy}: {verdict.label}. {verdict.because}" for policy, verdict in each.items())
     return replace(shown, label=final, because=because, parts=lines, note=depends, brief=brief)
+
+
+def _briefly(policy: str, verdict: Verdict) -> str:
+    """Return a policy's verdict with the comparison that decided it, as one sentence."""
+    estimate, low, high = signed(verdict.estimate, verdict.low, verdict.high)
+    numbers = f", {verdict.subject} is {estimate} (95 % CI {low} to {high})" if verdict.subject else ""
+    return f"{policy[0].upper()}{policy[1:]}: {verdict.label}{numbers}."
 
 
 def of_either_sign(draws: Draws) -> Draws:

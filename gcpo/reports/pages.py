@@ -76,9 +76,13 @@ def findings(profile: str) -> str:
     lines = []
     for number, row in enumerate(table_of(profile, "headlines").to_dict("records"), start=1):
         where = f"{row['paper']} {row['place']}; {EVIDENCE[row['scope']]}; *{row['verdict']}*"
-        asked = f"{number}. **{row['question']} {ANSWERS[row['verdict']]}.** {row['brief']}"
+        asked = f"{number}. **{row['question']} {_answer(row)}.** {row['brief']}"
         lines.append(f"{asked} ({where}; {_notebook(row['notebook'])})\n")
     return "".join(lines)
+
+
+def _answer(row: Mapping[Any, Any]) -> str:
+    return "It depends" if "It depends on" in row["brief"] else ANSWERS[row["verdict"]]
 
 
 def notebooks() -> dict[str, str]:
@@ -94,7 +98,7 @@ def quoted(profile: str) -> str:
     """Return the same questions with the papers' words, and every comparison that the verdict joins."""
     parts = []
     for row in table_of(profile, "headlines").to_dict("records"):
-        head = f"### {row['question']}\n{ANSWERS[row['verdict']]} (*{row['verdict']}*)."
+        head = f"### {row['question']}\n{_answer(row)} (*{row['verdict']}*)."
         head += f" {row['paper']}, {row['place']}: “{row['quote']}”"
         listed = "".join(f"- {part}\n" for part in row["parts"].splitlines())
         parts.append(f"{head}\n\n{row['found']} ({EVIDENCE[row['scope']]}; {_notebook(row['notebook'])})\n\n{listed}")
