@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from gcpo.reports.one_step import blind, by_policy, lead, relative_gains, table
+from gcpo.reports.one_step import blind, by_policy, controls, lead, relative_gains, table
 from gcpo.runs import one_step as module
 from gcpo.runs.one_step import DOTS, FOLDS, Asker, gains, one_step
 from gcpo.runs.params import validate
@@ -189,4 +189,4 @@ def test_a_lead_is_the_difference_of_two_gains_at_each_step_of_training() -> Non
 def test_a_null_counts_where_a_control_is_clear_of_grpo(lost: float, seen: bool) -> None:
     rng = np.random.default_rng(0)
     found = {("grpo", "own"): Draws(0.0, np.zeros(400)), ("drop_half", "own"): Draws(lost, rng.normal(lost, 0.1, 400))}
-    assert (blind(found, ["drop_half", "se_shuffled"]) == "") == seen
+    assert (blind(controls(found, ["drop_half", "se_shuffled"])) == "") == seen

@@ -59,7 +59,7 @@ def test_a_report_shows_another_grid_of_profiles_that_the_protocol_does_not_name
         "headline",
         "table1",
     ]
-    assert (site.own_grid("20_figure1", "world_b"), site.own_grid("29_speed", "laptop")) == ("figure1", "")
+    assert (site.own_grid("20_figure1", "world_b"), site.own_grid("29_speed", "laptop")) == ("checkpoints", "")
 
 
 def test_a_report_of_which_nothing_has_run_is_left_out_in_words(

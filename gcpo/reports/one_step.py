@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from gcpo import statistics
 from gcpo.reports.alignment import START, comparisons
+from gcpo.reports.evidence import Comparison
 from gcpo.reports.figures import PALETTE, panels
 from gcpo.reports.headline import GCPO
 from gcpo.reports.names import people
@@ -73,10 +74,13 @@ def policy_after(step: int) -> str:
     return f"after {step} steps" if step else START
 
 
-def blind(gains: Mapping[tuple[str, str], Draws], controls: Sequence[str]) -> str:
-    """Return why a null says nothing of these gains: no control's gain, corrected by Holm for all of them, is clear of
-    GRPO's; nothing where one is."""
-    made = comparisons({name: lead(gains, name, BASE) for name in controls if (name, "own") in gains}, OVER)
+def controls(gains: Mapping[tuple[str, str], Draws], names: Sequence[str]) -> list[Comparison]:
+    """Return what each of some controls gains over GRPO, in per cent, corrected by Holm for all of them."""
+    return comparisons({people(name): lead(gains, name, BASE) for name in names if (name, "own") in gains}, OVER)
+
+
+def blind(made: Sequence[Comparison]) -> str:
+    """Return why a null says nothing beside these controls: none is clear of GRPO; nothing where one is."""
     seen = any(one.corrected.low > 0 or one.corrected.high < 0 for one in made)
     return "" if seen else "No positive control is clear of GRPO, so a null says nothing."
 
