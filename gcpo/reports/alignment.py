@@ -21,7 +21,7 @@ import torch
 
 from gcpo import statistics
 from gcpo.methods import base_advantages
-from gcpo.reports.claims import FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Verdict
+from gcpo.reports.claims import DEPENDS, FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Verdict
 from gcpo.reports.evidence import Comparison, Evidence, decide, signed, together
 from gcpo.reports.tables import with_interval
 from gcpo.statistics import Array, Draws, draws_of, draws_over_seeds
@@ -278,7 +278,7 @@ def at_checkpoints(
     decided = next((policy for policy, verdict in asked.items() if verdict.label == final), next(iter(asked)))
     shown = asked[decided]
     words = "; ".join(f"{policy}: {verdict.label}" for policy, verdict in each.items())
-    depends = f"It depends on the checkpoint ({words})." if len(labels) > 1 else ""
+    depends = f"{DEPENDS} ({words})." if len(labels) > 1 else ""
 
     def of_policy(said: str) -> str:
         numbers = re.sub("^(All|Both) ", lambda first: first[0].lower(), said)
@@ -286,16 +286,16 @@ def at_checkpoints(
 
     because, brief = of_policy(shown.because), of_policy(shown.brief)
     if depends:
-        brief = " ".join(["It depends on the checkpoint.", *(_briefly(*one) for one in each.items())])
+        brief = f"{DEPENDS}: {'; '.join(_briefly(*one) for one in each.items())}."
     lines = tuple(f"{policy}: {verdict.label}. {verdict.because}" for policy, verdict in each.items())
     return replace(shown, label=final, because=because, parts=lines, note=depends, brief=brief)
 
 
 def _briefly(policy: str, verdict: Verdict) -> str:
-    """Return a policy's verdict with the comparison that decided it, as one sentence."""
+    """Return a policy's verdict with the comparison that decided it: "holds after 64 steps, where a is ..."."""
     estimate, low, high = signed(verdict.estimate, verdict.low, verdict.high)
-    numbers = f", {verdict.subject} is {estimate} (95 % CI {low} to {high})" if verdict.subject else ""
-    return f"{policy[0].upper()}{policy[1:]}: {verdict.label}{numbers}."
+    numbers = f", where {verdict.subject} is {estimate} (95 % CI {low} to {high})" if verdict.subject else ""
+    return f"{verdict.label} {'of the starting policy' if policy == START else policy}{numbers}"
 
 
 def of_either_sign(draws: Draws) -> Draws:

@@ -17,6 +17,7 @@ from gcpo.errors import nearest
 HOLDS, FAILS, RULED_OUT, INCONCLUSIVE, UNTESTED = "holds", "fails", "ruled out", "inconclusive", "not tested"
 # A claim gets the first of these that any of its parts has.
 PRECEDENCE = (FAILS, RULED_OUT, UNTESTED, INCONCLUSIVE, HOLDS)
+DEPENDS = "It depends on the checkpoint"  # begins the words of a verdict that policies differ in
 DIFFERS = "differs"  # of a claim that two worlds answer by two of these words
 SHOWN = (HOLDS, INCONCLUSIVE, RULED_OUT, FAILS, UNTESTED, DIFFERS)  # their order in a table
 WORDS = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}  # by what a check returns

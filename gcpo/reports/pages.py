@@ -11,7 +11,7 @@ import pandas as pd
 from gcpo import engines, paths
 from gcpo.methods import METHODS
 from gcpo.reports import reach, records
-from gcpo.reports.claims import DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
+from gcpo.reports.claims import DEPENDS, DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
 from gcpo.reports.headline import WORLDS
 from gcpo.reports.sweep import taken
 from gcpo.reports.tables import markdown, methods_table, written
@@ -76,13 +76,14 @@ def findings(profile: str) -> str:
     lines = []
     for number, row in enumerate(table_of(profile, "headlines").to_dict("records"), start=1):
         where = f"{row['paper']} {row['place']}; {EVIDENCE[row['scope']]}; *{row['verdict']}*"
-        asked = f"{number}. **{row['question']} {_answer(row)}.** {row['brief']}"
+        said = row["brief"].replace(f"{DEPENDS}: ", "")
+        asked = f"{number}. **{row['question']} {_answer(row)}.** {said}"
         lines.append(f"{asked} ({where}; {_notebook(row['notebook'])})\n")
     return "".join(lines)
 
 
 def _answer(row: Mapping[Any, Any]) -> str:
-    return "It depends" if "It depends on" in row["brief"] else ANSWERS[row["verdict"]]
+    return DEPENDS if f"{DEPENDS}: " in row["brief"] else ANSWERS[row["verdict"]]
 
 
 def notebooks() -> dict[str, str]:
