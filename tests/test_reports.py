@@ -154,6 +154,17 @@ def test_the_reference_is_shown_when_asked_for(executed: list[tuple[str, dict[st
     assert (last, of_ledger["reference"]) == ("90_claims", True) and "any_code" not in of_ledger
 
 
+def test_a_table_of_one_world_stands_above_that_of_the_other() -> None:
+    table = pd.DataFrame({"policy": ["start"], "ρ": ["0.1 [0.0, 0.2]"]})
+    for world, value in (("world_b", "B"), ("world_a", "A")):
+        report = reports.open(world, "steps", write_to=str(paths.OUTPUTS / world / "reports"))
+        shown = report.in_both_worlds(table.assign(ρ=value), "leads", "world_b")
+    assert shown.to_numpy().tolist() == [["world A", "start", "A"], ["world B", "start", "B"]]
+    alone = reports.open("world_b", "steps").in_both_worlds(table, "leads", "world_b")
+    assert alone["world"].tolist() == ["world B"]
+    assert reports.open("laptop", "one_step").in_both_worlds(table, "leads", "world_b")["world"].tolist() == ["laptop"]
+
+
 def test_a_report_opens_what_stands_at_its_head(tmp_path: Path) -> None:
     report = reports.open("smoke", "smoke", write_to=str(tmp_path))
     assert (report.source, report.folder) == ("this machine's runs of profile smoke", tmp_path)

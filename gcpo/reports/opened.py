@@ -14,6 +14,7 @@ from gcpo.reports import evidence, headline, power, records, tables
 from gcpo.reports.claims import Verdict
 from gcpo.reports.gate import Gate, gate
 from gcpo.reports.margins import margins
+from gcpo.runs.params import profile_name
 from gcpo.runs.record import RecordError
 
 
@@ -124,6 +125,16 @@ class Report:
         )
         ready = headline.decides(self.grid, self.profile) and task not in self.waiting
         return power.beside(decided, claim, task) if ready else decided
+
+    def in_both_worlds(self, table: pd.DataFrame, name: str, second: str) -> pd.DataFrame:
+        """Write a table, and return it with its world's name as first column; below it that of a second world, if both
+        are the protocol's and that one is written."""
+        tables.write_table(table, self.folder, name, self.source)
+        worlds = {profile_name(self.profile): table}
+        if worlds.keys() <= headline.WORLDS.keys() - {second}:
+            worlds[second] = tables.written(second, name, self.reference, keep_default_na=False)
+        named = {headline.WORLDS.get(profile, profile): part for profile, part in worlds.items() if len(part)}
+        return pd.concat(named, names=["world"]).reset_index("world").reindex(columns=["world", *table])
 
     def runs(self, which: str = "kind == 'train'") -> pd.DataFrame:
         """Finished runs of the grid for which a query of their columns is true, without those that wait.
