@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gcpo import paths
-from gcpo.reports import pages, records
+from gcpo.reports import headline, pages, records, tables
 from gcpo.runs.grids import expand
 from gcpo.runs.profiles import read_yaml
 
@@ -44,13 +44,17 @@ def test_the_page_of_results_is_that_of_the_reference_tables() -> None:
 
 
 def test_the_answer_in_words_is_that_of_the_ledger() -> None:
-    """The first screen says that entropy is blind, that filters take the most, and that gains are ruled out."""
+    """The first screen says that entropy is blind, that filters take the most, that gains are ruled out, and what a
+    step with RD or CD alone gains."""
     verdicts = pages.table_of("laptop", "headlines")["verdict"].tolist()
     assert verdicts[:2] == ["holds", "holds"] and verdicts[3:] == ["ruled out", "ruled out"]
     controls = pages.table_of("world_a", "table1_controls").set_index("control")
     assert controls.loc["half of the questions dropped", "seen"] == "True"
-    strong = controls.filter(like="power=16", axis="index").astype({"low": float, "high": float})
-    assert strong["low"].item() < 0 < strong["high"].item()
+    for world in headline.WORLDS:
+        step = tables.written(world, "one_step_table", reference=True).query("policy == 'starting policy'")
+        gain = step.query("task == 'tinyqa'").set_index("method")
+        assert gain.loc["rd_only", "low"] > 0 > gain.loc["cd_only", "high"]
+        assert -gain.loc["cd_only", "gain"] > gain.loc["rd_only", "gain"]
     readme = (paths.ROOT / "README.md").read_text()
     assert readme.count("\n") <= 180
     typed = readme.partition("## Reproduce")[0].replace(pages.readme_results("laptop"), "")
