@@ -295,7 +295,7 @@ def _briefly(policy: str, verdict: Verdict) -> str:
     """Return a policy's verdict with the comparison that decided it: "holds after 64 steps, where a is ..."."""
     estimate, low, high = signed(verdict.estimate, verdict.low, verdict.high)
     numbers = f", where {verdict.subject} is {estimate} (95 % CI {low} to {high})" if verdict.subject else ""
-    return f"{verdict.label} {'of the starting policy' if policy == START else policy}{numbers}"
+    return f"{verdict.label} {'for the starting policy' if policy == START else policy}{numbers}"
 
 
 def of_either_sign(draws: Draws) -> Draws:
