@@ -38,7 +38,7 @@ WORDS = (
     "*Holds*: the confidence interval, a proof or an exact computation is on the claimed side. *Fails*: it is on the "
     "other side. *Ruled out*: the interval excludes an effect as large as the paper's (or as a margin declared "
     "beforehand). *Inconclusive*: the interval includes both zero and that effect. *Not tested*: we lack the models or "
-    "the runs, no positive control was seen, or the case does not occur here. "
+    "the runs, no positive control was seen, or the case does not occur here. *Differs*: the two worlds disagree. "
     "[Notebook 90](notebooks/90_claims.ipynb) has the rules."
 )
 READING = (
