@@ -262,7 +262,7 @@ def test_cards_are_sorted_unfolded_and_linked_with_the_keyboard(site: Path, brow
     browser.execute_script(CHOOSE, "order", "claim")
     assert browser.execute_script(SHOWN) == sorted(table["id"])
     browser.execute_script(CHOOSE, "order", "verdict")
-    words = ["holds", "inconclusive", "ruled out", "fails", "not tested"]
+    words = ["holds", "inconclusive", "ruled out", "fails", "not tested", "differs"]
     assert browser.execute_script(SHOWN) == [name for word in words for name in table[table["verdict"] == word]["id"]]
     browser.execute_script(CHOOSE, "paper", "EGPO")
     fold = browser.find_element("css selector", "#ledger article:not([hidden]) details")
