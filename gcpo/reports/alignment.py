@@ -284,9 +284,8 @@ def at_checkpoints(
         numbers = re.sub("^(All|Both) ", lambda first: first[0].lower(), said)
         return f"{depends} {decided[0].upper()}{decided[1:]}: {numbers}".lstrip()
 
-    because, brief = of_policy(shown.because), of_policy(shown.brief)
-    if depends:
-        brief = f"{DEPENDS}: {'; '.join(_briefly(*one) for one in each.items())}."
+    differ = f"{DEPENDS}: {'; '.join(_briefly(*one) for one in each.items())}."
+    because, brief = of_policy(shown.because), differ if depends else of_policy(shown.brief)
     lines = tuple(f"{policy}: {verdict.label}. {verdict.because}" for policy, verdict in each.items())
     return replace(shown, label=final, because=because, parts=lines, note=depends, brief=brief)
 

@@ -81,6 +81,11 @@ class Comparison:
         return not isnan(self.interval.estimate)
 
     @property
+    def clear(self) -> bool:
+        """Return True if the corrected interval misses 0, on either side."""
+        return self.corrected.low > 0 or self.corrected.high < 0
+
+    @property
     def name(self) -> str:
         """The quantity in words."""
         if self.what:

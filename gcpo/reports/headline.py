@@ -90,7 +90,7 @@ class Controls:
     @property
     def told(self) -> list[str]:
         """The controls whose corrected interval is clear of zero, on either side."""
-        return [name for name, one in self.found.items() if one.corrected.low > 0 or one.corrected.high < 0]
+        return [name for name, one in self.found.items() if one.clear]
 
     @property
     def blind(self) -> str:

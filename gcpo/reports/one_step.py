@@ -63,10 +63,11 @@ def leads(gains: Mapping[tuple[str, str], Draws], other: str) -> dict[str, Draws
 def by_policy(lines: pd.DataFrame, n: int = 2000) -> dict[str, dict[tuple[str, str], Draws]]:
     """Return :func:`relative_gains` of each step of training, "starting policy" or "after 64 steps", from the lines of
     ``updates.csv`` of one task and optimizer, with their run's id as "run", and at_step."""
-    steps = {
-        step: {str(run): own for run, own in part.groupby("run", sort=False)} for step, part in lines.groupby("at_step")
-    }
-    return {policy_after(int(str(step))): relative_gains(runs, n) for step, runs in steps.items()}
+    found = {}
+    for step in sorted(lines["at_step"].unique()):
+        own = lines[lines["at_step"] == step].groupby("run", sort=False)
+        found[policy_after(step)] = relative_gains({str(run): part for run, part in own}, n)
+    return found
 
 
 def policy_after(step: int) -> str:
@@ -81,8 +82,7 @@ def controls(gains: Mapping[tuple[str, str], Draws], names: Sequence[str]) -> li
 
 def blind(made: Sequence[Comparison]) -> str:
     """Return why a null says nothing beside these controls: none is clear of GRPO; nothing where one is."""
-    seen = any(one.corrected.low > 0 or one.corrected.high < 0 for one in made)
-    return "" if seen else "No positive control is clear of GRPO, so a null says nothing."
+    return "" if any(one.clear for one in made) else "No positive control is clear of GRPO, so a null says nothing."
 
 
 def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[str, str], Array]:

@@ -133,8 +133,8 @@ class Report:
         worlds = {profile_name(self.profile): table}
         if worlds.keys() <= headline.WORLDS.keys() - {second}:
             worlds[second] = tables.written(second, name, self.reference, keep_default_na=False)
-        named = {headline.WORLDS.get(profile, profile): part for profile, part in worlds.items() if len(part)}
-        return pd.concat(named, names=["world"]).reset_index("world").reindex(columns=["world", *table])
+        named = [part.assign(world=headline.WORLDS.get(profile, profile)) for profile, part in worlds.items()]
+        return pd.concat([part for part in named if len(part)] or named[:1], ignore_index=True)[["world", *table]]
 
     def runs(self, which: str = "kind == 'train'") -> pd.DataFrame:
         """Finished runs of the grid for which a query of their columns is true, without those that wait.
