@@ -1,5 +1,6 @@
 """Trains one method of each family on completions that only the prompt, the step and the place decide, and writes down
-what came out. Run by test_distributed.py: alone, and in two processes on the same global batches."""
+what came out. Run by test_distributed.py: alone, in two processes on the same global batches, and in two that share the
+weights out (FSDP, ZeRO-3)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
-from helpers import DISTRIBUTED, G, make_trainer
+from accelerate.state import DistributedType, PartialState
+from helpers import DISTRIBUTED, SHARED_OUT, G, make_trainer
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import GRPOTrainer
 
 # Adam would divide rounding errors by themselves.
@@ -65,16 +68,40 @@ def outcome(scratch: Path, folder: Path, method: str, changes: dict[str, Any], p
 
     trainer._generate_and_score_completions = spy
     trainer.train()
+    parameters = dict(trainer.model.named_parameters())
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     kept = ("loss", "grad_norm")
     trainer.evaluate(trainer.train_dataset.select(range(2)))
     return {
         "evaluated": extra(),
-        "weights": {name: value.clone() for name, value in trainer.model.state_dict().items()},
+        "weights": {name: whole(value) for name, value in parameters.items()},
+        "parts": all(hasattr(value, "full_tensor") or hasattr(value, "ds_id") for value in parameters.values()),
         "logged": logged,
         "trained": trained,
         "steps": [{key: value for key, value in entry.items() if key in kept or "gcpo" in key} for entry in steps],
     }
+
+
+def whole(value: Any) -> torch.Tensor:
+    """A copy of a weight, put together where FSDP or DeepSpeed has shared it out."""
+    if hasattr(value, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(value):
+            return value.detach().clone()
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+
+
+def share_out_on_a_cpu() -> None:
+    """Let accelerate wrap the model by FSDP 2 over gloo, which it does for GPUs alone; torch's takes any device."""
+    inherited = PartialState.__init__
+
+    def among_gpus(self: Any, *arguments: Any, **options: Any) -> None:
+        inherited(self, *arguments, **options)
+        if self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type = self._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+    PartialState.__init__ = among_gpus
 
 
 if __name__ == "__main__":
@@ -83,7 +110,13 @@ if __name__ == "__main__":
     scratch, folder = map(Path, sys.argv[1:])
     rank, processes = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
     GRPOTrainer._generate_single_turn = sample
-    cases = {name: outcome(scratch, folder / f"run{rank}", *case, processes) for name, case in DISTRIBUTED.items()}
+    if "ACCELERATE_USE_FSDP" in os.environ:
+        share_out_on_a_cpu()
+    apart = {"ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"} & os.environ.keys()
+    cases = {}
+    for name in SHARED_OUT if apart else DISTRIBUTED:
+        unset_hf_deepspeed_config()  # of the case before: it would share out the next one's policy at once
+        cases[name] = outcome(scratch, folder / f"run{rank}", *DISTRIBUTED[name], processes)
     torch.save(cases, folder / f"rank{rank}.pt")
     if processes > 1:
         torch.distributed.destroy_process_group()

@@ -463,4 +463,10 @@ DISTRIBUTED: dict[str, tuple[str, dict[str, Any]]] = {
     "dapo, accumulated": ("dapo", ACCUMULATED),
     "cw_grpo, accumulated": ("cw_grpo", ACCUMULATED),
     "egpo, equalised": ("egpo", {**STRADDLING, "equalize_mean": True}),
+    "gcpo_bot, shared and checkpointed": (
+        "gcpo_bot",
+        {**STRADDLING, "share_prompts": True, "gradient_checkpointing": True},
+    ),
 }
+# Of these, what is trained once more with weights that the processes share out.
+SHARED_OUT = ("gcpo_bot", "gcpo_bot, shared prompts", "gcpo_bot, shared and checkpointed", "cw_grpo")

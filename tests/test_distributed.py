@@ -1,4 +1,5 @@
-"""Two processes give what one gives: weights, advantages and losses of the same global batches, for every family."""
+"""Two processes give what one gives: weights, advantages and losses of the same global batches, for every family; with
+copies of the policy, and with one that FSDP or DeepSpeed shares out."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import DISTRIBUTED, G, assert_close
+from helpers import DISTRIBUTED, SHARED_OUT, G, assert_close
 
 from gcpo.methods import get_method
 from gcpo.tasks.sampling import load_policy
@@ -22,6 +24,23 @@ pytestmark = pytest.mark.slow
 CLASH = ("EADDRINUSE", "address already in use", "Address already in use")
 MINUTES = 8
 PROCESSES = 2
+SHARDED = {  # as in params/accelerate
+    "fsdp": {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_RESHARD_AFTER_FORWARD": "true",
+        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    },
+    "zero3": {
+        "DS_ACCELERATOR": "cpu",
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+        "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
+    },
+}
 
 
 def free_port() -> int:
@@ -38,8 +57,8 @@ def tails(folder: Path, characters: int = 4000) -> str:
     )
 
 
-def launch(scratch: Path, folder: Path, processes: int = PROCESSES) -> int:
-    """The exit status of one launch; what was written is under ``folder``."""
+def launch(scratch: Path, folder: Path, processes: int = PROCESSES, settings: Mapping[str, str] | None = None) -> int:
+    """The exit status of one launch, with these variables set; what was written is under ``folder``."""
     folder.mkdir()
     launcher = [
         *("-m", "torch.distributed.run", "--nproc_per_node", str(processes)),
@@ -48,7 +67,7 @@ def launch(scratch: Path, folder: Path, processes: int = PROCESSES) -> int:
     ]
     worker = [str(Path(__file__).with_name("distributed_worker.py")), str(scratch), str(folder)]
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **loopback}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **loopback, **(settings or {})}
     with (folder / "launcher.log").open("w") as log:
         try:
             return subprocess.run(
@@ -73,10 +92,23 @@ def alone(scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.fixture(scope="module")
 def together(scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Records of each of two processes; one launch for all cases, as its start takes longer than they do."""
-    folder = tmp_path_factory.mktemp("together")
-    status = launch(scratch, folder / "first")
+    return of_two(scratch, tmp_path_factory.mktemp("together"))
+
+
+@pytest.fixture(scope="module", params=SHARDED)
+def shared_out(
+    request: pytest.FixtureRequest, scratch: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """The same of two processes with a part of the policy each."""
+    if request.param == "zero3":
+        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed (pip install deepspeed)")
+    return of_two(scratch, tmp_path_factory.mktemp(request.param), SHARDED[request.param])
+
+
+def of_two(scratch: Path, folder: Path, settings: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    status = launch(scratch, folder / "first", settings=settings)
     if status and any(sign in tails(folder) for sign in CLASH):  # another process was faster to take the port
-        status = launch(scratch, folder / "second")
+        status = launch(scratch, folder / "second", settings=settings)
     assert status == 0, f"two processes ended with status {status}\n{tails(folder)}"
     (last,) = {path.parent for path in folder.rglob("rank*.pt")}
     return [torch.load(last / f"rank{rank}.pt", weights_only=True) for rank in range(PROCESSES)]
@@ -110,7 +142,7 @@ def test_two_processes_train_as_one_does(alone: dict[str, Any], together: list[d
 def test_there_is_something_to_compare(scratch: Path, alone: dict[str, Any], case: str) -> None:
     found, method = alone[case], DISTRIBUTED[case][0]
     start = load_policy(str(scratch))[0].state_dict()
-    assert max((found["weights"][name] - value).abs().max() for name, value in start.items()) > 1e-3
+    assert max((value - start[name]).abs().max() for name, value in found["weights"].items()) > 1e-3
     assert all(advantages.abs().max() > 0.1 for advantages in found["trained"])
     logged = [weight for columns in found["logged"] for weight in columns.get("weight", [])]
     applied = [entry.get("gcpo/loss_weight_min", 1) for entry in found["steps"]]
@@ -124,3 +156,15 @@ def test_two_processes_that_share_prompts_train_as_two_that_do_not(together: lis
     for rank in together:
         for name, value in rank["gcpo_bot"]["weights"].items():
             assert_close(rank["gcpo_bot, shared prompts"]["weights"][name], value, name)
+
+
+@pytest.mark.parametrize("case", SHARED_OUT)
+def test_a_policy_that_is_shared_out_trains_as_a_whole_one(
+    alone: dict[str, Any], shared_out: list[dict[str, Any]], case: str
+) -> None:
+    for rank in shared_out:
+        assert rank[case]["parts"] and not alone[case]["parts"]
+        for name, value in alone[case]["weights"].items():
+            assert_close(rank[case]["weights"][name], value, name)
+        for step, entries in enumerate(alone[case]["steps"]):
+            assert_close(rank[case]["steps"][step]["grad_norm"], entries["grad_norm"], f"gradient norm, step {step}")
