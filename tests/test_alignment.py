@@ -240,6 +240,13 @@ def test_where_checkpoints_disagree_the_first_that_was_asked_is_told() -> None:
     assert verdict.brief.startswith(said) and "; fails end, where a is -0.50 (95 % CI -0.6" in verdict.brief
 
 
+def test_checkpoints_that_agree_are_told_together_with_the_least_favourable_of_them() -> None:
+    each = zip(("start", "middle", "end"), (0.5, -0.5, 0.4), strict=True)
+    verdict = alignment.at_checkpoints({name: {"a": draws(centre)} for name, centre in each})
+    said = "It depends on the checkpoint: holds start and end, where at the least a is +0.40 (95 % CI +0.2"
+    assert verdict.brief.startswith(said) and verdict.brief.count("95 % CI") == 2
+
+
 @pytest.mark.parametrize(("centre", "expected"), [(-0.5, "holds"), (0.5, "holds"), (-0.05, "inconclusive")])
 def test_either_sign_is_significant_and_a_correlation_of_none_is_not(centre: float, expected: str) -> None:
     assert decided({"a": alignment.of_either_sign(draws(centre))}).label == expected

@@ -284,17 +284,24 @@ def at_checkpoints(
         numbers = re.sub("^(All|Both) ", lambda first: first[0].lower(), said)
         return f"{depends} {decided[0].upper()}{decided[1:]}: {numbers}".lstrip()
 
-    differ = f"{DEPENDS}: {'; '.join(_briefly(*one) for one in each.items())}."
+    alike: dict[str, list[str]] = {}
+    for policy, verdict in each.items():
+        alike.setdefault(verdict.label, []).append(policy)
+    differ = f"{DEPENDS}: {'; '.join(_briefly(those, each) for those in alike.values())}."
     because, brief = of_policy(shown.because), differ if depends else of_policy(shown.brief)
     lines = tuple(f"{policy}: {verdict.label}. {verdict.because}" for policy, verdict in each.items())
     return replace(shown, label=final, because=because, parts=lines, note=depends, brief=brief)
 
 
-def _briefly(policy: str, verdict: Verdict) -> str:
-    """Return a policy's verdict with the comparison that decided it: "holds after 64 steps, where a is ..."."""
+def _briefly(policies: Sequence[str], each: Mapping[str, Verdict]) -> str:
+    """Return the verdict that policies share, with the comparison that decided the least favourable one of them: "holds
+    after 64 steps and after 128 steps, where at the least a is ..."."""
+    verdict = min((each[policy] for policy in policies), key=lambda one: one.low)
     estimate, low, high = signed(verdict.estimate, verdict.low, verdict.high)
-    numbers = f", where {verdict.subject} is {estimate} (95 % CI {low} to {high})" if verdict.subject else ""
-    return f"{verdict.label} {'for the starting policy' if policy == START else policy}{numbers}"
+    least = "at the least " if len(policies) > 1 else ""
+    numbers = f", where {least}{verdict.subject} is {estimate} (95 % CI {low} to {high})" if verdict.subject else ""
+    named = ["for the starting policy" if policy == START else policy for policy in policies]
+    return f"{verdict.label} {' and '.join(named)}{numbers}"
 
 
 def of_either_sign(draws: Draws) -> Draws:
