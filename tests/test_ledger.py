@@ -257,6 +257,8 @@ def test_verdicts_of_reports_are_those_of_the_runs_that_are_asked_for(places: Pa
             "differs",
             ["In world A: By 1.", "In world B: By 1.", "However, more (Eq. 1): ho"],
         ),
+        ("holds", "holds", "not tested", "holds", ["By 1.", "However, most (Eq. 1, tinyqa, world B): not tested."]),
+        ("holds", "not tested", "not tested", "not tested", ["However, more (Eq. 1): holds."]),
         ("fails", "holds", "not tested", "fails", ["By 1.", "However, most (Eq. 1, tinyqa, world B): not tested."]),
     ],
 )

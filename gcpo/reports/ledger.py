@@ -117,14 +117,14 @@ def decided(lines: Sequence[Any]) -> tuple[str, dict[str, str]]:
     """Return the word for a claim, and its word in each world whose runs were asked.
 
     A verdict of no world counts in both. The two worlds are two answers: where they are not the same, the word is
-    "differs".
+    "differs". A world in which nothing was tested is no answer.
     """
     asked = [name for name in WORLDS if any(line.profile == name for line in lines)]
     words = {
         WORLDS[name]: overall([line.label for line in lines if line.profile == name or line.profile not in WORLDS])
         for name in asked
     }
-    found = set(words.values()) or {overall([line.label for line in lines])}
+    found = set(words.values()) - {UNTESTED} or {overall([line.label for line in lines])}
     return (DIFFERS if len(found) > 1 else found.pop()), words
 
 
@@ -159,7 +159,8 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for claim, lines, beside in reached(declared, verdicts):
         word, words = decided(lines)
-        deciding = [line for line in lines if line.label == words.get(WORLDS.get(line.profile, ""), word)]
+        heard = {world: own for world, own in words.items() if own != UNTESTED or word == UNTESTED}
+        deciding = [line for line in lines if line.label == heard.get(WORLDS.get(line.profile, ""), word)]
         others = [line for line in lines if line not in deciding]
         rest = [f"However, {line.heading} ({_place(line)}): {line.label}." for line in others]
         rest += _not_about(beside)
