@@ -141,6 +141,9 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     for name in ("p", *WORLDS):
         (tmp_path / "reference" / name).mkdir(parents=True)
     (tmp_path / "reference" / "world_b" / "gate.csv").write_text(gate)
+    steps = "task,policy,method,gain,low,high,records\ntinyqa,starting policy,rd_only,1.467,0.944,1.996,runs\n"
+    steps += "tinyqa,starting policy,gcpo_cd,7,6,8,runs\ntinyqa,after 64 steps,rd_only,7,6,8,runs\n"
+    (tmp_path / "reference" / "world_b" / "one_step_table.csv").write_text(steps)
     (tmp_path / "docs").mkdir()
     for name, text in tables_.items():
         text = text.replace("holds: one.\\nruled out: two.", '"holds: one.\nruled out: two."')
@@ -151,11 +154,13 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     counts = "| of | holds | fails | claims |\n| --- | --- | --- | --- |\n| findings of GCPO | 2 | 1 | 3 |\n"
     counts += "| theorems | 1 | 4 | 5 |\n"
     gained = "Plain GRPO gains 21.4 points on tinyqa in world B (95 % CI 19.5 to 23.5)."
+    stepped = "over one of GRPO, before training: +1.5 % on tinyqa in world B (95 % CI +0.9 to +2.0) ("
     for _ in range(2):  # twice is as once
         pages.write_readme("p")
         found = readme.read_text()
         assert found.startswith(f"before\n{pages.START}\n") and found.endswith(f"{pages.END}\nafter\n")
         assert "stale" not in found and found.count(counts) == found.count(gained) == found.count("runs of p") == 1
+        assert found.count(stepped) == 1
         where = "GCPO Eq. 1; small policies, trained here; *ruled out*; [notebook 01](notebooks/01_why.ipynb)"
         assert found.count(f"1. **Why? Not here.** By 5. ({where})\n") == 1
     pages.write_results("p")

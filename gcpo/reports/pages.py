@@ -117,6 +117,18 @@ def learned() -> str:
     return f"Plain GRPO gains {' and '.join(said)}."
 
 
+def stepped() -> str:
+    """Return in words what a step with RD's weights alone gains over one of GRPO before training, in each world."""
+    said = []
+    for profile, world in WORLDS.items():
+        table = table_of(profile, "one_step_table").reindex(columns=["task", "policy", "method", "gain", "low", "high"])
+        for row in table.query("method == 'rd_only' and policy == 'starting policy'").to_dict("records"):
+            gain, low, high = (f"{float(row[name]):+.1f}" for name in ("gain", "low", "high"))
+            said.append(f"{gain} % on {row['task']} in {world} (95 % CI {low} to {high})")
+    where = "[notebook 28](notebooks/28_one_step.ipynb)"
+    return f"What a step with RD alone gains over one of GRPO, before training: {', '.join(said)} ({where})."
+
+
 def movable(group_size: int = 16, prompts: int = 8) -> str:
     """Return in words how far GCPO's weights move on groups of real answers (:mod:`gcpo.reports.reach`)."""
     known = reach.numbers()
@@ -198,7 +210,7 @@ def readme_results(profile: str) -> str:
     """Return the README's results from marker to marker."""
     parts = [
         findings(profile),
-        f"{learned()} {movable()}",
+        f"{learned()} {movable()} {stepped()}",
         f"{WORDS} {READING}",
         f"How many claims have which verdict ({sources(profile)}):\n\n{counted(profile)}",
         KINDS,
@@ -279,7 +291,7 @@ def results_page(profile: str) -> str:
         PREAMBLE,
         f"## How many claims have which verdict\n\n{counted(profile)}\n{KINDS}",
         f"## Five questions\n\n{quoted(profile)}",
-        f"## Does training work here?\n\n{learned()}",
+        f"## Does training work here?\n\n{learned()} {stepped()}",
     ]
     return "\n\n".join(part.strip() for part in parts) + f"\n\n*Made from {sources(profile)}.*\n"
 
