@@ -108,25 +108,26 @@ def quoted(profile: str) -> str:
 
 def learned() -> str:
     """Return the gate in words: what plain GRPO gains over the start in each world, by sampled answers."""
-    said = []
-    for profile, world in WORLDS.items():
-        gate = table_of(profile, "gate").to_dict("records")
-        for row in [row for row in gate if row["decoding"] == "sampled"]:
-            gain, low, high = (f"{float(row[name]):.1f}" for name in ("gain", "low", "high"))
-            said.append(f"{gain} points on {row['task']} in {world} (95 % CI {low} to {high})")
-    return f"Plain GRPO gains {' and '.join(said)}."
+    return f"Plain GRPO gains {' and '.join(_in_each_world('gate', {'decoding': 'sampled'}, '.1f', 'points'))}."
 
 
 def stepped() -> str:
     """Return in words what a step with RD's weights alone gains over one of GRPO before training, in each world."""
+    chosen = {"method": "rd_only", "policy": "starting policy"}
+    said = ", ".join(_in_each_world("one_step_table", chosen, "+.1f", "%"))
+    where = "[notebook 28](notebooks/28_one_step.ipynb)"
+    return f"What a step with RD alone gains over one of GRPO, before training: {said} ({where})."
+
+
+def _in_each_world(name: str, chosen: Mapping[str, str], digits: str, unit: str) -> list[str]:
+    """Return the gains of a table's chosen rows in words: "27.3 points on tinyqa in world A (95 % CI 25.0 to 29.7)"."""
     said = []
     for profile, world in WORLDS.items():
-        table = table_of(profile, "one_step_table").reindex(columns=["task", "policy", "method", "gain", "low", "high"])
-        for row in table.query("method == 'rd_only' and policy == 'starting policy'").to_dict("records"):
-            gain, low, high = (f"{float(row[name]):+.1f}" for name in ("gain", "low", "high"))
-            said.append(f"{gain} % on {row['task']} in {world} (95 % CI {low} to {high})")
-    where = "[notebook 28](notebooks/28_one_step.ipynb)"
-    return f"What a step with RD alone gains over one of GRPO, before training: {', '.join(said)} ({where})."
+        for row in table_of(profile, name).to_dict("records"):
+            if chosen.items() <= row.items():
+                gain, low, high = (format(float(row[column]), digits) for column in ("gain", "low", "high"))
+                said.append(f"{gain} {unit} on {row['task']} in {world} (95 % CI {low} to {high})")
+    return said
 
 
 def movable(group_size: int = 16, prompts: int = 8) -> str:
