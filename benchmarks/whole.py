@@ -2,9 +2,9 @@
 
 Start-up, training and evaluation of a run of the laptop profile, made by `gcpo grid`; this code shares prompts. The
 runs alternate, with a seed for each round, and the time is that of all processes that a grid starts. `python
-benchmarks/whole.py CHECKOUT` needs the packages of both; the checkout's world must be made (`gcpo world`). It writes
-`benchmarks/results/whole.csv`, and ends with 1 where a limit is missed. `make bench` has no other checkout, and leaves
-it out.
+benchmarks/whole.py CHECKOUT` needs the packages of both; each code has a world of its own, and the checkout's must be
+made (`gcpo world`). It writes `benchmarks/results/whole.csv`, and ends with 1 where a limit is missed. `make bench` has
+no other checkout, and leaves it out.
 """
 
 from __future__ import annotations
