@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +289,34 @@ def test_what_two_worlds_share_is_said_once(b: str, beside: str, places: Path, t
     (row,) = ledger.ledger(claims, ledger.read_verdicts("p", reference=True)).to_dict("records")
     both = "In world A: By world_a. In world B: By world_b."
     assert row["brief"] == f"{both} {promise} On tinymath, which the sentence is not about: {beside}."
+
+
+LEAST = "The least favourable of 2 comparisons is GCPO-CD minus "
+IN_A = "-0.94 points (95 % CI -1.94 to +0.06) in world A"
+IN_B = "+0.03 points (95 % CI -0.97 to +1.03) in world B"
+
+
+@pytest.mark.parametrize(
+    ("label", "effect", "rival", "brief"),
+    [
+        ("ruled out", 1.6, "care", f"{LEAST}CARE: {IN_A} and {IN_B}, where the paper has +1.60."),
+        ("ruled out", math.nan, "care", f"{LEAST}CARE: {IN_A} and {IN_B}, where 2 would matter."),
+        ("fails", math.nan, "care", f"{LEAST}CARE: {IN_A} and {IN_B}."),
+        ("ruled out", 1.6, "se", "In world A: By A. In world B: By B."),  # not the comparison that decided in world A
+    ],
+)
+def test_a_comparison_that_decides_in_both_worlds_is_one_sentence(
+    label: str, effect: float, rival: str, brief: str, places: Path, tmp_path: Path
+) -> None:
+    for world, against, estimate in (("world_a", "care", -0.94), ("world_b", rival, 0.03)):
+        made = Verdict(label, "By 1.", estimate, estimate - 1, estimate + 1, effect, subject="gcpo_cd", against=against)
+        made = replace(made, level=0.95, unit="points", parts=("a", "b"), brief=f"By {world[-1].upper()}.")
+        found = Verdicts("21_b", "runs of p")
+        found("more", "Eq. 1", "more", made, task="tinyqa")
+        found.write(paths.REFERENCE / world)
+    claim = {**CLAIM, "checks": ["more"]}
+    (row,) = ledger.ledger(declared(tmp_path, claim), ledger.read_verdicts("p", reference=True)).to_dict("records")
+    assert row["brief"] == brief
 
 
 def test_a_verdict_says_whether_its_rules_are_older_than_its_runs(places: Path, tmp_path: Path) -> None:

@@ -13,8 +13,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gcpo import paths
 from gcpo.errors import nearest
-from gcpo.reports.claims import DIFFERS, SHOWN, UNTESTED, overall
+from gcpo.reports.claims import DIFFERS, INCONCLUSIVE, RULED_OUT, SHOWN, UNTESTED, overall
+from gcpo.reports.evidence import signed
 from gcpo.reports.headline import WORLDS
+from gcpo.reports.margins import margins
+from gcpo.reports.names import people
 from gcpo.runs.params import profile_name
 from gcpo.runs.profiles import ParameterError, read_yaml
 from gcpo.tasks import get_task
@@ -28,6 +31,7 @@ LONGEST = 25  # words of a quote
 NO_CHECK, BESIDE = "No check decides it.", "Beside it, "
 # Fields of a verdict's record that are read here.
 COLUMNS = "id label because brief power parts place task heading notebook level profile".split()
+COLUMNS += "subject against unit estimate low high effect".split()
 
 
 def _short(quote: str) -> str:
@@ -166,7 +170,8 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
         rest += _not_about(beside)
         found = " ".join([_in_world(line, line.because) for line in deciding] + rest)
         powers = dict.fromkeys(line.power for line in deciding if line.power)  # of both worlds the same
-        brief = " ".join([*(_in_world(line, line.brief or line.because) for line in deciding), *powers, *rest])
+        briefly = _in_both_worlds(deciding) or [_in_world(line, line.brief or line.because) for line in deciding]
+        brief = " ".join([*briefly, *powers, *rest])
         said = [*map(_in_words, lines), *(f"{BESIDE}{_in_words(line)}" for line in beside)]
         row = {"id": claim.id, "paper": PAPERS[claim.paper], "kind": claim.kind, "scope": claim.scope}
         row |= {"place": claim.place, "quote": claim.quote, "verdict": word}
@@ -180,6 +185,28 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
 
 def _in_world(line: Any, said: str) -> str:
     return f"In {WORLDS[line.profile]}: {said}" if line.profile in WORLDS else said
+
+
+def _in_both_worlds(lines: Sequence[Any]) -> list[str]:
+    """Return the training comparison that decided in each of two worlds, in one sentence; none if they differ."""
+    pairs = {(line.label, line.subject, line.against, line.unit) for line in lines}
+    if len(lines) != len(WORLDS) or {line.profile for line in lines} != WORLDS.keys() or len(pairs) > 1:
+        return []
+    label, subject, against, unit = pairs.pop()
+    if not against or unit != "points" or not all(line.level for line in lines):
+        return []
+    one, said = lines[0], []
+    for line in lines:
+        estimate, low, high = signed(float(line.estimate), float(line.low), float(line.high))
+        said.append(f"{estimate} points (95 % CI {low} to {high}) in {WORLDS[line.profile]}")
+    size = ""
+    if one.effect and float(one.effect) > 0:
+        size = f", where the paper has {float(one.effect):+.2f}"
+    elif label in (RULED_OUT, INCONCLUSIVE):
+        size = f", where {margins()[one.task][get_task(one.task).reward_metric]:g} would matter"
+    number = one.parts.count("\n") + 1
+    which = f"The least favourable of {number} comparisons is " if number > 1 else ""
+    return [f"{which}{people(subject)} minus {people(against)}: {' and '.join(said)}{size}."]
 
 
 def _not_about(lines: Sequence[Any]) -> list[str]:
@@ -205,9 +232,8 @@ def _in_scope(claim: Claim, task: str) -> bool:
 
 
 def _unreached(check: str) -> Any:
-    missing = dict.fromkeys(("notebook", "task", "parts", "profile", "brief", "power"), "")
-    missing |= {"because": "not executed on these runs", "place": "its notebook"}
-    return SimpleNamespace(label=UNTESTED, heading=check, **missing)
+    missing = {"label": UNTESTED, "heading": check, "because": "not executed on these runs", "place": "its notebook"}
+    return SimpleNamespace(**dict.fromkeys(COLUMNS, "") | missing)
 
 
 def _in_words(line: Any) -> str:
