@@ -241,9 +241,9 @@ def test_where_checkpoints_disagree_the_first_that_was_asked_is_told() -> None:
 
 
 def test_checkpoints_that_agree_are_told_together_with_the_least_favourable_of_them() -> None:
-    each = zip(("start", "middle", "end"), (0.5, -0.5, 0.4), strict=True)
+    each = zip(("after 8 steps", "middle", "after 16 steps"), (0.5, -0.5, 0.4), strict=True)
     verdict = alignment.at_checkpoints({name: {"a": draws(centre)} for name, centre in each})
-    said = "It depends on the checkpoint: holds start and end, where at the least a is +0.40 (95 % CI +0.2"
+    said = "It depends on the checkpoint: holds after 8 and after 16 steps, where at the least a is +0.40 (95 % CI +0.2"
     assert verdict.brief.startswith(said) and verdict.brief.count("95 % CI") == 2
 
 

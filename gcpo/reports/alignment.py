@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, takewhile
 from math import nan
 
 import numpy as np
@@ -295,13 +295,16 @@ def at_checkpoints(
 
 def _briefly(policies: Sequence[str], each: Mapping[str, Verdict]) -> str:
     """Return the verdict that policies share, with the comparison that decided the least favourable one of them: "holds
-    after 64 steps and after 128 steps, where at the least a is ..."."""
+    after 64 and after 128 steps of 5 trainings, where at the least a is ..."."""
     verdict = min((each[policy] for policy in policies), key=lambda one: one.low)
     estimate, low, high = signed(verdict.estimate, verdict.low, verdict.high)
     least = "at the least " if len(policies) > 1 else ""
     numbers = f", where {least}{verdict.subject} is {estimate} (95 % CI {low} to {high})" if verdict.subject else ""
     named = ["for the starting policy" if policy == START else policy for policy in policies]
-    return f"{verdict.label} {' and '.join(named)}{numbers}"
+    last = zip(*(policy.split()[::-1] for policy in named), strict=False) if len(named) > 1 else ()
+    shared = [words[0] for words in takewhile(lambda words: len({*words}) == 1, last)]
+    ending = "".join(f" {word}" for word in reversed(shared))
+    return f"{verdict.label} {' and '.join(policy.removesuffix(ending) for policy in named)}{ending}{numbers}"
 
 
 def of_either_sign(draws: Draws) -> Draws:
