@@ -179,7 +179,7 @@ def test_a_claim_is_decided_on_the_tasks_that_it_is_about(
     row = ledger.ledger(claims, ledger.read_verdicts("p")).iloc[0]
     assert row["verdict"] == verdict
     assert ("Beside it, 21: " in row["because"]) == (beside is not None)
-    assert beside is None or f"On {beside}, which the sentence is not about: " in row["found"]
+    assert beside is None or f"On {beside}, which the paper's sentence is not about: " in row["found"]
 
 
 def test_a_claim_without_a_verdict_on_its_own_tasks_is_not_tested(places: Path, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_what_two_worlds_share_is_said_once(b: str, beside: str, places: Path, t
     claims = declared(tmp_path, {**CLAIM, "checks": ["more"], "about": "question answering"})
     (row,) = ledger.ledger(claims, ledger.read_verdicts("p", reference=True)).to_dict("records")
     both = "In world A: By world_a. In world B: By world_b."
-    assert row["brief"] == f"{both} {promise} On tinymath, which the sentence is not about: {beside}."
+    assert row["brief"] == f"{both} {promise} On tinymath, which the paper's sentence is not about: {beside}."
 
 
 LEAST = "The least favourable of 2 comparisons is GCPO-CD minus "

@@ -144,6 +144,9 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     steps = "task,policy,method,gain,low,high,records\ntinyqa,starting policy,rd_only,1.467,0.944,1.996,runs\n"
     steps += "tinyqa,starting policy,gcpo_cd,7,6,8,runs\ntinyqa,after 64 steps,rd_only,7,6,8,runs\n"
     (tmp_path / "reference" / "world_b" / "one_step_table.csv").write_text(steps)
+    pairs = "task,label,difference,low,high,records\ntinyqa,GCPO-BoT minus GRPO,-0.2,-0.81,0.42,runs\n"
+    pairs += "tinyqa,half of the questions dropped minus GRPO,-2.6,-3.5,-1.7,runs\n"
+    (tmp_path / "reference" / "world_b" / "table1_pairs.csv").write_text(pairs)
     (tmp_path / "docs").mkdir()
     for name, text in tables_.items():
         text = text.replace("holds: one.\\nruled out: two.", '"holds: one.\nruled out: two."')
@@ -155,12 +158,14 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     counts += "| theorems | 1 | 4 | 5 |\n"
     gained = "Plain GRPO gains 21.4 points on tinyqa in world B (95 % CI 19.5 to 23.5)."
     stepped = "over one of GRPO, before training: +1.5 % on tinyqa in world B (95 % CI +0.9 to +2.0) ("
+    trained = "GCPO-BoT minus GRPO is -0.2 points on tinyqa in world B (95 % CI -0.8 to +0.4). With half of the "
+    trained += "questions dropped, the positive control, it is -2.6 points on tinyqa in world B (95 % CI -3.5 to -1.7)."
     for _ in range(2):  # twice is as once
         pages.write_readme("p")
         found = readme.read_text()
         assert found.startswith(f"before\n{pages.START}\n") and found.endswith(f"{pages.END}\nafter\n")
         assert "stale" not in found and found.count(counts) == found.count(gained) == found.count("runs of p") == 1
-        assert found.count(stepped) == 1
+        assert found.count(stepped) == found.count(trained) == 1
         where = "GCPO Eq. 1; small policies, trained here; *ruled out*; [notebook 01](notebooks/01_why.ipynb)"
         assert found.count(f"1. **Why? Not here.** By 5. ({where})\n") == 1
     pages.write_results("p")

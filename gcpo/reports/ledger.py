@@ -217,7 +217,7 @@ def _not_about(lines: Sequence[Any]) -> list[str]:
         words = dict.fromkeys(line.label for line in of)
         if len(words) > 1:
             words = dict.fromkeys(f"{line.label} in {WORLDS.get(line.profile, line.place)}" for line in of)
-        said.append(f"On {task}, which the sentence is not about: {', '.join(words)}.")
+        said.append(f"On {task}, which the paper's sentence is not about: {', '.join(words)}.")
     return said
 
 

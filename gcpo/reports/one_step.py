@@ -145,12 +145,20 @@ def gains_and_ceilings(table: pd.DataFrame, names: Mapping[str, str], across: st
         for height, method in enumerate(order):
             if (method, "ceiling") in rows:
                 low, high = (rows[method, kind]["gain"] for kind in ("halves", "ceiling"))
-                axis.barh(height, high, height=0.62, color="0.9", zorder=1, label="any weights, flattered")
-                axis.barh(height, max(low, 0), height=0.62, color="0.75", zorder=2, label="any weights, held out")
+                axis.barh(height, high, height=0.62, color="0.9", zorder=1, label="best weights, same questions")
+                axis.barh(
+                    height, max(low, 0), height=0.62, color="0.75", zorder=2, label="best weights, other questions"
+                )
             if own := rows.get((method, "own")):
                 axis.hlines(height, own["low"], own["high"], color=PALETTE[0], linewidth=2, zorder=3)
                 axis.plot(
-                    own["gain"], height, "o", color=PALETTE[0], markeredgecolor="white", zorder=4, label="its own"
+                    own["gain"],
+                    height,
+                    "o",
+                    color=PALETTE[0],
+                    markeredgecolor="white",
+                    zorder=4,
+                    label="the method's weights",
                 )
         axis.axvline(0, color="0.3", linewidth=0.8, zorder=2.5)
         axis.set_yticks(range(len(names)), [names[method] for method in order])

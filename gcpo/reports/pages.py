@@ -13,6 +13,7 @@ from gcpo.methods import METHODS
 from gcpo.reports import reach, records
 from gcpo.reports.claims import DEPENDS, DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
 from gcpo.reports.headline import WORLDS
+from gcpo.reports.names import people
 from gcpo.reports.sweep import taken
 from gcpo.reports.tables import markdown, methods_table, written
 from gcpo.runs import estimates
@@ -37,9 +38,9 @@ EVIDENCE = {  # by a claim's scope
 WORDS = (
     "*Holds*: the confidence interval, a proof or an exact computation is on the claimed side. *Fails*: it is on the "
     "other side. *Ruled out*: the interval excludes an effect as large as the paper's (or as a margin declared "
-    "beforehand). *Inconclusive*: the interval includes both zero and that effect. *Not tested*: we lack the models or "
-    "the runs, no positive control was seen, or the case does not occur here. *Differs*: the two worlds disagree. "
-    "[Notebook 90](notebooks/90_claims.ipynb) has the rules."
+    "beforehand). *Inconclusive*: the interval includes both zero and that effect, or checkpoints disagree. *Not "
+    "tested*: we lack the models or the runs, no positive control was seen, or the case does not occur here. "
+    "*Differs*: the two worlds disagree. [Notebook 90](notebooks/90_claims.ipynb) has the rules."
 )
 READING = (
     "*How to read the numbers*: V is the variance of a question's gradient, and ρ(CD, V) the rank correlation of CD "
@@ -111,6 +112,16 @@ def learned() -> str:
     return f"Plain GRPO gains {' and '.join(_in_each_world('gate', {'decoding': 'sampled'}, '.1f', 'points'))}."
 
 
+def trained() -> str:
+    """Return in words how GCPO-BoT and the positive control end beside GRPO in each world."""
+    ends = {
+        name: ", ".join(_in_each_world("table1_pairs", {"label": f"{name} minus GRPO"}, "+.1f", "points"))
+        for name in ("GCPO-BoT", people("drop_half"))
+    }
+    gcpo, control = ends.values()
+    return f"GCPO-BoT minus GRPO is {gcpo}. With half of the questions dropped, the positive control, it is {control}."
+
+
 def stepped() -> str:
     """Return in words what a step with RD's weights alone gains over one of GRPO before training, in each world."""
     chosen = {"method": "rd_only", "policy": "starting policy"}
@@ -125,7 +136,8 @@ def _in_each_world(name: str, chosen: Mapping[str, str], digits: str, unit: str)
     for profile, world in WORLDS.items():
         for row in table_of(profile, name).to_dict("records"):
             if chosen.items() <= row.items():
-                gain, low, high = (format(float(row[column]), digits) for column in ("gain", "low", "high"))
+                middle = "gain" if "gain" in row else "difference"
+                gain, low, high = (format(float(row[column]), digits) for column in (middle, "low", "high"))
                 said.append(f"{gain} {unit} on {row['task']} in {world} (95 % CI {low} to {high})")
     return said
 
@@ -140,8 +152,8 @@ def movable(group_size: int = 16, prompts: int = 8) -> str:
     added = 100 * (weight_range("rd_only", None, group_size)[1] - 1)
     return (
         f"On groups of {group_size} real answers, from the papers' own benchmarks, BoT takes at most "
-        f"{off['bot']:.0f} % off a question's weight and CD {off['cd']:.0f} % (in 95 of 100 groups, however right and "
-        f"wrong answers are mixed), while RD adds up to {added:.0f} %. Between the {prompts} questions of a typical "
+        f"{off['bot']:.0f} % off a question's weight and CD {off['cd']:.0f} % (95 % of groups, any mix of right and "
+        f"wrong answers), while RD adds up to {added:.0f} %. Between the {prompts} questions of a typical "
         f"step BoT's weights differ by {of_step['bot_only']:.1f} % at most and RD's by {of_step['rd_only']:.0f} % "
         "([notebook 36](notebooks/36_real_answers.ipynb))."
     )
@@ -211,7 +223,7 @@ def readme_results(profile: str) -> str:
     """Return the README's results from marker to marker."""
     parts = [
         findings(profile),
-        f"{learned()} {movable()} {stepped()}",
+        f"{learned()} {trained()} {movable()} {stepped()}",
         f"{WORDS} {READING}",
         f"How many claims have which verdict ({sources(profile)}):\n\n{counted(profile)}",
         KINDS,
@@ -292,7 +304,7 @@ def results_page(profile: str) -> str:
         PREAMBLE,
         f"## How many claims have which verdict\n\n{counted(profile)}\n{KINDS}",
         f"## Five questions\n\n{quoted(profile)}",
-        f"## Does training work here?\n\n{learned()} {stepped()}",
+        f"## Does training work here?\n\n{learned()} {trained()} {stepped()}",
     ]
     return "\n\n".join(part.strip() for part in parts) + f"\n\n*Made from {sources(profile)}.*\n"
 
