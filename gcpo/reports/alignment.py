@@ -22,7 +22,7 @@ import torch
 from gcpo import statistics
 from gcpo.methods import base_advantages
 from gcpo.reports.claims import DEPENDS, FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Verdict
-from gcpo.reports.evidence import Comparison, Evidence, decide, signed, together
+from gcpo.reports.evidence import Comparison, Evidence, decide, in_words, together
 from gcpo.reports.tables import with_interval
 from gcpo.statistics import Array, Draws, draws_of, draws_over_seeds
 
@@ -297,14 +297,14 @@ def _briefly(policies: Sequence[str], each: Mapping[str, Verdict]) -> str:
     """Return the verdict that policies share, with the comparison that decided the least favourable one of them: "holds
     after 64 and after 128 steps of 5 trainings, where at the least a is ..."."""
     verdict = min((each[policy] for policy in policies), key=lambda one: one.low)
-    estimate, low, high = signed(verdict.estimate, verdict.low, verdict.high)
     least = "at the least " if len(policies) > 1 else ""
-    numbers = f", where {least}{verdict.subject} is {estimate} (95 % CI {low} to {high})" if verdict.subject else ""
+    numbers = in_words(verdict.estimate, verdict.low, verdict.high)
+    where = f", where {least}{verdict.subject} is {numbers}" if verdict.subject else ""
     named = ["for the starting policy" if policy == START else policy for policy in policies]
     last = zip(*(policy.split()[::-1] for policy in named), strict=False) if len(named) > 1 else ()
     shared = [words[0] for words in takewhile(lambda words: len({*words}) == 1, last)]
     ending = "".join(f" {word}" for word in reversed(shared))
-    return f"{verdict.label} {' and '.join(policy.removesuffix(ending) for policy in named)}{ending}{numbers}"
+    return f"{verdict.label} {' and '.join(policy.removesuffix(ending) for policy in named)}{ending}{where}"
 
 
 def of_either_sign(draws: Draws) -> Draws:

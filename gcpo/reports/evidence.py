@@ -206,11 +206,8 @@ class Part:
         one = self.comparison
         if not one.tested:
             return f"{self.numbers}."
-        estimate, low, high = signed(*self.shown, digits=one.digits)
-        size = f", where the paper has {self.effect:+.{one.digits or 2}f}" if self.effect > 0 else ""
-        if self.word in (RULED_OUT, INCONCLUSIVE) and not size and not isnan(self.margin):
-            size = f", where {self.margin:g} would matter"
-        return f"{one.name}: {estimate}{' points' * (one.unit == 'points')} (95 % CI {low} to {high}){size}."
+        numbers = in_words(*self.shown, unit=one.unit, digits=one.digits)
+        return f"{one.name}: {numbers}{in_question(self.word, self.effect, self.margin, one.digits or 2)}."
 
     @property
     def line(self) -> str:
@@ -287,6 +284,20 @@ def signed(estimate: float, low: float, high: float, digits: int | None = None) 
     digits = digits or (3 if any(0 < abs(end) < 0.005 for end in (low, high)) else 2)
     shown = (round(value, digits) + 0.0 for value in (estimate, low, high))  # -0.0 + 0.0 is 0.0: never "-0.00"
     return [f"{value:+.{digits}f}" for value in shown]
+
+
+def in_words(estimate: float, low: float, high: float, unit: str = "", digits: int | None = None) -> str:
+    """Return '+0.06 points (95 % CI +0.01 to +0.12)'; without a unit where it is another."""
+    middle, lower, upper = signed(estimate, low, high, digits)
+    return f"{middle}{' points' * (unit == 'points')} (95 % CI {lower} to {upper})"
+
+
+def in_question(word: str, effect: float, margin: float, digits: int = 2) -> str:
+    """Return the effect in question, to follow a verdict's numbers: ', where the paper has +1.60', or the margin."""
+    if effect > 0:
+        return f", where the paper has {effect:+.{digits}f}"
+    asked = word in (RULED_OUT, INCONCLUSIVE) and not isnan(margin)
+    return f", where {margin:g} would matter" if asked else ""
 
 
 def effects_of(means: Mapping[str, float], pairs: Sequence[Pair]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_args
@@ -13,8 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gcpo import paths
 from gcpo.errors import nearest
-from gcpo.reports.claims import DIFFERS, INCONCLUSIVE, RULED_OUT, SHOWN, UNTESTED, overall
-from gcpo.reports.evidence import signed
+from gcpo.reports.claims import DIFFERS, SHOWN, UNTESTED, overall
+from gcpo.reports.evidence import in_question, in_words
 from gcpo.reports.headline import WORLDS
 from gcpo.reports.margins import margins
 from gcpo.reports.names import people
@@ -195,17 +196,12 @@ def _in_both_worlds(lines: Sequence[Any]) -> list[str]:
     label, subject, against, unit = pairs.pop()
     if not against or unit != "points" or not all(line.level for line in lines):
         return []
-    one, said = lines[0], []
-    for line in lines:
-        estimate, low, high = signed(float(line.estimate), float(line.low), float(line.high))
-        said.append(f"{estimate} points (95 % CI {low} to {high}) in {WORLDS[line.profile]}")
-    size = ""
-    if one.effect and float(one.effect) > 0:
-        size = f", where the paper has {float(one.effect):+.2f}"
-    elif label in (RULED_OUT, INCONCLUSIVE):
-        size = f", where {margins()[one.task][get_task(one.task).reward_metric]:g} would matter"
-    number = one.parts.count("\n") + 1
+    one, number = lines[0], lines[0].parts.count("\n") + 1
+    numbers = [in_words(float(line.estimate), float(line.low), float(line.high), unit) for line in lines]
+    said = [f"{each} in {WORLDS[line.profile]}" for each, line in zip(numbers, lines, strict=True)]
+    margin = margins()[one.task][get_task(one.task).reward_metric]
     which = f"The least favourable of {number} comparisons is " if number > 1 else ""
+    size = in_question(label, float(one.effect or nan), margin)
     return [f"{which}{people(subject)} minus {people(against)}: {' and '.join(said)}{size}."]
 
 

@@ -22,6 +22,11 @@ from gcpo.updates import total_gain
 
 OVER = " over runs, batches and questions"  # what these intervals are over
 KINDS = {"own": ["own"], "ceiling": ["ceiling"], "halves": ["even", "odd"]}  # what is shown -> kinds of weights
+OWN, SAME, OTHER = (
+    "the method's weights",
+    "best weights, same questions",
+    "best weights, other questions",
+)  # in a legend
 
 
 def relative_gains(runs: Mapping[str, pd.DataFrame], n: int = 2000, seed: int = 0) -> dict[tuple[str, str], Draws]:
@@ -145,21 +150,11 @@ def gains_and_ceilings(table: pd.DataFrame, names: Mapping[str, str], across: st
         for height, method in enumerate(order):
             if (method, "ceiling") in rows:
                 low, high = (rows[method, kind]["gain"] for kind in ("halves", "ceiling"))
-                axis.barh(height, high, height=0.62, color="0.9", zorder=1, label="best weights, same questions")
-                axis.barh(
-                    height, max(low, 0), height=0.62, color="0.75", zorder=2, label="best weights, other questions"
-                )
+                axis.barh(height, high, height=0.62, color="0.9", zorder=1, label=SAME)
+                axis.barh(height, max(low, 0), height=0.62, color="0.75", zorder=2, label=OTHER)
             if own := rows.get((method, "own")):
                 axis.hlines(height, own["low"], own["high"], color=PALETTE[0], linewidth=2, zorder=3)
-                axis.plot(
-                    own["gain"],
-                    height,
-                    "o",
-                    color=PALETTE[0],
-                    markeredgecolor="white",
-                    zorder=4,
-                    label="the method's weights",
-                )
+                axis.plot(own["gain"], height, "o", color=PALETTE[0], markeredgecolor="white", zorder=4, label=OWN)
         axis.axvline(0, color="0.3", linewidth=0.8, zorder=2.5)
         axis.set_yticks(range(len(names)), [names[method] for method in order])
         axis.grid(False, axis="y")

@@ -114,11 +114,12 @@ def learned() -> str:
 
 def trained() -> str:
     """Return in words how GCPO-BoT and the positive control end beside GRPO in each world."""
-    ends = {
-        name: ", ".join(_in_each_world("table1_pairs", {"label": f"{name} minus GRPO"}, "+.1f", "points"))
-        for name in ("GCPO-BoT", people("drop_half"))
-    }
-    gcpo, control = ends.values()
+    gcpo, control = (
+        ", ".join(
+            _in_each_world("table1_pairs", {"label": f"{people(name)} minus GRPO"}, "+.1f", "points", "difference")
+        )
+        for name in ("gcpo_bot", "drop_half")
+    )
     return f"GCPO-BoT minus GRPO is {gcpo}. With half of the questions dropped, the positive control, it is {control}."
 
 
@@ -130,14 +131,16 @@ def stepped() -> str:
     return f"What a step with RD alone gains over one of GRPO, before training: {said} ({where})."
 
 
-def _in_each_world(name: str, chosen: Mapping[str, str], digits: str, unit: str) -> list[str]:
-    """Return the gains of a table's chosen rows in words: "27.3 points on tinyqa in world A (95 % CI 25.0 to 29.7)"."""
+def _in_each_world(name: str, chosen: Mapping[str, str], digits: str, unit: str, column: str = "gain") -> list[str]:
+    """Return the gains of a table's chosen rows in words: "27.3 points on tinyqa in world A (95 % CI 25.0 to 29.7)".
+
+    ``column`` has the gains.
+    """
     said = []
     for profile, world in WORLDS.items():
         for row in table_of(profile, name).to_dict("records"):
             if chosen.items() <= row.items():
-                middle = "gain" if "gain" in row else "difference"
-                gain, low, high = (format(float(row[column]), digits) for column in (middle, "low", "high"))
+                gain, low, high = (format(float(row[each]), digits) for each in (column, "low", "high"))
                 said.append(f"{gain} {unit} on {row['task']} in {world} (95 % CI {low} to {high})")
     return said
 
