@@ -22,6 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from gcpo.gradients import Row, accumulator, chosen_parameters, distinct_rows, dropout_off, gradient_gram, keeps
 
 CHUNK = 2**22  # numbers of materialised gradients at a time, of all rows together
+CHUNK_GPU = 2**26  # a small one leaves a GPU waiting for the next
 PIECE = 2**14  # numbers of a row that are summed in float32: over a million, rounding would show in the fifth digit
 
 
@@ -234,14 +235,24 @@ def _of_parameter(parameter: nn.Parameter, uses: list[_Use]) -> Float[Tensor, "N
     if isinstance(first, _Looked) and not others:  # rows of the table that nobody looks up are zero
         looked, ids = first.ids.unique(return_inverse=True)
         uses, size = [_Looked(ids, first.output, len(looked))], len(looked)
-    rows = len(first[0])
-    gram = torch.zeros(rows, rows, dtype=torch.float64)
-    step = max(1, CHUNK * len(parameter) // (rows * parameter.numel()))
+    rows, on_gpu = len(first[0]), parameter.is_cuda
+    gram = torch.zeros(rows, rows, dtype=torch.float64, device=parameter.device if on_gpu else "cpu")
+    step = max(1, (CHUNK_GPU if on_gpu else CHUNK) * len(parameter) // (rows * parameter.numel()))
     for start in range(0, size, step):
         part = reduce(torch.add, (use.part(slice(start, start + step)) for use in uses)).flatten(1)
-        for piece in part.split(PIECE, dim=1):
-            gram += (piece @ piece.T).cpu()
-    return gram
+        _add_products(gram, part, at_once=on_gpu)
+    return gram.cpu()
+
+
+def _add_products(gram: Float[Tensor, "N N"], part: Float[Tensor, "N columns"], at_once: bool) -> None:
+    """Add the inner products of rows, summed over pieces: over all of them at once, so that a GPU need not wait for the
+    next, or one after the other."""
+    count = part.shape[1] // PIECE if at_once else 0
+    if count:
+        pieces = part[:, : count * PIECE].unflatten(1, (count, PIECE)).transpose(0, 1)
+        gram += (pieces @ pieces.mT).double().sum(0)
+    for piece in part[:, count * PIECE :].split(PIECE, dim=1):
+        gram += (piece @ piece.T).to(gram.device)
 
 
 def _by_tokens(use: _Outer) -> Float[Tensor, "N N"]:

@@ -19,6 +19,8 @@ hypothesis.settings.load_profile("fixed")
 
 os.environ.pop("GCPO_WORLD_SEED", None)  # another world is for notebooks: what is tested here starts from the usual one
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if not os.environ.get("GCPO_TEST_GPU"):  # for `pytest -m gpu`; the others compare with what a CPU computes
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads would only wait for one another
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

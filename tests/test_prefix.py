@@ -31,7 +31,7 @@ from transformers import (
 
 from gcpo import GCPOConfig, GCPOTrainer
 from gcpo.tasks.sampling import load_policy
-from gcpo.trainer.prefix import distinct, obstacle, shared
+from gcpo.trainer.prefix import beside, distinct, obstacle, shared
 
 VOCABULARY, PAD = 61, 0
 SHAPE: dict[str, Any] = {
@@ -254,6 +254,7 @@ def test_usual_decoders_have_no_obstacle(name: str) -> None:
 
 # --- in the trainer -------------------------------------------------------------------------------------------------
 
+IN_TWO_STEPS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 6}
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "gcpo_bot, which reads meanings": {"method": "gcpo_bot"},
@@ -262,6 +263,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a reference": {"beta": 0.1},
     "off-policy, in parts": {**OFF_POLICY, **SPLIT},
     "accumulated": ACCUMULATED,
+    "accumulated, in two steps": IN_TWO_STEPS,
     "gradient checkpointing": {"gradient_checkpointing": True},
     "adapters": {"peft_config": LoraConfig(target_modules="all-linear"), "beta": 0.1},
 }
@@ -282,6 +284,45 @@ def test_a_training_is_the_same_and_reads_fewer_tokens(scratch: Path, tmp_path: 
         same = {name for name in one if "time" not in name and "per_second" not in name}
         assert {name: one[name] for name in same} == pytest.approx({name: other[name] for name in same}, abs=1e-4)
     assert after["read"] < 0.7 * before["read"]
+
+
+@for_all(seed=seeds, count=st.sampled_from([1, 2, 3, 6]))
+def test_rows_of_one_prompt_are_put_beside_each_other(seed: int, count: int) -> None:
+    ids, mask = batch(seed)
+    rows = {"prompt_ids": ids[:, :7], "prompt_mask": mask[:, :7], "completion_ids": ids[:, 7:], "row": torch.arange(12)}
+    given = [
+        {**{k: v[i::count] for k, v in rows.items()}, "count": torch.tensor(5), "none": None} for i in range(count)
+    ]
+    found = beside(given)
+    assert len(found) == count and all(one["count"] == 5 and one["none"] is None for one in found)
+    order = torch.cat([one["row"] for one in found])
+    assert order.sort().values.equal(rows["row"])
+    for name, values in rows.items():
+        assert torch.cat([one[name] for one in found]).equal(values[order])
+    place = distinct(rows["prompt_ids"], rows["prompt_mask"])[1][order]
+    assert len(place.unique_consecutive()) == len(place.unique())
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        (ACCUMULATED, 1),
+        (IN_TWO_STEPS, 3),
+        ({**ACCUMULATED, "loss_type": "bnpo"}, 3),
+        ({**ACCUMULATED, "top_entropy_quantile": 0.5}, 3),
+        ({**ACCUMULATED, **OFF_POLICY, "method": "clip_cov"}, 3),
+        ({**ACCUMULATED, "share_prompts": False}, 3),
+    ],
+    ids=["one step", "two steps", "bnpo", "entropies compared", "in the loss", "not shared"],
+)
+def test_a_micro_batch_has_few_prompts_where_the_loss_does_not_compare_its_rows(
+    scratch: Path, tmp_path: Path, changes: dict[str, Any], most: int
+) -> None:
+    trainer = make_trainer(scratch, tmp_path, **{"method": "grpo", "share_prompts": True, **changes})
+    trainer.train()
+    buffered: Any = trainer._buffered_inputs
+    counts = [len(distinct(one["prompt_ids"], one["prompt_mask"])[0]) for one in buffered]
+    assert max(counts) <= most and (most == 1 or max(counts) > 1)
 
 
 def test_thirty_steps_of_adam_have_the_same_rewards(scratch: Path, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 from gcpo.semantics import (
     Embedder,
     Entailment,
+    TextFeatures,
     bidirectional_clusters,
+    cluster_groups,
     cluster_nli,
     cluster_texts,
     exact_clusters,
@@ -219,6 +221,27 @@ def test_clusters_of_groups_equal_those_of_their_distinct_texts(
     expected = [greedy_on_distinct(group, entails) for group in groups]
     assert cluster_nli(nli, answered).tolist() == expected
     assert [cluster_texts(group, entailment).tolist() for group in groups] == expected
+    assert cluster_groups(groups, entailment).tolist() == expected
+
+
+def test_in_turns_the_model_is_asked_what_the_rule_compares() -> None:
+    table = Table({("a", "b"): 0.9, ("a", "d"): 0.1, ("c", "d"): 0.8})
+    entailment, groups = Entailment(table), [["a", "b", "c", "d"], ["c", "c", None, "d"]]
+    assert cluster_groups(groups, entailment).tolist() == [[0, 0, 1, 1], [0, 0, 1, 0]]
+    assert table.asked == [("a", "b"), ("c", "d"), ("a", "c"), ("a", "d")]
+
+
+@pytest.mark.parametrize("pads", [True, False])
+def test_features_ask_in_turns_where_batches_are_padded(pads: bool) -> None:
+    entailment = Entailment(Table({("a", "b"): 0.9, ("c", "d"): 0.8}))
+    entailment.pads = pads
+    given = {"extract": lambda text: text, "full_completion": False, "embedder": None, "threshold": 0.35}
+    features = TextFeatures([["a", "b", "c", "d"]], entailment=entailment, **given)
+    assert features.clusters.tolist() == [[0, 0, 1, 1]]
+    assert entailment.misses == (4 if pads else 12)
+    features = TextFeatures([["a", "b", "c", "d"]], entailment=entailment, **given)
+    assert features.nli.shape == (1, 4, 4, 3) and features.clusters.tolist() == [[0, 0, 1, 1]]
+    assert entailment.misses == 12
 
 
 def test_group_nli_asks_everything_once_and_in_one_call() -> None:

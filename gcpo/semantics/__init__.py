@@ -8,7 +8,15 @@ from gcpo.clustering import (
     greedy_clusters,
     math_clusters,
 )
-from gcpo.semantics.features import NO_ANSWER, TextFeatures, answer_mask, cluster_texts, from_texts, group_nli
+from gcpo.semantics.features import (
+    NO_ANSWER,
+    TextFeatures,
+    answer_mask,
+    cluster_groups,
+    cluster_texts,
+    from_texts,
+    group_nli,
+)
 from gcpo.semantics.loading import explain_loading
 from gcpo.semantics.models import Embedder, Entailment
 
@@ -20,6 +28,7 @@ __all__ = [
     "TextFeatures",
     "answer_mask",
     "bidirectional_clusters",
+    "cluster_groups",
     "cluster_nli",
     "cluster_texts",
     "exact_clusters",

@@ -51,6 +51,35 @@ def cluster_texts(
     return cluster_nli(group_nli([texts], entailment), answered, threshold)[0]
 
 
+def cluster_groups(
+    groups: Sequence[Sequence[str | None]], entailment: Entailment, threshold: float = THRESHOLD
+) -> Int64[Tensor, "B G"]:
+    """Return :func:`cluster_texts` of each of B groups of G texts. Of the pairs that the rule does not compare, a text
+    with one that opens no cluster, the model is not asked; the first texts of all groups take their turn together, then
+    the second ones, and so on.
+    """
+    texts = [[text for text in dict.fromkeys(group) if text is not None] for group in groups]
+    opened: list[list[str]] = [[] for _ in groups]  # the first text of each cluster
+    follows: list[dict[str, str]] = [{} for _ in groups]
+    for turn in range(max(map(len, texts), default=0)):
+        places = [place for place, own in enumerate(texts) if turn < len(own)]
+        asked = [(first, texts[place][turn]) for place in places for first in opened[place]]
+        found = entailment.pairs([first for first, _ in asked], [text for _, text in asked])[:, 0]
+        for place, own in zip(places, found.split([len(opened[place]) for place in places]), strict=True):
+            text = texts[place][turn]
+            joins = len(own) > 0 and bool(own.max() >= threshold)
+            follows[place][text] = opened[place][int(own.argmax())] if joins else text
+            if not joins:
+                opened[place].append(text)
+    labels = []
+    for group, leader in zip(groups, follows, strict=True):
+        # A missing text is a cluster of its own, named by its place.
+        names = [place if text is None else leader[text] for place, text in enumerate(group)]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        labels.append([numbers[name] for name in names])
+    return torch.tensor(labels, dtype=torch.int64).reshape(len(groups), -1)
+
+
 @dataclass(eq=False)
 class TextFeatures:
     """Features of the texts of B groups of G completions; each is computed once, when first read.
@@ -112,6 +141,10 @@ class TextFeatures:
     @cached_property
     def clusters(self) -> Int64[Tensor, "B G"]:
         """Clusters by entailment, greedy (GCPO, App. E.3)."""
+        assert self.entailment is not None
+        # Fewer pairs in turns, or all at once: many small batches of one length, as on a CPU, would take longer.
+        if self.entailment.pads and "nli" not in self.__dict__:
+            return cluster_groups(self.shown, self.entailment, self.threshold)
         return cluster_nli(self.nli, self.answered, self.threshold)
 
     @cached_property

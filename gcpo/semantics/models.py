@@ -271,7 +271,7 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
             with that of the likelier other outcome.
 
     ``hits`` and ``misses`` count the pairs of different texts that were found and those that the model was asked;
-    ``cut`` those of them of which it did not read all.
+    ``cut`` those of them of which it did not read all. ``pads`` says whether it reads padded batches.
 
     Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it lacks tensors (its
     classifier, say) or its tokenizer, has numbers that are not finite or gives what are no probabilities
@@ -291,6 +291,7 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         classify = (
             name if callable(name) else _pair_classifier(name, _device(device), batch_size, revision, self._count)
         )
+        self.pads = not callable(name) and _batches(_device(device), batch_size, BATCH_SIZE).func is _padded_batches
         of = f"entailment {_said(name)}"
 
         def compute(pairs: list[Pair]) -> list[tuple[float, ...]]:

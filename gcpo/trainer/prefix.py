@@ -8,13 +8,16 @@ gradient checkpointing, the wrappers of DDP and FSDP) is the caller's own, uncha
 to rounding.
 
 ``generate`` reads prompts once too: its first pass fills the cache for the distinct ones, and every row takes a copy.
+
+TRL shuffles the rows of a generation before it cuts them into micro-batches, so that a micro-batch has rows of many
+prompts and little to share: :func:`beside` puts those of one prompt together again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +31,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from trl.trainer.utils import split_tensor_dict
 
 from gcpo.trainer.scores import logger
 
@@ -144,6 +148,15 @@ def distinct(ids: Int[Tensor, "N P"], mask: Int[Tensor, "N P"]) -> tuple[Int[Ten
     _, place = torch.unique(torch.cat([ids, mask.to(ids.dtype)], dim=1), dim=0, return_inverse=True)
     first = torch.full((int(place.max()) + 1,), len(ids), device=ids.device)
     return first.scatter_reduce_(0, place, torch.arange(len(ids), device=ids.device), "amin"), place
+
+
+def beside(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return micro-batches of the same rows in another order: those of one prompt one after the other."""
+    whole: dict[str, Any] = dict(batches[0])  # what has no rows is the same in all
+    by_row = [key for key, value in whole.items() if isinstance(value, Tensor) and value.ndim]
+    whole |= {key: torch.cat([batch[key] for batch in batches]) for key in by_row}
+    order = distinct(whole["prompt_ids"], whole["prompt_mask"])[1].argsort(stable=True)
+    return split_tensor_dict(whole | {key: whole[key][order] for key in by_row}, len(batches))
 
 
 def _mask(inputs: dict[str, Any]) -> Tensor:

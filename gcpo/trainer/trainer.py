@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from gcpo.semantics import Embedder, Entailment
 from gcpo.trainer import given
 from gcpo.trainer.collect import Collector, logit_pass, loss_mask
 from gcpo.trainer.config import GCPOConfig
-from gcpo.trainer.prefix import shares, sharing
+from gcpo.trainer.prefix import beside, shares, sharing
 from gcpo.trainer.scores import Scores
 
 # What TRL keeps of images in a batch and gives to a forward pass.
@@ -46,7 +47,7 @@ REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method t
 class GCPOTrainer(GRPOTrainer):
     """TRL's GRPOTrainer whose advantages are those of a method: A~ = A * omega (GCPO, section 3.4).
 
-    It overrides six methods, and nothing of TRL's loss or generation is repeated here:
+    It overrides seven methods, and nothing of TRL's loss or generation is repeated here:
 
     - `_calculate_rewards`, the only place that sees rewards and texts together, to keep them;
     - `_generate_and_score_completions`, to compute advantages while groups are whole (TRL shuffles rows right after);
@@ -54,7 +55,8 @@ class GCPOTrainer(GRPOTrainer):
     - `_compute_loss`, for methods that act in the loss, to hand TRL a copy of the batch;
     - `_get_per_token_logps_and_entropies`, the first thing TRL's loss calls, to change that copy's advantages by the
       ratios of this very step before TRL reads them;
-    - this and `_generate_single_turn`, to compute a prompt once for all rows that share it (``share_prompts``); and
+    - this and `_generate_single_turn`, to compute a prompt once for all rows that share it (``share_prompts``), and
+      `_prepare_inputs`, to put such rows into one micro-batch; and
     - `log`, to log a count as a count, and to show of our columns the weight alone in the terminal's table.
 
     A checkpoint also keeps a reference model that moves (`_save_checkpoint`, `_load_optimizer_and_scheduler`), and the
@@ -128,6 +130,10 @@ class GCPOTrainer(GRPOTrainer):
         environment = tools, rollout_func, environment_factory
         super().__init__(model, reward_funcs, args, *data, *training, *environment, **newer)
         self._shares = shares(args.share_prompts, self.accelerator.unwrap_model(self.model))
+        # Of losses that compare the tokens of a micro-batch, its rows are not ours to choose.
+        compares = self.method.in_loss or args.loss_type == "bnpo" or args.top_entropy_quantile != 1
+        compares |= any(getattr(self, name, False) for name in ("_entropy_bonus_enabled", "aux_loss_enabled"))
+        self._sorts = self._shares and not compares
         # For the model card.
         self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
         scores = Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights)
@@ -297,6 +303,20 @@ class GCPOTrainer(GRPOTrainer):
             return logit_pass(self.model, output, self.args.per_device_train_batch_size, self.temperature)
 
     # --- prompts that rows share ---
+
+    def _prepare_inputs(self, generation_batch: dict[str, Any]) -> dict[str, Any]:
+        """Return TRL's micro-batch or, where prompts are shared, one whose rows have as few prompts as can be, of the
+        same rows for each optimiser step."""
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self._sorts or self._buffered_inputs is before:
+            return inputs
+        batches, steps = self._buffered_inputs, self.args.steps_per_generation
+        of_a_step = math.gcd(steps, self.args.gradient_accumulation_steps)
+        if of_a_step > 1:
+            parts = [batches[start : start + of_a_step] for start in range(0, steps, of_a_step)]
+            self._buffered_inputs = [batch for part in parts for batch in beside(part)]
+        return self._buffered_inputs[self._step % steps]
 
     def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> Any:
         with sharing(self._shares, self.accelerator.unwrap_model(self.model)):
