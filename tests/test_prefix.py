@@ -300,7 +300,7 @@ def test_rows_of_one_prompt_are_put_beside_each_other(seed: int, count: int) -> 
     for name, values in rows.items():
         assert torch.cat([one[name] for one in found]).equal(values[order])
     place = distinct(rows["prompt_ids"], rows["prompt_mask"])[1][order]
-    assert len(place.unique_consecutive()) == len(place.unique())
+    assert count == 1 or len(place.unique_consecutive()) == len(place.unique())
 
 
 @pytest.mark.parametrize(

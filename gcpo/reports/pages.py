@@ -270,7 +270,8 @@ def needs_table(profile: str) -> pd.DataFrame:
     """Return hardware, time and memory of one training run, measured for a reference and estimated for one GPU.
 
     Measured are medians over GCPO-BoT's and GRPO's runs of the policy that most runs of a task have; time counts as in
-    :func:`gcpo.reports.sweep.taken`.
+    :func:`gcpo.reports.sweep.taken`. At the paper's scale it is the time of GCPO-BoT's steps in
+    `benchmarks/paper_scale.py`, as many as the profile has, without its evaluations.
 
     Columns: profile, task, hardware, time of a run, memory, known by (measured or estimated).
     """
@@ -289,6 +290,12 @@ def needs_table(profile: str) -> pd.DataFrame:
             one = estimates.Estimate(plan, gpu)
             hardware = f"{estimates.nearest(gpu)}, {gpu:.0f} GB"
             rows.append([name, task, hardware, f"{one.hours:.1f} h", f"{one.peak / estimates.GB:.0f} GB", "estimated"])
+    steps = pd.read_csv(paths.MEASURED / "paper_training.csv").set_index("case")
+    parts = steps["figure"][["generation of 128 answers, shared", "gcpo_bot, shared, without generation"]]
+    memory, hardware = steps.loc["gcpo_bot, shared, memory", ["figure", "hardware"]]
+    hours = load_profile("paper")["max_steps"] * parts.sum() / 3600
+    task = "prompts of 512 tokens, answers of 256"
+    rows.append(["paper", task, hardware, f"{hours:.1f} h", f"{memory:.0f} GB", "measured (2 steps; random weights)"])
     return pd.DataFrame(rows, columns=["profile", "task", "hardware", "time of a run", "memory", "known by"])
 
 

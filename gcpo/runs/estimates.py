@@ -1,8 +1,8 @@
 """Estimates of a run on a GPU, before it is started: memory, disk, tokens and hours.
 
-Estimates, from counting and from the numbers of ``estimates.yaml``, where each has its source; nothing in it was
-measured on a GPU. What ``gcpo check --gpu`` has measured on this machine's replaces the shares and seconds that were
-chosen (:func:`measured`). Units: bytes, seconds; GB are 10^9 bytes.
+Estimates, from counting and from the numbers of ``estimates.yaml``, where each has its source; notebook 29 compares
+them with steps on an H200. What ``gcpo check --gpu`` has measured on this machine's replaces the shares and seconds
+that were chosen (:func:`measured`). Units: bytes, seconds; GB are 10^9 bytes.
 
 *Memory* of training, at its highest: weights, of which adapters train a part; a gradient and two Adam states for each
 weight that is trained, in its type; a copy of the policy for the KL term, unless adapters can be switched off instead;

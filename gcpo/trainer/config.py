@@ -62,8 +62,9 @@ class GCPOConfig(GRPOConfig):
             E.3).
         use_full_completion_for_clustering: embed and cluster the whole completion instead of the extracted answer,
             as GCPO does for mathematics.
-        share_prompts: compute each distinct prompt of a batch once, for all rows that begin with it
-            (:mod:`gcpo.trainer.prefix`): the same numbers up to rounding, several times faster where prompts are long.
+        share_prompts: compute each distinct prompt of a micro-batch once, for all rows that begin with it
+            (:mod:`gcpo.trainer.prefix`), and put rows of one prompt into one micro-batch: the same numbers up to
+            rounding, several times faster where prompts are long and passes wait for arithmetic.
             None: where the model can; False: TRL's own pass, bit for bit.
         resolved: the method itself, of a caller who has it; it goes before its name, options and alpha.
 
@@ -130,6 +131,12 @@ class GCPOConfig(GRPOConfig):
         """Return True if every optimiser step uses completions of the policy it updates, so that all ratios are 1."""
         steps = (self.steps_per_generation or 1) * self.num_iterations  # of a generation; TRL has set the first factor
         return self.gradient_accumulation_steps % steps == 0
+
+    @property
+    def compares_rows(self) -> bool:
+        """Return True if what a row adds to a step depends on the other rows of its micro-batch."""
+        entropies = any(getattr(self, name, 0) for name in ("entropy_coef", "use_adaptive_entropy"))  # since TRL 1.16
+        return self._method.in_loss or self.loss_type == "bnpo" or self.top_entropy_quantile != 1 or entropies
 
     @property
     def shares_out(self) -> bool:

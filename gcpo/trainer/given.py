@@ -1,4 +1,5 @@
-"""Arguments of the trainer beside TRL's own: checked, and models of meaning loaded, before the policy is."""
+"""Arguments of the trainer beside TRL's own: checked, and models of meaning loaded, before the policy is. And what an
+error of torch means."""
 
 from __future__ import annotations
 
@@ -59,3 +60,17 @@ def unsharded() -> Iterator[None]:
     finally:
         if wanted is not None and (config := wanted()) is not None:
             deepspeed.set_hf_deepspeed_config(config)
+
+
+@contextlib.contextmanager
+def explained(args: GCPOConfig, step: int) -> Iterator[None]:
+    """Say what it means that torch cannot sample."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "probability tensor contains" not in str(error):
+            raise
+        raise RuntimeError(
+            f"The policy's probabilities are not finite at step {step}: training has diverged, or a setting is extreme "
+            f"(learning_rate={args.learning_rate}, temperature={args.temperature})."
+        ) from error

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -150,13 +151,25 @@ def distinct(ids: Int[Tensor, "N P"], mask: Int[Tensor, "N P"]) -> tuple[Int[Ten
     return first.scatter_reduce_(0, place, torch.arange(len(ids), device=ids.device), "amin"), place
 
 
-def beside(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return micro-batches of the same rows in another order: those of one prompt one after the other."""
+def beside(batches: Sequence[dict[str, Any]], *steps: int) -> list[dict[str, Any]]:
+    """Return micro-batches of the same rows in another order: those of one prompt one after the other.
+
+    Rows stay among as many micro-batches as divide all of ``steps``: those of one optimiser step, with the numbers of
+    micro-batches in a generation and in a step.
+    """
+    size = math.gcd(*steps) if steps else len(batches)
+    return [batch for start in range(0, len(batches), size) for batch in _sorted(batches[start : start + size])]
+
+
+def _sorted(batches: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    if len(batches) == 1:
+        return batches
     whole: dict[str, Any] = dict(batches[0])  # what has no rows is the same in all
     by_row = [key for key, value in whole.items() if isinstance(value, Tensor) and value.ndim]
     whole |= {key: torch.cat([batch[key] for batch in batches]) for key in by_row}
     order = distinct(whole["prompt_ids"], whole["prompt_mask"])[1].argsort(stable=True)
-    return split_tensor_dict(whole | {key: whole[key][order] for key in by_row}, len(batches))
+    parts: list[dict[str, Any]] = split_tensor_dict(whole | {key: whole[key][order] for key in by_row}, len(batches))
+    return parts
 
 
 def _mask(inputs: dict[str, Any]) -> Tensor:

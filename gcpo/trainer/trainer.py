@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,10 +128,6 @@ class GCPOTrainer(GRPOTrainer):
         environment = tools, rollout_func, environment_factory
         super().__init__(model, reward_funcs, args, *data, *training, *environment, **newer)
         self._shares = shares(args.share_prompts, self.accelerator.unwrap_model(self.model))
-        # Of losses that compare the tokens of a micro-batch, its rows are not ours to choose.
-        compares = self.method.in_loss or args.loss_type == "bnpo" or args.top_entropy_quantile != 1
-        compares |= any(getattr(self, name, False) for name in ("_entropy_bonus_enabled", "aux_loss_enabled"))
-        self._sorts = self._shares and not compares
         # For the model card.
         self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
         scores = Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights)
@@ -150,7 +144,7 @@ class GCPOTrainer(GRPOTrainer):
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        with self._explained():
+        with given.explained(self.args, self.state.global_step):
             output = super()._generate_and_score_completions(inputs)
         if self._scored is None:
             for column in self._columns:  # rows of an evaluation have none; without a place, others' would be theirs
@@ -189,19 +183,6 @@ class GCPOTrainer(GRPOTrainer):
             output["base_advantages"] = base.flatten()[local]
             output["task_rewards"] = rollouts.rewards.flatten()[local]
         return output
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Say what it means that torch cannot sample."""
-        try:
-            yield
-        except RuntimeError as error:
-            if "probability tensor contains" not in str(error):
-                raise
-            raise RuntimeError(
-                f"The policy's probabilities are not finite at step {self.state.global_step}: training has diverged, "
-                f"or a setting is extreme (learning_rate={self.args.learning_rate}, temperature={self.temperature})."
-            ) from error
 
     def _modulate(self, rollouts: Rollouts, base: Tensor | None, stage: str) -> Modulation:
         """Return the method's weights of this step. A weight that is not finite becomes 1 and is counted: one group
@@ -309,13 +290,12 @@ class GCPOTrainer(GRPOTrainer):
         same rows for each optimiser step."""
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        if not self._sorts or self._buffered_inputs is before:
+        # A loss that balances experts compares the rows of a micro-batch too.
+        compares = self.args.compares_rows or getattr(self, "aux_loss_enabled", False)
+        if self._buffered_inputs is before or compares or not self._shares:
             return inputs
-        batches, steps = self._buffered_inputs, self.args.steps_per_generation
-        of_a_step = math.gcd(steps, self.args.gradient_accumulation_steps)
-        if of_a_step > 1:
-            parts = [batches[start : start + of_a_step] for start in range(0, steps, of_a_step)]
-            self._buffered_inputs = [batch for part in parts for batch in beside(part)]
+        steps = self.args.steps_per_generation
+        self._buffered_inputs = beside(self._buffered_inputs, steps, self.args.gradient_accumulation_steps)
         return self._buffered_inputs[self._step % steps]
 
     def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> Any:
