@@ -40,7 +40,7 @@ from gcpo.runs.profiles import load_profile
 from gcpo.runs.record import Run
 from gcpo.semantics import Entailment, TextFeatures
 from gcpo.tasks.sampling import load_policy
-from gcpo.trainer.prefix import sharing
+from gcpo.trainer.prefix import beside, sharing
 
 # Sizes of policies: width, width within layers, layers, vocabulary.
 SIZES = {"1M": (128, 384, 4, 786), "19M": (512, 1024, 6, 8000), "100M": (768, 2048, 12, 24_000)}
@@ -94,6 +94,28 @@ def prompts(rounds: int) -> list[Line]:
         found = ratio("shared", "plain", alternating(calls, rounds), limit=0.25 if (width, size) == (512, 16) else None)
         lines.append(found._replace(case=f"prompt of {width} tokens, G = {size}"))
     return lines
+
+
+def micro_batches(rounds: int) -> list[Line]:
+    """A step in micro-batches of 8 rows: shuffled over 8 prompts, as TRL has them, and those of one prompt together."""
+    model, count, rows, width = scored("1M"), 8, 8, 512
+    torch.manual_seed(0)
+    ids = torch.cat([group(model, 16, width, 64)[0] for _ in range(count)])
+    given = ids[torch.randperm(len(ids))].split(rows)
+    shuffled = [{"prompt_ids": part[:, :width], "prompt_mask": torch.ones(rows, width), "all": part} for part in given]
+    ordered = beside(shuffled)
+
+    def step(batches: list[dict[str, Tensor]], shares: bool) -> None:
+        for batch in batches:
+            loss_of_group(model, batch["all"], width, shares)
+
+    calls = {
+        "TRL's own": functools.partial(step, shuffled, False),
+        "shared, shuffled": functools.partial(step, shuffled, True),
+        "shared, one prompt after the other": functools.partial(step, ordered, True),
+    }
+    times = alternating(calls, rounds)
+    return [ratio(name, "TRL's own", times) for name in list(calls)[1:]]
 
 
 def variance(rounds: int, size: str) -> list[Line]:
@@ -288,6 +310,7 @@ def find(rounds: int) -> list[Line]:
 
 PARTS: dict[str, Callable[[int], list[Line]]] = {
     "prompts": prompts,
+    "micro_batches": micro_batches,
     **{f"variance_{size}": functools.partial(variance, size=size) for size in SIZES},
     "pairs": pairs,
     "measures": dispersion,
