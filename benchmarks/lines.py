@@ -18,7 +18,14 @@ from gcpo.runs.record import environment
 
 RESULTS = Path(__file__).parent / "results"
 MISSES = RESULTS / "misses.yaml"  # part, case: why a limit is missed, in one sentence
-now = time.perf_counter if torch.cuda.is_available() else time.process_time
+
+
+def now() -> float:
+    """Return the processor's time or, where there is a GPU, the clock's when all that was asked of it is done."""
+    if not torch.cuda.is_available():
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 class Line(NamedTuple):

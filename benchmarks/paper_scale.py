@@ -1,4 +1,4 @@
-"""A training step at the size of GCPO's experiments, on one GPU of 80 GB: time of its phases, memory, and V(q).
+"""A training step at the size of GCPO's experiments, on one GPU: time of its phases, memory, and V(q).
 
 The policy has the shape of Qwen2.5-1.5B and random weights, which take as long as trained ones; settings are those of
 `params/paper.yaml`, prompts have 512 tokens and answers 256. Entailment model and embedder have the shapes of
@@ -6,8 +6,8 @@ roberta-large and MiniLM. The first trainer samples, and all others are given it
 TRL's, is measured once with prompts that each row reads and once with shared ones, and counts in every step.
 
 `python benchmarks/paper_scale.py` writes `paper_training.csv`, `paper_passes.csv` and `paper_variance.csv` to
-`benchmarks/results` after every case, and ends with 1 where a limit is missed; `--rehearse` does all of it at toy size,
-and writes nothing.
+`benchmarks/results` after every case, and ends with 1 where a limit is missed; what does not fit the GPU is named and
+left out. `--rehearse` does all of it at toy size, and writes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import gc
 import statistics
 import sys
 import tempfile
-import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
@@ -29,8 +28,8 @@ from typing import Any, NamedTuple
 import torch
 import trl.trainer.grpo_trainer
 from datasets import Dataset
-from lines import Line, alternating, quartiles, report
-from parts import loss_of_group
+from lines import Line, alternating, now, quartiles, report
+from parts import group, loss_of_group
 from peft import LoraConfig, get_peft_model
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Pooling, Transformer
@@ -44,13 +43,14 @@ from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedTokenizerFast,
     TrainerCallback,
-)  # fmt: skip
+)
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from gcpo.gradients import gradient_variance
 from gcpo.one_pass import gradient_grams
 from gcpo.runs import estimates
+from gcpo.runs.distributed import forget_peak, peak_memory
 from gcpo.runs.policies import quiet
 from gcpo.runs.profiles import load_profile
 from gcpo.semantics import Embedder, Entailment
@@ -58,7 +58,6 @@ from gcpo.trainer import GCPOConfig, GCPOTrainer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS, SAMPLED = 3, 2  # of each trainer, of which the first counts not; of these, steps that sample
-GB = estimates.GB
 
 
 class Size(NamedTuple):
@@ -103,7 +102,7 @@ class Case(NamedTuple):
 
 
 # Limits were set before anything had run on a GPU: what a method that reads nothing, embeddings or entailment may add.
-# TRL's own comes first, in the middle and last: a GPU that has worked for minutes is slower than a cool one.
+# TRL's own comes first, in the middle and last, so that a machine that grows faster or slower shows.
 CASES = [
     Case(None),
     Case("grpo", shares=True, limit=1.0),
@@ -115,9 +114,9 @@ CASES = [
     Case("gcpo_cd", limit=1.03),
     Case(None),
     Case("gcpo_bot", whole=True, limit=1.10),
-    Case("egpo", shares=True, limit=1.0),
+    Case("egpo", shares=True),
     Case("egpo", limit=1.25),
-    Case("cw_grpo", shares=True, limit=1.0),
+    Case("cw_grpo", shares=True),
     Case("cw_grpo", limit=1.25),
     Case(None),
 ]
@@ -200,13 +199,13 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         setattr(trainer, name, measured)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        if DEVICE == "cuda" and self.steps:  # the optimiser's states are there
-            torch.cuda.reset_peak_memory_stats()
+        if self.steps:  # the optimiser's states are there
+            forget_peak()
         self.steps.append(defaultdict(float, step=-now()))
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.steps[-1]["step"] += now()
-        self.peak = torch.cuda.max_memory_allocated() / GB if DEVICE == "cuda" else 0.0
+        self.peak = peak_memory()
 
     def seconds(self, name: str) -> list[float]:
         """Return the seconds of each step but the first."""
@@ -214,20 +213,13 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
     def less(self, part: str, whole: str) -> list[float]:
         """Return the seconds of each step but the first in the whole, without those in its part."""
-        return [all_ - some for some, all_ in zip(self.seconds(part), self.seconds(whole), strict=True)]
-
-
-def now() -> float:
-    """Return the time when all that was asked of the GPU is done."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+        return [every - some for some, every in zip(self.seconds(part), self.seconds(whole), strict=True)]
 
 
 SAMPLES, SCORES = "_generate_single_turn", "_generate_and_score_completions"
 
 
-def trained(case: Case, size: Size, folder: Path, models: Any, answers: list[Any], samples: int) -> Clock:
+def trained(case: Case, size: Size, folder: Path, judging: Any, answers: list[Any], samples: int) -> Clock:
     """Train a new policy for a few steps, of which the first ``samples`` are sampled and the others given."""
     profile = load_profile("paper")
     settings: dict[str, Any] = {
@@ -247,7 +239,7 @@ def trained(case: Case, size: Size, folder: Path, models: Any, answers: list[Any
     else:
         own = {"method": case.method, "share_prompts": case.shares, "use_full_completion_for_clustering": case.whole}
         args = GCPOConfig(str(folder), **own, **settings)
-        given |= {"embedder": models[0], "entailment": models[1], "answer_extractor": first_words}
+        given |= {"embedder": judging[0], "entailment": judging[1], "answer_extractor": first_words}
         trainer = GCPOTrainer(policy(size), args=args, **given)
     clock, sampled = Clock(), getattr(trainer, SAMPLES)
 
@@ -270,10 +262,9 @@ def first_words(text: str) -> str:
 
 
 def free() -> None:
-    """Give back what the last trainer held."""
+    """Give back what was held before."""
     gc.collect()
-    if DEVICE == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # without a GPU it does nothing
 
 
 def training(size: Size, lines: list[Line], write: Callable[[], object]) -> None:
@@ -282,11 +273,11 @@ def training(size: Size, lines: list[Line], write: Callable[[], object]) -> None
     generation: dict[bool, float] = {}
     found: dict[Case, list[Clock]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
-        both, answers = judges(size, Path(folder)), []
+        judging, answers = judges(size, Path(folder)), []
         for case in CASES:
             samples = 0 if case.shares in generation else SAMPLED
             try:
-                clock = trained(case, size, Path(folder), both, answers, samples)
+                clock = trained(case, size, Path(folder), judging, answers, samples)
             except torch.cuda.OutOfMemoryError as error:  # what the others take is still worth knowing
                 print(f"{case}: {error}", flush=True)
                 continue
@@ -295,20 +286,12 @@ def training(size: Size, lines: list[Line], write: Callable[[], object]) -> None
             if samples:
                 generation[case.shares] = statistics.median(clock.seconds(SAMPLES)[: samples - 1])
             found[case].append(clock)
+            said = f"generation of {size.prompts * size.group} answers"
             lines[:] = [
-                Line(
-                    f"generation of {size.prompts * size.group} answers{', shared' * shares}",
-                    "",
-                    taken,
-                    taken,
-                    taken,
-                    "s",
-                )
-                for shares, taken in generation.items()
+                Line(said + ", shared" * shares, "", *quartiles([taken]), "s") for shares, taken in generation.items()
             ]
-            lines += [
-                line for case, clocks in found.items() for line in of_case(case, clocks, found[CASES[0]], generation)
-            ]
+            for one, clocks in found.items():
+                lines += of_case(one, clocks, found[CASES[0]], generation)
             write()
 
 
@@ -336,7 +319,7 @@ def passes(size: Size, lines: list[Line], write: Callable[[], object]) -> None:
     model.gradient_checkpointing_enable()
     model.train()
     for prompts, shares in ((size.batch, False), (1, True), (min(5, size.batch), True)):
-        ids = answers_to(size, size.batch, prompts)
+        ids = group(model, size.batch, size.prompt, size.answer, prompts)[0]
         step = partial(loss_of, model, ids, size.prompt, shares)
         times = alternating({"": step}, rounds=5, warm=2)[""]
         name = f"{size.batch} answers to {prompts} prompt{'s' * (prompts > 1)}, {'shared' if shares else 'plain'}"
@@ -345,7 +328,7 @@ def passes(size: Size, lines: list[Line], write: Callable[[], object]) -> None:
             step()
         events = profiler.key_averages()
         busy = sum(event.self_device_time_total for event in events if event.device_type == DeviceType.CUDA) / 1e6
-        lines.append(Line(f"{name}, of it the GPU computes", "", busy, busy, busy, "s"))
+        lines.append(Line(f"{name}, of it the GPU computes", "", *quartiles([busy]), "s"))
         write()
     del model, step
     free()
@@ -360,18 +343,10 @@ def passes(size: Size, lines: list[Line], write: Callable[[], object]) -> None:
     write()
 
 
-def answers_to(size: Size, count: int, prompts: int) -> torch.Tensor:
-    """Return the ids of random answers to so many prompts."""
-    ids = torch.randint(4, size.policy["vocab_size"], (count, size.prompt + size.answer), device=DEVICE)
-    ids[:, : size.prompt] = ids[torch.arange(count) % prompts, : size.prompt].clone()
-    return ids
-
-
 def loss_of(model: Any, ids: torch.Tensor, width: int, shares: bool) -> None:
     """Compute the loss and its gradient, as in training."""
     with torch.autocast(DEVICE, torch.bfloat16):
         loss_of_group(model, ids, width, shares)
-    now()
 
 
 # --- V(q) -------------------------------------------------------------------------------------------------------------
@@ -379,39 +354,28 @@ def loss_of(model: Any, ids: torch.Tensor, width: int, shares: bool) -> None:
 
 def variance(size: Size, lines: list[Line], write: Callable[[], object]) -> None:
     """Add the lines of V(q) of one group, by one pass and by a backward pass for each answer."""
-    free()
-    group = size.group
-    ids = answers_to(size, group, 1)
-    completion = torch.ones_like(ids)
-    completion[:, : size.prompt] = 0
-    batch = ids, torch.ones_like(ids), completion
-    advantages = torch.linspace(-1.0, 1.5, group)
+    advantages = torch.linspace(-1.0, 1.5, size.group)
     adapters = LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM")
     for what in ("all weights", "adapters"):
         model = policy(size, torch.bfloat16).eval()
+        batch = group(model, size.group, size.prompt, size.answer)
         model = get_peft_model(model, adapters).eval() if what == "adapters" else model
         calls: dict[str, Callable[[], Any]] = {
-            "one pass": lambda model=model: gradient_grams(model, *batch),
-            "a pass for each": lambda model=model: gradient_variance(model, *batch, advantages),
+            "one pass": partial(gradient_grams, model, *batch),
+            "a pass for each": partial(gradient_variance, model, *batch, advantages),
         }
         for name, call in calls.items():
-            seconds = []
+            free()
+            forget_peak()
             try:
-                for _ in range(3):
-                    free()
-                    if DEVICE == "cuda":
-                        torch.cuda.reset_peak_memory_stats()
-                    started = now()
-                    call()
-                    seconds.append(now() - started)
+                times = alternating({"": call}, rounds=2)[""]
             except torch.cuda.OutOfMemoryError as error:
                 print(f"V(q), {what}, {name}: {error}", flush=True)
                 continue
-            lines.append(Line(f"V(q), {what}, {name}", "", *quartiles(seconds[1:]), "s", rounds=2))
-            peak = torch.cuda.max_memory_allocated() / GB if DEVICE == "cuda" else 0.0
-            lines.append(Line(f"V(q), {what}, {name}, memory", "", *quartiles([peak]), "GB"))
+            lines.append(Line(f"V(q), {what}, {name}", "", *quartiles(times), "s", rounds=len(times)))
+            lines.append(Line(f"V(q), {what}, {name}, memory", "", *quartiles([peak_memory()]), "GB"))
             write()
-        del model, calls
+        del model, calls, call
 
 
 PARTS = {"training": training, "passes": passes, "variance": variance}

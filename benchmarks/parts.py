@@ -55,10 +55,12 @@ def policy(size: str, tied: bool = True, **options: Any) -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**shape, **heads, tie_word_embeddings=tied, **options)).eval()
 
 
-def group(model: PreTrainedModel, size: int, prompt: int, answer: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids, attention and completion of answers to one prompt."""
-    ids = torch.randint(model.config.vocab_size, (size, prompt + answer))
-    ids[:, :prompt] = ids[0, :prompt].clone()
+def group(
+    model: PreTrainedModel, size: int, prompt: int, answer: int, prompts: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids, attention and completion of answers to one prompt, or to some in turn."""
+    ids = torch.randint(model.config.vocab_size, (size, prompt + answer), device=model.device)
+    ids[:, :prompt] = ids[torch.arange(size) % prompts, :prompt].clone()
     completion = torch.ones_like(ids)
     completion[:, :prompt] = 0
     return ids, torch.ones_like(ids), completion
@@ -103,7 +105,7 @@ def micro_batches(rounds: int) -> list[Line]:
     ids = torch.cat([group(model, 16, width, 64)[0] for _ in range(count)])
     given = ids[torch.randperm(len(ids))].split(rows)
     shuffled = [{"prompt_ids": part[:, :width], "prompt_mask": torch.ones(rows, width), "all": part} for part in given]
-    ordered = beside(shuffled)
+    ordered = beside(shuffled, len(shuffled))
 
     def step(batches: list[dict[str, Tensor]], shares: bool) -> None:
         for batch in batches:

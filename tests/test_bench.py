@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,17 @@ def test_a_report_counts_the_limits_that_are_missed(lines: Any, capsys: pytest.C
     assert first["hardware"] and "torch" in first["packages"]
     fast, slow, why = capsys.readouterr().out.splitlines()
     assert fast.endswith("limit 1.0") and slow.endswith("limit 1.5 MISSED") and "not explained" in why
+
+
+@pytest.mark.slow
+def test_the_papers_scale_is_rehearsed_on_a_cpu() -> None:
+    command = [sys.executable, "paper_scale.py", "--rehearse"]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for case in ("TRL, step", "cw_grpo, shared, step", "2 answers to 1 prompt, shared", "V(q), adapters, one pass"):
+        assert f"case='{case}'" in done.stdout
+    refused = subprocess.run(command[:-1], cwd=FOLDER, capture_output=True, text=True)
+    assert refused.returncode == 1 and "torch sees no GPU here" in refused.stderr
 
 
 def test_every_miss_that_is_committed_is_explained() -> None:

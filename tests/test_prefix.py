@@ -293,7 +293,7 @@ def test_rows_of_one_prompt_are_put_beside_each_other(seed: int, count: int) -> 
     given = [
         {**{k: v[i::count] for k, v in rows.items()}, "count": torch.tensor(5), "none": None} for i in range(count)
     ]
-    found = beside(given)
+    found = beside(given, count)
     assert len(found) == count and all(one["count"] == 5 and one["none"] is None for one in found)
     order = torch.cat([one["row"] for one in found])
     assert order.sort().values.equal(rows["row"])

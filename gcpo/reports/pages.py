@@ -271,7 +271,7 @@ def needs_table(profile: str) -> pd.DataFrame:
 
     Measured are medians over GCPO-BoT's and GRPO's runs of the policy that most runs of a task have; time counts as in
     :func:`gcpo.reports.sweep.taken`. At the paper's scale it is the time of GCPO-BoT's steps in
-    `benchmarks/paper_scale.py`, as many as the profile has, without its evaluations.
+    `benchmarks/paper_scale.py`, as many as the profile has, in micro-batches of 8 and without its evaluations.
 
     Columns: profile, task, hardware, time of a run, memory, known by (measured or estimated).
     """

@@ -17,8 +17,9 @@ the embedder and the entailment model; and the larger of these two, which do not
 *Time* of training: a pass over a token takes 2 operations for each weight and 4 x hidden for each token before it and
 each layer, half of which is masked (Kaplan et al. 2020, section 2.1); a backward pass twice that, of which adapters
 spare the weights' half; checkpointing repeats the forward pass, a KL term adds one. Generation takes a step for each
-token, in which all weights are read. The entailment model reads every ordered pair of a group's answers (whole
-completions on mathematics), 512 tokens of it at most and in bfloat16: fewer where answers are equal or short. vLLM
+token, in which all weights are read. The entailment model counts with every ordered pair of a group's answers
+(whole completions on mathematics), 512 tokens of it at most and in bfloat16: it reads fewer where answers are equal or
+short, and half of them at most where clusters alone are read. vLLM
 (``engine``) makes some hundred answers in the steps of one. Training computes in bfloat16 where it says ``bf16``,
 evaluations and gradient statistics in the type of the weights.
 

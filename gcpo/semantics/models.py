@@ -288,10 +288,10 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         revision: str | None = None,
         error: float = 0.0,
     ) -> None:
-        classify = (
-            name if callable(name) else _pair_classifier(name, _device(device), batch_size, revision, self._count)
-        )
-        self.pads = not callable(name) and _batches(_device(device), batch_size, BATCH_SIZE).func is _padded_batches
+        where = _device(device)
+        batches = _batches(where, batch_size, BATCH_SIZE)
+        classify = name if callable(name) else _pair_classifier(name, where, batches, revision, self._count)
+        self.pads = not callable(name) and batches.func is _padded_batches
         of = f"entailment {_said(name)}"
 
         def compute(pairs: list[Pair]) -> list[tuple[float, ...]]:
@@ -350,7 +350,7 @@ def _outcomes(id2label: dict[int, str], name: object) -> list[int]:
 def _pair_classifier(
     name: str | Path,
     device: torch.device,
-    batch_size: int | None,
+    batches: partial[Iterator[list[int]]],
     revision: str | None,
     count: Callable[[int, int], None],
 ) -> Callable[[list[Pair]], Tensor]:
@@ -358,7 +358,6 @@ def _pair_classifier(
 
     with explain_loading(name, "entailment"):
         tokenizer = AutoTokenizer.from_pretrained(str(name), revision=revision)
-    batches = _batches(device, batch_size, BATCH_SIZE)
     model = load_model(AutoModelForSequenceClassification, name, "entailment", revision=revision).eval()
     model.to(device, torch.bfloat16 if batches.func is _padded_batches else None)
     outcomes = torch.tensor(_outcomes(model.config.id2label, name))

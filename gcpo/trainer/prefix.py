@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -151,13 +150,9 @@ def distinct(ids: Int[Tensor, "N P"], mask: Int[Tensor, "N P"]) -> tuple[Int[Ten
     return first.scatter_reduce_(0, place, torch.arange(len(ids), device=ids.device), "amin"), place
 
 
-def beside(batches: Sequence[dict[str, Any]], *steps: int) -> list[dict[str, Any]]:
-    """Return micro-batches of the same rows in another order: those of one prompt one after the other.
-
-    Rows stay among as many micro-batches as divide all of ``steps``: those of one optimiser step, with the numbers of
-    micro-batches in a generation and in a step.
-    """
-    size = math.gcd(*steps) if steps else len(batches)
+def beside(batches: Sequence[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    """Return micro-batches of the same rows in another order: those of one prompt one after the other. Rows stay among
+    the ``size`` micro-batches of one optimiser step."""
     return [batch for start in range(0, len(batches), size) for batch in _sorted(batches[start : start + size])]
 
 

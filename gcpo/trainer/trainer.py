@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import warnings
 from collections.abc import Callable
@@ -295,7 +296,8 @@ class GCPOTrainer(GRPOTrainer):
         if self._buffered_inputs is before or compares or not self._shares:
             return inputs
         steps = self.args.steps_per_generation
-        self._buffered_inputs = beside(self._buffered_inputs, steps, self.args.gradient_accumulation_steps)
+        of_a_step = math.gcd(steps, self.args.gradient_accumulation_steps)
+        self._buffered_inputs = beside(self._buffered_inputs, of_a_step)
         return self._buffered_inputs[self._step % steps]
 
     def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> Any:
