@@ -7,7 +7,8 @@ TRL's, is measured once with prompts that each row reads and once with shared on
 
 `python benchmarks/paper_scale.py` writes `paper_training.csv`, `paper_passes.csv` and `paper_variance.csv` to
 `benchmarks/results` after every case, and ends with 1 where a limit is missed; what does not fit the GPU is named and
-left out. `--rehearse` does all of it at toy size, and writes nothing.
+left out. `--micro-batch N` takes another size than that profile's, and adds it to the files' names. `--rehearse` does
+all of it at toy size, and writes nothing.
 """
 
 from __future__ import annotations
@@ -385,19 +386,22 @@ def main() -> int:
     """Print and write the lines of the parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} [all]")
+    parser.add_argument("--micro-batch", type=int, default=PAPER.batch, metavar="N", help="[%(default)s]")
     parser.add_argument("--rehearse", action="store_true")
     options = parser.parse_args()
     if DEVICE == "cpu" and not options.rehearse:
         sys.exit("paper_scale.py: torch sees no GPU here; --rehearse tries it at toy size")
     quiet()
+    size = TOY if options.rehearse else PAPER._replace(batch=options.micro_batch)
+    other = "" if options.micro_batch == PAPER.batch else f"_{options.micro_batch}"
     missed = 0
     for part in options.parts or PARTS:
         lines: list[Line] = []
 
         def write(part: str = part, lines: list[Line] = lines) -> int:
-            return 0 if options.rehearse else report(f"paper_{part}", lines)
+            return 0 if options.rehearse else report(f"paper_{part}{other}", lines)
 
-        PARTS[part](TOY if options.rehearse else PAPER, lines, write)
+        PARTS[part](size, lines, write)
         if options.rehearse:
             print(*lines, sep="\n")
         missed += write()

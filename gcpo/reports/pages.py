@@ -293,9 +293,10 @@ def needs_table(profile: str) -> pd.DataFrame:
     steps = pd.read_csv(paths.MEASURED / "paper_training.csv").set_index("case")
     parts = steps["figure"][["generation of 128 answers, shared", "gcpo_bot, shared, without generation"]]
     memory, hardware = steps.loc["gcpo_bot, shared, memory", ["figure", "hardware"]]
+    known = f"measured ({steps['rounds']['gcpo_bot, shared, step']} steps; random weights)"
     hours = load_profile("paper")["max_steps"] * parts.sum() / 3600
     task = "prompts of 512 tokens, answers of 256"
-    rows.append(["paper", task, hardware, f"{hours:.1f} h", f"{memory:.0f} GB", "measured (2 steps; random weights)"])
+    rows.append(["paper", task, hardware, f"{hours:.1f} h", f"{memory:.0f} GB", known])
     return pd.DataFrame(rows, columns=["profile", "task", "hardware", "time of a run", "memory", "known by"])
 
 
