@@ -2,8 +2,8 @@
 
 The policy has the shape of Qwen2.5-1.5B and random weights, which take as long as trained ones; settings are those of
 `params/paper.yaml`, prompts have 512 tokens and answers 256. Entailment model and embedder have the shapes of
-roberta-large and MiniLM. The first trainer samples, and all others are given its answers; generation, which is
-TRL's, is measured once with prompts that each row reads and once with shared ones, and counts in every step.
+roberta-large and MiniLM. The first trainer samples, and all others are given its answers; generation is measured with
+prompts that each row reads and with shared ones, by one trainer each, and its median counts in every step.
 
 `python benchmarks/paper_scale.py` writes `paper_training.csv`, `paper_passes.csv` and `paper_variance.csv` to
 `benchmarks/results` after every case, and ends with 1 where a limit is missed; what does not fit the GPU is named and
@@ -58,7 +58,7 @@ from gcpo.semantics import Embedder, Entailment
 from gcpo.trainer import GCPOConfig, GCPOTrainer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-STEPS, SAMPLED = 4, 2  # of each trainer, of which the first counts not; of these, steps that sample
+STEPS = 4  # of each trainer, of which the first counts not
 
 
 class Size(NamedTuple):
@@ -220,8 +220,8 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 SAMPLES, SCORES = "_generate_single_turn", "_generate_and_score_completions"
 
 
-def trained(case: Case, size: Size, folder: Path, judging: Any, answers: list[Any], samples: int) -> Clock:
-    """Train a new policy for a few steps, of which the first ``samples`` are sampled and the others given."""
+def trained(case: Case, size: Size, folder: Path, judging: Any, answers: list[Any], samples: bool) -> Clock:
+    """Train a new policy for a few steps, whose answers are sampled or given."""
     profile = load_profile("paper")
     settings: dict[str, Any] = {
         **{"per_device_train_batch_size": size.batch, "num_generations": size.group, "max_steps": STEPS},
@@ -239,13 +239,14 @@ def trained(case: Case, size: Size, folder: Path, judging: Any, answers: list[An
         trainer = GRPOTrainer(policy(size), args=GRPOConfig(str(folder), loss_type="grpo", **settings), **given)
     else:
         own = {"method": case.method, "share_prompts": case.shares, "use_full_completion_for_clustering": case.whole}
+        own["entailment_threshold"] = 1.0  # none follows from another: as many questions as GCPO's rule can ask
         args = GCPOConfig(str(folder), **own, **settings)
         given |= {"embedder": judging[0], "entailment": judging[1], "answer_extractor": first_words}
         trainer = GCPOTrainer(policy(size), args=args, **given)
     clock, sampled = Clock(), getattr(trainer, SAMPLES)
 
     def sample(*arguments: Any, **keywords: Any) -> Any:
-        if len(clock.steps) <= samples:
+        if samples:
             answers[:] = sampled(*arguments, **keywords)
         return tuple(answers)
 
@@ -271,12 +272,12 @@ def free() -> None:
 def training(size: Size, lines: list[Line], write: Callable[[], object]) -> None:
     """Make the lines of all cases anew after each."""
     trl.trainer.grpo_trainer.create_model_from_path = lambda *_, **__: policy(size)  # the reference: it has no path
-    generation: dict[bool, float] = {}
+    generation: dict[bool, list[float]] = {}
     found: dict[Case, list[Clock]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         judging, answers = judges(size, Path(folder)), []
         for case in CASES:
-            samples = 0 if case.shares in generation else SAMPLED
+            samples = case.shares not in generation
             try:
                 clock = trained(case, size, Path(folder), judging, answers, samples)
             except torch.cuda.OutOfMemoryError as error:  # what the others take is still worth knowing
@@ -285,23 +286,25 @@ def training(size: Size, lines: list[Line], write: Callable[[], object]) -> None
             finally:
                 free()
             if samples:
-                generation[case.shares] = statistics.median(clock.seconds(SAMPLES)[: samples - 1])
+                generation[case.shares] = clock.seconds(SAMPLES)
             found[case].append(clock)
             said = f"generation of {size.prompts * size.group} answers"
             lines[:] = [
-                Line(said + ", shared" * shares, "", *quartiles([taken]), "s") for shares, taken in generation.items()
+                Line(said + ", shared" * shares, "", *quartiles(taken), "s", rounds=len(taken))
+                for shares, taken in generation.items()
             ]
             for one, clocks in found.items():
                 lines += of_case(one, clocks, found[CASES[0]], generation)
             write()
 
 
-def of_case(case: Case, clocks: list[Clock], own: list[Clock], generation: dict[bool, float]) -> list[Line]:
+def of_case(case: Case, clocks: list[Clock], own: list[Clock], generation: dict[bool, list[float]]) -> list[Line]:
     """Return the lines of one case: a step over TRL's, and what it is made of."""
-    whole = generation[False] + statistics.median(rest for clock in own for rest in clock.less(SAMPLES, "step"))
+    sampling = {shares: statistics.median(taken) for shares, taken in generation.items()}
+    whole = sampling[False] + statistics.median(rest for clock in own for rest in clock.less(SAMPLES, "step"))
     rest = [seconds for clock in clocks for seconds in clock.less(SAMPLES, "step")]
     scoring = [seconds for clock in clocks for seconds in clock.less(SAMPLES, SCORES)]
-    ratios = [(generation[case.shares] + seconds) / whole for seconds in rest]
+    ratios = [(sampling[case.shares] + seconds) / whole for seconds in rest]
     return [
         Line(f"{case}, step", "TRL", *quartiles(ratios), limit=case.limit, rounds=len(rest)),
         Line(f"{case}, without generation", "", *quartiles(rest), "s", rounds=len(rest)),
