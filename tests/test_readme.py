@@ -67,7 +67,7 @@ def test_what_a_run_needs_is_measured_or_estimated_by_the_package() -> None:
     assert block == pages.readme_needs("laptop"), "a number edited by hand, or a profile newer than the README"
     known = pages.needs_table("laptop").groupby("profile")["known by"].agg(set)
     assert known["single_gpu"] == {"estimated"}
-    assert known["paper"] == {"estimated", "measured (2 steps; random weights)"}
+    assert known["paper"] == {"estimated", "measured (3 steps; random weights)"}
     assert all(said.startswith("measured (") for said in known["laptop"])
 
 
