@@ -18,6 +18,7 @@ from math import nan
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import norm
 
 from gcpo import statistics
 from gcpo.methods import base_advantages
@@ -239,7 +240,8 @@ def comparisons(found: Mapping[str, Draws], over: str = QUERIES) -> list[Compari
 
 
 def _evidence(draws: Draws) -> Evidence:
-    detectable = statistics.DETECTABLE * float(np.std(draws.draws))
+    _, low, high = draws.interval()  # not the draws' deviation: of a ratio a few of them lie very far out
+    detectable = statistics.DETECTABLE * (high - low) / (2 * float(norm.ppf(0.975)))
     return Evidence(draws.interval, draws.p, lambda _: detectable)
 
 

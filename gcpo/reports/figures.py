@@ -191,6 +191,7 @@ def forest(table: pd.DataFrame, names: Mapping[str, str], reach: float, rows: st
     for (block, task), axis in grid.items():
         part = drawn[(drawn["block"] == block) & (drawn["task"] == task)].set_index("label")
         if part.empty:
+            axis.set(title="")
             axis.axis("off")
         else:
             _interval_lines(axis, part, labels[block], reach)

@@ -197,10 +197,12 @@ def _in_both_worlds(lines: Sequence[Any]) -> list[str]:
     if not against or unit != "points" or not all(line.level for line in lines):
         return []
     one, number = lines[0], lines[0].parts.count("\n") + 1
+    untested = {line.parts.count(f"{UNTESTED}: ") for line in lines}
     numbers = [in_words(float(line.estimate), float(line.low), float(line.high), unit) for line in lines]
     said = [f"{each} in {WORLDS[line.profile]}" for each, line in zip(numbers, lines, strict=True)]
     margin = margins()[one.task][get_task(one.task).reward_metric]
-    which = f"The least favourable of {number} comparisons is " if number > 1 else ""
+    without = f" ({untested.pop()} {UNTESTED})" if len(untested) == 1 and untested != {0} else ""
+    which = f"The least favourable of {number} comparisons{without} is " if number > 1 else ""
     size = in_question(label, float(one.effect or nan), margin)
     return [f"{which}{people(subject)} minus {people(against)}: {' and '.join(said)}{size}."]
 
