@@ -236,14 +236,16 @@ def test_where_checkpoints_disagree_the_first_that_was_asked_is_told() -> None:
     nothing = {"a": Draws(nan, np.empty(0))}
     verdict = alignment.at_checkpoints({"start": nothing, "middle": {"a": draws(0.5)}, "end": {"a": draws(-0.5)}})
     assert verdict.label == "inconclusive" and " Middle: a: +0.50" in verdict.because
-    said = "It depends on the checkpoint: not tested start; holds middle, where a is +0.50 (95 % CI +0.3"
-    assert verdict.brief.startswith(said) and "; fails end, where a is -0.50 (95 % CI -0.6" in verdict.brief
+    said = "It depends on the checkpoint: start it is not tested. Middle it holds, where a is +0.50 (95 % CI +0.3"
+    assert verdict.brief.startswith(said) and " End it fails, where a is -0.50 (95 % CI -0.6" in verdict.brief
 
 
 def test_checkpoints_that_agree_are_told_together_with_the_least_favourable_of_them() -> None:
     each = zip(("after 8 steps", "middle", "after 16 steps"), (0.5, -0.5, 0.4), strict=True)
     verdict = alignment.at_checkpoints({name: {"a": draws(centre)} for name, centre in each})
-    said = "It depends on the checkpoint: holds after 8 and after 16 steps, where at the least a is +0.40 (95 % CI +0.2"
+    said = (
+        "It depends on the checkpoint: after 8 and after 16 steps it holds, where at the least a is +0.40 (95 % CI +0.2"
+    )
     assert verdict.brief.startswith(said) and verdict.brief.count("95 % CI") == 2
 
 

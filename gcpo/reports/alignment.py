@@ -23,7 +23,7 @@ from scipy.stats import norm
 from gcpo import statistics
 from gcpo.methods import base_advantages
 from gcpo.reports.claims import DEPENDS, FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Verdict
-from gcpo.reports.evidence import Comparison, Evidence, decide, in_words, together
+from gcpo.reports.evidence import VERBS, Comparison, Evidence, decide, in_words, together
 from gcpo.reports.tables import with_interval
 from gcpo.statistics import Array, Draws, draws_of, draws_over_seeds
 
@@ -289,15 +289,16 @@ def at_checkpoints(
     alike: dict[str, list[str]] = {}
     for policy, verdict in each.items():
         alike.setdefault(verdict.label, []).append(policy)
-    differ = f"{DEPENDS}: {'; '.join(_briefly(those, each) for those in alike.values())}."
+    first, *others = (_briefly(those, each) for those in alike.values())
+    differ = " ".join([f"{DEPENDS}: {first}", *(f"{said[0].upper()}{said[1:]}" for said in others)])
     because, brief = of_policy(shown.because), differ if depends else of_policy(shown.brief)
     lines = tuple(f"{policy}: {verdict.label}. {verdict.because}" for policy, verdict in each.items())
     return replace(shown, label=final, because=because, parts=lines, note=depends, brief=brief)
 
 
 def _briefly(policies: Sequence[str], each: Mapping[str, Verdict]) -> str:
-    """Return the verdict that policies share, with the comparison that decided the least favourable one of them: "holds
-    after 64 and after 128 steps of 5 trainings, where at the least a is ..."."""
+    """Return the verdict that policies share, with the comparison that decided the least favourable one of them: "after
+    64 and after 128 steps of 5 trainings it holds, where at the least a is ..."."""
     verdict = min((each[policy] for policy in policies), key=lambda one: one.low)
     least = "at the least " if len(policies) > 1 else ""
     numbers = in_words(verdict.estimate, verdict.low, verdict.high)
@@ -306,7 +307,8 @@ def _briefly(policies: Sequence[str], each: Mapping[str, Verdict]) -> str:
     last = zip(*(policy.split()[::-1] for policy in named), strict=False) if len(named) > 1 else ()
     shared = [words[0] for words in takewhile(lambda words: len({*words}) == 1, last)]
     ending = "".join(f" {word}" for word in reversed(shared))
-    return f"{verdict.label} {' and '.join(policy.removesuffix(ending) for policy in named)}{ending}{where}"
+    place = f"{' and '.join(policy.removesuffix(ending) for policy in named)}{ending}"
+    return f"{place} it {VERBS[verdict.label][0]}{where}."
 
 
 def of_either_sign(draws: Draws) -> Draws:
