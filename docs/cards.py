@@ -67,7 +67,7 @@ def card(claim: ledger.Claim, lines: Sequence[Any], beside: Sequence[Any], repos
         f'data-{key}="{value}"' for key, value in zip(MENUS, (paper, claim.kind, claim.scope, verdict), strict=True)
     )
     decided = next((line for line in lines if line.label in (verdict, *worlds.values())), None)
-    why = in_brief(decided.because) if decided else ledger.NO_CHECK
+    why = decided.brief or in_brief(decided.because) if decided else ledger.NO_CHECK
     why = escape(re.sub("^[a-z]", lambda first: first[0].upper(), why))
     note = f'<p class="note">{linked(escape(claim.note))}</p>' if claim.note else ""
     checks = "".join(map(check, lines)) + "".join(check(line, "On another kind of task: ") for line in beside)
@@ -75,7 +75,8 @@ def card(claim: ledger.Claim, lines: Sequence[Any], beside: Sequence[Any], repos
     folded = f"<details><summary>{count} check{'s' * (count > 1)} in full</summary><ul>{checks}</ul></details>"
     if count == 0 or (count == 1 and decided and in_brief(decided.because) == decided.because):
         folded = ""
-    said = "".join(f" <span>{world}: {word}</span>" for world, word in worlds.items())
+    said = "".join(f" <span>{kind}</span>" for kind in dict.fromkeys((claim.kind, claim.scope)))
+    said += "".join(f" <span>{world}: {word}</span>" for world, word in worlds.items())
     if rules := ledger.fixed(lines):
         said += f" <span>fixed before the data: {rules}</span>"
     links = ['<button type="button" class="link">copy link</button>']
@@ -84,7 +85,7 @@ def card(claim: ledger.Claim, lines: Sequence[Any], beside: Sequence[Any], repos
     return (
         f'<article class="claim" id="{claim.id}" {data}><header>{chip(verdict)}'
         f'<a class="id" href="#{claim.id}">{claim.id}</a></header><blockquote>{escape(claim.quote)}</blockquote>'
-        f'<p class="tags">{paper}, {escape(claim.place)} <span>{claim.kind}</span> <span>{claim.scope}</span>{said}</p>'
+        f'<p class="tags">{paper}, {escape(claim.place)}{said}</p>'
         f"<p>{why} {cell(decided) if decided else ''}</p>{folded}{note}"
         f"<footer>{' '.join(links)}</footer></article>"
     )
