@@ -148,15 +148,16 @@ def _in_each_world(name: str, chosen: Mapping[str, str], digits: str, unit: str,
 def movable(group_size: int = 16, prompts: int = 8) -> str:
     """Return in words how far GCPO's weights move on groups of real answers (:mod:`gcpo.reports.reach`)."""
     known = reach.numbers()
-    of_group = known["measures"].query("group_size == @group_size").groupby("measure")["q95"].max()
+    found = known["measures"].query("group_size == @group_size and wrong == 'dispersed'")
+    of_group = found.groupby("measure")["q50"].max()
     steps = known["steps"].query("group_size == @group_size and prompts == @prompts")
     of_step = 100 * steps.groupby("method")["q50"].max()
     off = {name: 100 * alpha_g(reach.ALPHA, group_size) * of_group[name] ** 2 for name in ("bot", "cd")}
     added = 100 * (weight_range("rd_only", None, group_size)[1] - 1)
     return (
         f"On groups of {group_size} real answers, from the papers' own benchmarks, BoT takes at most "
-        f"{off['bot']:.0f} % off a question's weight and CD {off['cd']:.0f} % (95 % of groups, any mix of right and "
-        f"wrong answers), while RD adds up to {added:.0f} %. Between the {prompts} questions of a typical "
+        f"{off['bot']:.0f} % off a question's weight and CD {off['cd']:.0f} % (the most dispersed answers that a "
+        f"search finds), while RD adds up to {added:.0f} %. Between the {prompts} questions of a typical "
         f"step BoT's weights differ by {of_step['bot_only']:.1f} % at most and RD's by {of_step['rd_only']:.0f} % "
         "([notebook 36](notebooks/36_real_answers.ipynb))."
     )
