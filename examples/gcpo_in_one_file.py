@@ -4,14 +4,14 @@ Read it from top to bottom: questions, sampled answers, rewards, clusters, three
 advantages, the clipped loss, a step of the optimiser. It runs in seconds on a CPU, with the small models that come with
 this repository: `python examples/gcpo_in_one_file.py`. In equations "Eq." is the paper's.
 
-For Qwen2.5 on one GPU of 80 GB, as in the paper's App. E.3, change the constants:
+For Qwen2.5 on one GPU of 80 GB, with the models and rate of the paper's App. E.3, change the constants:
 
     POLICY, ENTAILMENT = "Qwen/Qwen2.5-1.5B-Instruct", "FacebookAI/roberta-large-mnli"
     EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
     GROUP_SIZE, LONGEST, LEARNING_RATE = 16, 64, 5e-5
 
-and put your own questions into QUESTIONS, eight a step, with `main` in a loop over them. Mathematics is clustered by
-equal values and rewarded by 2 for a right answer; `same` and `reward` say so in one line each.
+and put your own questions into QUESTIONS, eight a step, with `main` in a loop over them. For mathematics the paper
+embeds whole solutions, and a right answer earns 2, a wrong one 0.
 """
 
 import math

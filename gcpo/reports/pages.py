@@ -44,9 +44,9 @@ WORDS = (
 )
 READING = (
     "*How to read the numbers*: V is the variance of a question's gradient, and ρ(CD, V) the rank correlation of CD "
-    "with V over questions. A claim with several comparisons is as good as its least favourable one. Intervals of "
-    "several comparisons are widened together (Holm's method), so that all of them err as rarely as one alone. "
-    "A *positive control* is a change of the training that must show: where none was seen to, no null result counts."
+    "with V over questions. A claim with several comparisons is as good as its least favourable one. To fail or "
+    "to be ruled out because of one of several takes an interval that is widened for all of them (Holm's method). "
+    "A *positive control* is a change of the training that must show: if none was seen, no null result counts."
 )
 KINDS = (
     "A *theorem* needs no training: a formula, or a sentence about one. It *fails* where an exact computation or a "
@@ -128,7 +128,7 @@ def stepped() -> str:
     chosen = {"method": "rd_only", "policy": "starting policy"}
     said = ", ".join(_in_each_world("one_step_table", chosen, "+.1f", "%"))
     where = "[notebook 28](notebooks/28_one_step.ipynb)"
-    return f"What a step with RD alone gains over one of GRPO, before training: {said} ({where})."
+    return f"Before training a step with RD alone gains more than one of GRPO: {said} ({where})."
 
 
 def _in_each_world(name: str, chosen: Mapping[str, str], digits: str, unit: str, column: str = "gain") -> list[str]:
