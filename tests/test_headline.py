@@ -179,3 +179,18 @@ def test_runs_of_the_protocol_are_shown_for_a_task_when_all_of_its_runs_are_ther
     assert set(free.runs()["task"]) == {*tasks["task"]}
     finished(profile="world_a", seed=1, max_steps=1, method="grpo", task="tinymath", tables=tables)
     assert not reports.open("world_a", "headline").waiting
+
+
+@pytest.mark.usefixtures("places")
+def test_controls_count_when_all_headline_runs_of_their_task_are_there() -> None:
+    write_profile("world_a", {})
+    seeds, task = [0, 1, 2], {"task": ["tinymath"]}
+    write_grid("headline", [{"kind": "train", "method": ["grpo", "drop_half"], "seed": seeds, **task}])
+    write_grid("others", [{"kind": "train", "method": ["grpo"], "seed": seeds, **task}])
+    runs = list(itertools.product(seeds, {"grpo": 0.6, "drop_half": 0.3}.items()))
+    for number, (seed, (method, score)) in enumerate(runs, start=1):
+        tables = evaluated(score + seed / 100, metric="accuracy")
+        finished(profile="world_a", seed=seed, method=method, task="tinymath", tables=tables)
+        if number >= len(runs) - 1:  # of the control a run is missing, or none
+            controls = reports.open("world_a", "others").controls["tinymath"]
+            assert [*controls.found] == ["drop_half"] * (number == len(runs))
