@@ -157,7 +157,7 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     counts = "| of | holds | fails | claims |\n| --- | --- | --- | --- |\n| findings of GCPO | 2 | 1 | 3 |\n"
     counts += "| theorems | 1 | 4 | 5 |\n"
     gained = "Plain GRPO gains 21.4 points on tinyqa in world B (95 % CI 19.5 to 23.5)."
-    stepped = "a step with RD alone gains more than one of GRPO: +1.5 % on tinyqa in world B (95 % CI +0.9 to +2.0) ("
+    stepped = "over one of GRPO, before training: +1.5 % on tinyqa in world B (95 % CI +0.9 to +2.0) ("
     trained = "GCPO-BoT minus GRPO is -0.2 points on tinyqa in world B (95 % CI -0.8 to +0.4). With half of the "
     trained += "questions dropped, the positive control, it is -2.6 points on tinyqa in world B (95 % CI -3.5 to -1.7)."
     for _ in range(2):  # twice is as once

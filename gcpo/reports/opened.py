@@ -54,11 +54,8 @@ class Report:
     @cached_property
     def waiting(self) -> dict[str, str]:
         """Why the runs of a task are not compared yet, by task (:func:`gcpo.reports.headline.waiting`)."""
-        return self._waiting(self.grid)
-
-    def _waiting(self, grid: str) -> dict[str, str]:
         each = records.runs(self.profile, self.reference)
-        return headline.waiting(grid, self.profile, {run.manifest["id"] for run in each if run.finished})
+        return headline.waiting(self.grid, self.profile, {run.manifest["id"] for run in each if run.finished})
 
     @cached_property
     def metric(self) -> dict[str, str]:
@@ -86,12 +83,7 @@ class Report:
     @cached_property
     def controls(self) -> dict[str, headline.Controls]:
         """The positive controls of each task of the grid: runs of it, or of the grid ``headline``; none that wait."""
-        each = [
-            records.find(self.profile, grid, self.reference, self.any_code).query(
-                "task not in @waiting", local_dict={"waiting": [*self._waiting(grid)]}
-            )
-            for grid in dict.fromkeys([self.grid, headline.GRID])
-        ]
+        each = [replace(self, grid=grid)._compared for grid in dict.fromkeys([self.grid, headline.GRID])]
         found = pd.concat(each).drop_duplicates("id").query("kind == 'train'")
         scores = records.gather(found, "eval", ["task", "label", "seed"])
         sampled = scores[scores["decoding"] == "sampled"] if len(scores) else found
@@ -149,8 +141,12 @@ class Report:
         Raises:
             RecordError: there is none, with the command that makes them; or as :func:`gcpo.records.find` does.
         """
-        found = records.find(self.profile, self.grid, self.reference, self.any_code).query(which)
-        found = found[~found["task"].isin([*self.waiting])]
+        found = self._compared.query(which)
         if found.empty:
             raise RecordError(f"nothing to report: {self.command}")
         return found
+
+    @property
+    def _compared(self) -> pd.DataFrame:
+        found = records.find(self.profile, self.grid, self.reference, self.any_code)
+        return found[~found["task"].isin([*self.waiting])]

@@ -128,7 +128,7 @@ def stepped() -> str:
     chosen = {"method": "rd_only", "policy": "starting policy"}
     said = ", ".join(_in_each_world("one_step_table", chosen, "+.1f", "%"))
     where = "[notebook 28](notebooks/28_one_step.ipynb)"
-    return f"Before training a step with RD alone gains more than one of GRPO: {said} ({where})."
+    return f"The gain of a step with RD alone over one of GRPO, before training: {said} ({where})."
 
 
 def _in_each_world(name: str, chosen: Mapping[str, str], digits: str, unit: str, column: str = "gain") -> list[str]:
