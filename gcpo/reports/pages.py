@@ -40,7 +40,8 @@ WORDS = (
     "other side. *Ruled out*: the interval excludes an effect as large as the paper's (or as a margin declared "
     "beforehand). *Inconclusive*: the interval includes both zero and that effect, or checkpoints disagree. *Not "
     "tested*: we lack the models or the runs, no positive control was seen, or the case does not occur here. "
-    "*Differs*: the two worlds disagree. [Notebook 90](notebooks/90_claims.ipynb) has the rules."
+    "*Differs*: world A has one of these verdicts and world B another. "
+    "[Notebook 90](notebooks/90_claims.ipynb) has the rules."
 )
 READING = (
     "*How to read the numbers*: V is the variance of a question's gradient, and ρ(CD, V) the rank correlation of CD "
@@ -107,42 +108,31 @@ def quoted(profile: str) -> str:
     return "\n".join(parts)
 
 
-def learned() -> str:
-    """Return the gate in words: what plain GRPO gains over the start in each world, by sampled answers."""
-    return f"Plain GRPO gains {' and '.join(_in_each_world('gate', {'decoding': 'sampled'}, '.1f', 'points'))}."
-
-
 def trained() -> str:
-    """Return in words how GCPO-BoT and the positive control end beside GRPO in each world."""
-    gcpo, control = (
-        ", ".join(
-            _in_each_world("table1_pairs", {"label": f"{people(name)} minus GRPO"}, "+.1f", "points", "difference")
-        )
-        for name in ("gcpo_bot", "drop_half")
-    )
-    return f"GCPO-BoT minus GRPO is {gcpo}. With half of the questions dropped, the positive control, it is {control}."
-
-
-def stepped() -> str:
-    """Return in words what a step with RD's weights alone gains over one of GRPO before training, in each world."""
-    chosen = {"method": "rd_only", "policy": "starting policy"}
-    said = ", ".join(_in_each_world("one_step_table", chosen, "+.1f", "%"))
-    where = "[notebook 28](notebooks/28_one_step.ipynb)"
-    return f"The gain of a step with RD alone over one of GRPO, before training: {said} ({where})."
-
-
-def _in_each_world(name: str, chosen: Mapping[str, str], digits: str, unit: str, column: str = "gain") -> list[str]:
-    """Return the gains of a table's chosen rows in words: "27.3 points on tinyqa in world A (95 % CI 25.0 to 29.7)".
-
-    ``column`` has the gains.
-    """
-    said = []
+    """Return a table of the worlds' trainings: plain GRPO's gain, how the positive control and GCPO end beside it, and
+    what a step with RD's weights alone gains over one of GRPO before training."""
+    beside = [f"{people(name)} minus GRPO" for name in ("drop_half", "gcpo_cd", "gcpo_bot")]
+    columns: dict[str, tuple[str, dict[str, str], str]] = {
+        "GRPO minus no training": ("gate", {"decoding": "sampled"}, "gain"),
+        **{name: ("table1_pairs", {"label": name}, "difference") for name in beside},
+        "one step with RD alone": ("one_step_table", {"method": "rd_only", "policy": "starting policy"}, "gain"),
+    }
+    rows: dict[str, dict[str, str]] = {}
     for profile, world in WORLDS.items():
-        for row in table_of(profile, name).to_dict("records"):
-            if chosen.items() <= row.items():
-                gain, low, high = (format(float(row[each]), digits) for each in (column, "low", "high"))
-                said.append(f"{gain} {unit} on {row['task']} in {world} (95 % CI {low} to {high})")
-    return said
+        for name, (table, chosen, value) in columns.items():
+            for row in table_of(profile, table).to_dict("records"):
+                if chosen.items() <= row.items():
+                    gain, low, high = (f"{float(row[column]):+.1f}" for column in (value, "low", "high"))
+                    rows.setdefault(f"{row['task']}, {world}", {})[name] = f"{gain} ({low} to {high})"
+    places = sorted(rows, key=lambda place: place.partition(",")[0], reverse=True)
+    made = pd.DataFrame([{"": place} | rows[place] for place in places])
+    return (
+        "Trainings in points of the score, with 95 % intervals; the last column has how much more than a step of GRPO "
+        "one with RD alone gains before training, in per cent:\n\n"
+        f"{markdown(made[['', *columns]].fillna('not yet'))}\n"
+        "Half of the questions dropped is the positive control ([notebook 21](notebooks/21_table1.ipynb); the step: "
+        "[notebook 28](notebooks/28_one_step.ipynb))."
+    )
 
 
 def movable(group_size: int = 16, prompts: int = 8) -> str:
@@ -227,7 +217,7 @@ def readme_results(profile: str) -> str:
     """Return the README's results from marker to marker."""
     parts = [
         findings(profile),
-        f"{learned()} {trained()} {movable()} {stepped()}",
+        f"{trained()} {movable()}",
         f"{WORDS} {READING}",
         f"How many claims have which verdict ({sources(profile)}):\n\n{counted(profile)}",
         KINDS,
@@ -316,7 +306,7 @@ def results_page(profile: str) -> str:
         PREAMBLE,
         f"## How many claims have which verdict\n\n{counted(profile)}\n{KINDS}",
         f"## Five questions\n\n{quoted(profile)}",
-        f"## Does training work here?\n\n{learned()} {trained()} {stepped()}",
+        f"## Does training work here?\n\n{trained()}",
     ]
     return "\n\n".join(part.strip() for part in parts) + f"\n\n*Made from {sources(profile)}.*\n"
 
