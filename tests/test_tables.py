@@ -141,8 +141,9 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     for name in ("p", *WORLDS):
         (tmp_path / "reference" / name).mkdir(parents=True)
     (tmp_path / "reference" / "world_b" / "gate.csv").write_text(gate)
-    steps = "task,policy,method,gain,low,high,records\ntinyqa,starting policy,rd_only,1.467,0.944,1.996,runs\n"
-    steps += "tinyqa,starting policy,gcpo_cd,7,6,8,runs\ntinyqa,after 64 steps,rd_only,7,6,8,runs\n"
+    steps = "task,policy,method,gain,low,high,records\ntinymath,starting policy,rd_only,1.1,0.2,2,runs\n"
+    steps += "tinyqa,starting policy,rd_only,1.467,0.944,1.996,runs\ntinyqa,starting policy,gcpo_cd,7,6,8,runs\n"
+    steps += "tinyqa,after 64 steps,rd_only,7,6,8,runs\n"
     (tmp_path / "reference" / "world_b" / "one_step_table.csv").write_text(steps)
     pairs = "task,label,difference,low,high,records\ntinyqa,GCPO-BoT minus GRPO,-0.2,-0.81,0.42,runs\n"
     pairs += "tinyqa,half of the questions dropped minus GRPO,-2.6,-3.5,-1.7,runs\n"
@@ -156,21 +157,20 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     readme.write_text(f"before\n{pages.START}\nstale\n{pages.END}\nafter\n")
     counts = "| of | holds | fails | claims |\n| --- | --- | --- | --- |\n| findings of GCPO | 2 | 1 | 3 |\n"
     counts += "| theorems | 1 | 4 | 5 |\n"
-    gained = "Plain GRPO gains 21.4 points on tinyqa in world B (95 % CI 19.5 to 23.5)."
-    stepped = "over one of GRPO, before training: +1.5 % on tinyqa in world B (95 % CI +0.9 to +2.0) ("
-    trained = "GCPO-BoT minus GRPO is -0.2 points on tinyqa in world B (95 % CI -0.8 to +0.4). With half of the "
-    trained += "questions dropped, the positive control, it is -2.6 points on tinyqa in world B (95 % CI -3.5 to -1.7)."
+    trained = "| tinyqa, world B | +21.4 (+19.5 to +23.5) | -2.6 (-3.5 to -1.7) | not yet | -0.2 (-0.8 to +0.4) | "
+    trained += (
+        "+1.5 (+0.9 to +2.0) |\n| tinymath, world B | not yet | not yet | not yet | not yet | +1.1 (+0.2 to +2.0) |\n\n"
+    )
     for _ in range(2):  # twice is as once
         pages.write_readme("p")
         found = readme.read_text()
         assert found.startswith(f"before\n{pages.START}\n") and found.endswith(f"{pages.END}\nafter\n")
-        assert "stale" not in found and found.count(counts) == found.count(gained) == found.count("runs of p") == 1
-        assert found.count(stepped) == found.count(trained) == 1
+        assert "stale" not in found and found.count(counts) == found.count(trained) == found.count("runs of p") == 1
         where = "GCPO Eq. 1; small policies, trained here; *ruled out*; [notebook 01](notebooks/01_why.ipynb)"
         assert found.count(f"1. **Why? Not here.** By 5. ({where})\n") == 1
     pages.write_results("p")
     page = (tmp_path / "RESULTS.md").read_text()
-    assert page.startswith("# Results") and counts in page and gained in page and page.count("runs of p") == 1
+    assert page.startswith("# Results") and counts in page and trained in page and page.count("runs of p") == 1
     assert (
         "### Why?\nNot here (*ruled out*). GCPO, Eq. 1: “so it is”" in page
         and "\n- holds: one.\n- ruled out: two.\n" in page

@@ -125,11 +125,11 @@ def trained() -> str:
                     gain, low, high = (f"{float(row[column]):+.1f}" for column in (value, "low", "high"))
                     rows.setdefault(f"{row['task']}, {world}", {})[name] = f"{gain} ({low} to {high})"
     places = sorted(rows, key=lambda place: place.partition(",")[0], reverse=True)
-    made = pd.DataFrame([{"": place} | rows[place] for place in places])
+    made = pd.DataFrame([{"": place} | rows[place] for place in places], columns=["", *columns]).fillna("not yet")
     return (
         "Trainings in points of the score, with 95 % intervals; the last column has how much more than a step of GRPO "
         "one with RD alone gains before training, in per cent:\n\n"
-        f"{markdown(made[['', *columns]].fillna('not yet'))}\n"
+        f"{markdown(made)}\n"
         "Half of the questions dropped is the positive control ([notebook 21](notebooks/21_table1.ipynb); the step: "
         "[notebook 28](notebooks/28_one_step.ipynb))."
     )
