@@ -157,10 +157,10 @@ def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_mar
     readme.write_text(f"before\n{pages.START}\nstale\n{pages.END}\nafter\n")
     counts = "| of | holds | fails | claims |\n| --- | --- | --- | --- |\n| findings of GCPO | 2 | 1 | 3 |\n"
     counts += "| theorems | 1 | 4 | 5 |\n"
-    trained = "| tinyqa, world B | +21.4 (+19.5 to +23.5) | -2.6 (-3.5 to -1.7) | not yet | -0.2 (-0.8 to +0.4) | "
-    trained += (
-        "+1.5 (+0.9 to +2.0) |\n| tinymath, world B | not yet | not yet | not yet | not yet | +1.1 (+0.2 to +2.0) |\n\n"
+    trained = (
+        "| tinyqa | world B | 21.4 [19.5, 23.5] | -2.6 [-3.5, -1.7] | not yet | -0.2 [-0.8, 0.4] | 1.5 [0.9, 2.0] |\n"
     )
+    trained += "| tinymath | world B | not yet | not yet | not yet | not yet | 1.1 [0.2, 2.0] |\n\n"
     for _ in range(2):  # twice is as once
         pages.write_readme("p")
         found = readme.read_text()

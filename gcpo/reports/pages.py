@@ -15,7 +15,7 @@ from gcpo.reports.claims import DEPENDS, DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RU
 from gcpo.reports.headline import WORLDS
 from gcpo.reports.names import people
 from gcpo.reports.sweep import taken
-from gcpo.reports.tables import markdown, methods_table, written
+from gcpo.reports.tables import markdown, methods_table, with_interval, written
 from gcpo.runs import estimates
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
@@ -117,15 +117,15 @@ def trained() -> str:
         **{name: ("table1_pairs", {"label": name}, "difference") for name in beside},
         "one step with RD alone": ("one_step_table", {"method": "rd_only", "policy": "starting policy"}, "gain"),
     }
-    rows: dict[str, dict[str, str]] = {}
-    for profile, world in WORLDS.items():
-        for name, (table, chosen, value) in columns.items():
-            for row in table_of(profile, table).to_dict("records"):
-                if chosen.items() <= row.items():
-                    gain, low, high = (f"{float(row[column]):+.1f}" for column in (value, "low", "high"))
-                    rows.setdefault(f"{row['task']}, {world}", {})[name] = f"{gain} ({low} to {high})"
-    places = sorted(rows, key=lambda place: place.partition(",")[0], reverse=True)
-    made = pd.DataFrame([{"": place} | rows[place] for place in places], columns=["", *columns]).fillna("not yet")
+    cells = {
+        (row["task"], world, name): with_interval(float(row[value]), float(row["low"]), float(row["high"]))
+        for profile, world in WORLDS.items()
+        for name, (table, chosen, value) in columns.items()
+        for row in table_of(profile, table).to_dict("records")
+        if chosen.items() <= row.items()
+    }
+    made = pd.Series(cells).rename_axis(["task", "world", None]).unstack().reindex(columns=[*columns])
+    made = made.sort_index(ascending=[False, True]).fillna("not yet").reset_index()
     return (
         "Trainings in points of the score, with 95 % intervals; the last column has how much more than a step of GRPO "
         "one with RD alone gains before training, in per cent:\n\n"
