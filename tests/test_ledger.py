@@ -274,6 +274,8 @@ def test_two_worlds_are_two_answers(
     worlds = [ledger.overall([read, label]) for label in (a, b)]
     assert (row["verdict"], row["worlds"]) == (word, "world A: {}; world B: {}".format(*worlds))
     assert all(part in row["found"] for part in found) and row["fixed"] == "yes"
+    assert ledger.source("p", reference=True) == "reference of profile p and of world A and of world B"
+    assert ledger.source("p") == "this machine's runs of profile p"  # which has no part in a reference
 
 
 @pytest.mark.parametrize(("b", "beside"), [("holds", "holds"), ("fails", "holds in world A, fails in world B")])

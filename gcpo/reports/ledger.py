@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gcpo import paths
 from gcpo.errors import nearest
+from gcpo.reports import records
 from gcpo.reports.claims import DIFFERS, SHOWN, UNTESTED, overall
 from gcpo.reports.evidence import in_question, in_words
 from gcpo.reports.headline import WORLDS
@@ -116,6 +117,13 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
     parts = [pd.read_csv(path, dtype=str, keep_default_na=False).assign(profile=each) for each, path in files]
     every = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     return every.reindex(columns=[*dict.fromkeys([*COLUMNS, *every])]).fillna("")  # older files have fewer columns
+
+
+def source(profile: str, reference: bool = False) -> str:
+    """Whose runs decided the verdicts of :func:`read_verdicts`, in words that tables and figures carry."""
+    shown = {*read_verdicts(profile, reference)["profile"]} - {profile_name(profile)}
+    worlds = [world for name, world in WORLDS.items() if name in shown]
+    return " and of ".join([records.source(profile, reference), *worlds])
 
 
 def decided(lines: Sequence[Any]) -> tuple[str, dict[str, str]]:

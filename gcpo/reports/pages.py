@@ -207,10 +207,8 @@ def exhibits(root: str = "") -> pd.DataFrame:
 
 
 def sources(profile: str) -> str:
-    """Return whose records the pages are made from."""
-    found = pd.read_csv(paths.REFERENCE / profile / "ledger_counts.csv", dtype=str)["records"].unique()
-    worlds = [world for name, world in WORLDS.items() if any((paths.REFERENCE / name).glob("verdicts_*.csv"))]
-    return ", ".join(sorted(found)) + "".join(f" and of {world}" for world in worlds)
+    """Return whose records the pages are made from, as the ledger says (:func:`gcpo.reports.ledger.source`)."""
+    return str(pd.read_csv(paths.REFERENCE / profile / "ledger_counts.csv", dtype=str)["records"][0])
 
 
 def readme_results(profile: str) -> str:
