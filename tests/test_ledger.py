@@ -270,12 +270,14 @@ def test_two_worlds_are_two_answers(
     written(paths.VERDICTS, "01_a", ("more", "Eq. 1", read))
     for world, label in (("world_a", a), ("world_b", b)):
         written(paths.REFERENCE / world, "21_b", ("most", "Eq. 1, tinyqa", label))
-    (row,) = ledger.ledger(declared(tmp_path, CLAIM), ledger.read_verdicts("p", reference=True)).to_dict("records")
+    verdicts = ledger.read_verdicts("p", reference=True)
+    (row,) = ledger.ledger(declared(tmp_path, CLAIM), verdicts).to_dict("records")
     worlds = [ledger.overall([read, label]) for label in (a, b)]
     assert (row["verdict"], row["worlds"]) == (word, "world A: {}; world B: {}".format(*worlds))
     assert all(part in row["found"] for part in found) and row["fixed"] == "yes"
-    assert ledger.source("p", reference=True) == "reference of profile p and of world A and of world B"
-    assert ledger.source("p") == "this machine's runs of profile p"  # which has no part in a reference
+    assert ledger.source(verdicts, "p", reference=True) == "reference of profile p and of world A and of world B"
+    own = ledger.source(ledger.read_verdicts("p"), "p")
+    assert own == "this machine's runs of profile p"  # which has no part in a reference
 
 
 @pytest.mark.parametrize(("b", "beside"), [("holds", "holds"), ("fails", "holds in world A, fails in world B")])

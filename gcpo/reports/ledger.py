@@ -119,9 +119,9 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
     return every.reindex(columns=[*dict.fromkeys([*COLUMNS, *every])]).fillna("")  # older files have fewer columns
 
 
-def source(profile: str, reference: bool = False) -> str:
-    """Whose runs decided the verdicts of :func:`read_verdicts`, in words that tables and figures carry."""
-    shown = {*read_verdicts(profile, reference)["profile"]} - {profile_name(profile)}
+def source(verdicts: pd.DataFrame, profile: str, reference: bool = False) -> str:
+    """Whose runs decided verdicts that :func:`read_verdicts` returned, in words that tables and figures carry."""
+    shown = {*verdicts["profile"]} - {profile_name(profile)}
     worlds = [world for name, world in WORLDS.items() if name in shown]
     return " and of ".join([records.source(profile, reference), *worlds])
 
