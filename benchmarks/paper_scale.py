@@ -3,12 +3,13 @@
 The policy has the shape of Qwen2.5-1.5B and random weights, which take as long as trained ones; settings are those of
 `params/paper.yaml`, prompts have 512 tokens and answers 256. Entailment model and embedder have the shapes of
 roberta-large and MiniLM. The first trainer samples, and all others are given its answers; generation is measured with
-prompts that each row reads and with shared ones, by one trainer each, and its median counts in every step.
+prompts that each row reads and with shared ones, by one trainer each, and its median counts in every step. It varies:
+`sampling` lets both take turns.
 
-`python benchmarks/paper_scale.py` writes `paper_training.csv`, `paper_passes.csv` and `paper_variance.csv` to
-`benchmarks/results` after every case, and ends with 1 where a limit is missed; what does not fit the GPU is named and
-left out. `--micro-batch N` takes another size than that profile's, and adds it to the files' names. `--rehearse` does
-all of it at toy size, and writes nothing.
+`python benchmarks/paper_scale.py` writes `paper_training.csv`, `paper_sampling.csv`, `paper_passes.csv` and
+`paper_variance.csv` to `benchmarks/results` after every case, and ends with 1 where a limit is missed; what does not
+fit the GPU is named and left out. `--micro-batch N` takes another size than that profile's, and adds it to the files'
+names. `--rehearse` does all of it at toy size, and writes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 import trl.trainer.grpo_trainer
 from datasets import Dataset
-from lines import Line, alternating, now, quartiles, report
+from lines import Line, alternating, now, quartiles, ratio, report
 from parts import group, loss_of_group
 from peft import LoraConfig, get_peft_model
 from sentence_transformers import SentenceTransformer
@@ -220,11 +221,14 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 SAMPLES, SCORES = "_generate_single_turn", "_generate_and_score_completions"
 
 
-def trained(case: Case, size: Size, folder: Path, judging: Any, answers: list[Any], samples: bool) -> Clock:
-    """Train a new policy for a few steps, whose answers are sampled or given."""
+def trained(
+    case: Case, size: Size, folder: Path, judging: Any, sample: Callable[..., Any], steps: int = STEPS
+) -> Clock:
+    """Train a new policy for a few steps. `sample` gets the trainer, its own way to sample, and what that is given."""
+    trl.trainer.grpo_trainer.create_model_from_path = lambda *_, **__: policy(size)  # the reference: it has no path
     profile = load_profile("paper")
     settings: dict[str, Any] = {
-        **{"per_device_train_batch_size": size.batch, "num_generations": size.group, "max_steps": STEPS},
+        **{"per_device_train_batch_size": size.batch, "num_generations": size.group, "max_steps": steps},
         **{"gradient_accumulation_steps": size.prompts * size.group // size.batch, "report_to": "none"},
         **{"max_completion_length": size.answer, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True},
         **{key: profile[key] for key in ("learning_rate", "beta", "temperature")},
@@ -243,14 +247,8 @@ def trained(case: Case, size: Size, folder: Path, judging: Any, answers: list[An
         args = GCPOConfig(str(folder), **own, **settings)
         given |= {"embedder": judging[0], "entailment": judging[1], "answer_extractor": first_words}
         trainer = GCPOTrainer(policy(size), args=args, **given)
-    clock, sampled = Clock(), getattr(trainer, SAMPLES)
-
-    def sample(*arguments: Any, **keywords: Any) -> Any:
-        if samples:
-            answers[:] = sampled(*arguments, **keywords)
-        return tuple(answers)
-
-    setattr(trainer, SAMPLES, sample)
+    clock = Clock()
+    setattr(trainer, SAMPLES, partial(sample, trainer, getattr(trainer, SAMPLES)))
     clock.watch(trainer, SAMPLES)
     clock.watch(trainer, SCORES)
     trainer.add_callback(clock)
@@ -271,15 +269,20 @@ def free() -> None:
 
 def training(size: Size, lines: list[Line], write: Callable[[], object]) -> None:
     """Make the lines of all cases anew after each."""
-    trl.trainer.grpo_trainer.create_model_from_path = lambda *_, **__: policy(size)  # the reference: it has no path
     generation: dict[bool, list[float]] = {}
     found: dict[Case, list[Clock]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         judging, answers = judges(size, Path(folder)), []
         for case in CASES:
             samples = case.shares not in generation
+
+            def sample(_: Any, sampled: Callable[..., Any], *given: Any, samples: bool = samples, **named: Any) -> Any:
+                if samples:
+                    answers[:] = sampled(*given, **named)
+                return tuple(answers)
+
             try:
-                clock = trained(case, size, Path(folder), judging, answers, samples)
+                clock = trained(case, size, Path(folder), judging, sample)
             except torch.cuda.OutOfMemoryError as error:  # what the others take is still worth knowing
                 print(f"{case}: {error}", flush=True)
                 continue
@@ -311,6 +314,26 @@ def of_case(case: Case, clocks: list[Clock], own: list[Clock], generation: dict[
         Line(f"{case}, of it rewards and scores", "", *quartiles(scoring), "s", rounds=len(rest)),
         Line(f"{case}, memory", "", *quartiles([max(clock.peak for clock in clocks)]), "GB"),
     ]
+
+
+def sampling(size: Size, lines: list[Line], write: Callable[[], object]) -> None:
+    """Add the lines of a step's answers, sampled with prompts that each row reads and with shared ones in turn."""
+    name = f"generation of {size.prompts * size.group} answers"
+
+    def in_turn(trainer: Any, sampled: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        def call(shares: bool) -> Any:
+            trainer._shares = shares
+            return sampled(*given, **named)
+
+        times = alternating({name: partial(call, False), f"{name}, shared": partial(call, True)}, rounds=9)
+        lines.extend(Line(case, "", *quartiles(taken), "s", rounds=len(taken)) for case, taken in times.items())
+        lines.append(ratio(f"{name}, shared", name, times))
+        write()
+        return call(True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        trained(Case("grpo", shares=True), size, Path(folder), (None, None), in_turn, steps=1)
+    free()
 
 
 # --- single passes ----------------------------------------------------------------------------------------------------
@@ -382,7 +405,7 @@ def variance(size: Size, lines: list[Line], write: Callable[[], object]) -> None
         del model, calls, call
 
 
-PARTS = {"training": training, "passes": passes, "variance": variance}
+PARTS = {"training": training, "sampling": sampling, "passes": passes, "variance": variance}
 
 
 def main() -> int:
