@@ -48,12 +48,12 @@ def test_the_answer_in_words_is_that_of_the_ledger() -> None:
     step with RD or CD alone gains."""
     verdicts = pages.table_of("laptop", "headlines")["verdict"].tolist()
     assert verdicts[:2] == ["holds", "holds"] and verdicts[3:] == ["ruled out", "ruled out"]
-    controls = pages.table_of("world_a", "table1_controls").query("control == 'half of the questions dropped'")
-    assert controls["task"].tolist() == ["tinyqa", "tinymath"] and (controls["seen"] == "True").all()
-    gains = pages.table_of("world_a", "table1_pairs").query("task == 'tinymath'").set_index("label")
-    gains = gains.loc[["GCPO-CD minus GRPO", "GCPO-BoT minus GRPO"], ["low", "high"]].astype(float)
-    assert (gains["low"] < 0).all() and (gains["high"] > 1.5).all()  # no gain is seen, and two points are possible
     for world in headline.WORLDS:
+        controls = pages.table_of(world, "table1_controls").query("control == 'half of the questions dropped'")
+        assert controls["task"].tolist() == ["tinyqa", "tinymath"] and (controls["seen"] == "True").all()
+        gains = pages.table_of(world, "table1_pairs").query("task == 'tinymath'").set_index("label")
+        gains = gains.loc[["GCPO-CD minus GRPO", "GCPO-BoT minus GRPO"], ["low", "high"]].astype(float)
+        assert (gains["low"] < 0).all() and gains["high"].between(1.5, 4.5).all()  # two to four points are possible
         step = tables.written(world, "one_step_table", reference=True).query("policy == 'starting policy'")
         gain = step.query("task == 'tinyqa'").set_index("method")
         assert gain.loc["rd_only", "low"] > 0 > gain.loc["cd_only", "high"]

@@ -170,14 +170,17 @@ def training_curves(metrics: pd.DataFrame, reward_range: tuple[float, float]) ->
     return figure
 
 
-def forest(table: pd.DataFrame, names: Mapping[str, str], reach: float, rows: str | None = None) -> Figure:
+def forest(
+    table: pd.DataFrame, names: Mapping[str, str], reach: float | Mapping[str, float], rows: str | None = None
+) -> Figure:
     """Differences in points with their intervals, a line per label: a panel per task, and per value of `rows`.
 
     Args:
         table: task, label, difference, low, high, and gaps (the difference of each seed), as `evidence.differences`
             gives them; lines without a difference are not drawn.
         names: label -> what the axis calls it, in order from the top.
-        reach: the axis goes from -reach to reach; what lies beyond is an arrow at the edge with its value.
+        reach: the axis goes from -reach to reach, or from that of each task; what lies beyond is an arrow at the edge
+            with its value.
         rows: a column whose values stand one below the other.
     """
     drawn = table[table["difference"].notna() & table["label"].isin(list(names))]
@@ -186,7 +189,7 @@ def forest(table: pd.DataFrame, names: Mapping[str, str], reach: float, rows: st
     present = set(zip(drawn["block"], drawn["label"], strict=True))
     labels = {block: [name for name in names if (block, name) in present] for block in blocks}
     heights = [0.26 * len(labels[block]) + 0.5 for block in blocks]
-    settings: dict[str, Any] = {"figsize": (9.6, 0.6 + sum(heights)), "height_ratios": heights, "sharex": True}
+    settings: dict[str, Any] = {"figsize": (9.6, 0.6 + sum(heights)), "height_ratios": heights, "sharex": "col"}
     figure, grid = panels(tasks, blocks, xlabel="difference, points", **settings)
     for (block, task), axis in grid.items():
         part = drawn[(drawn["block"] == block) & (drawn["task"] == task)].set_index("label")
@@ -194,7 +197,7 @@ def forest(table: pd.DataFrame, names: Mapping[str, str], reach: float, rows: st
             axis.set(title="")
             axis.axis("off")
         else:
-            _interval_lines(axis, part, labels[block], reach)
+            _interval_lines(axis, part, labels[block], reach[task] if isinstance(reach, Mapping) else reach)
             _line_per_label(axis, labels[block], names if task == tasks[0] else {}, reference=0)
     return figure
 
