@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gcpo import paths
-from gcpo.reports import headline, pages, records, tables
+from gcpo.reports import headline, pages, records, reproduced, tables
 from gcpo.runs.grids import expand
 from gcpo.runs.profiles import read_yaml
 
@@ -106,6 +107,17 @@ def test_the_numbers_of_runs_are_those_of_the_grids() -> None:
         assert int(said) == len(expand(grid, profile))
         commands = subprocess.run(["make", "-n", target], cwd=paths.ROOT, capture_output=True, text=True, check=True)
         assert f" -m gcpo grid {grid} --profile {profile} " in commands.stdout
+
+
+@pytest.mark.parametrize(("grid", "profile"), [("reproduce", "world_a"), ("reproduce_all", "laptop")])
+def test_what_make_reproduce_makes_stands_beside_the_reference(
+    grid: str, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "runs", partial(records.runs, reference=True))  # as if this machine had made them
+    table = reproduced.compare(profile, grid)
+    plans = expand(grid, profile)
+    assert len(table) == len({(plan.params.task, plan.label) for plan in plans})
+    assert set(table["found"]) == {reproduced.IDENTICAL} and table["here"].notna().all()
 
 
 @pytest.mark.slow

@@ -70,6 +70,26 @@ def test_what_is_not_made_or_not_committed_has_no_line(both: None) -> None:
     assert reproduced.said(reproduced.compare("p", "few").iloc[:0]) == ""
 
 
+@pytest.mark.parametrize(
+    ("kind", "results", "figure"),
+    [
+        ("evaluate", {"avg@4_f1": 0.5, "greedy_f1": 0.4, "questions": 9}, "avg@4_f1"),
+        ("gradients", {"queries": 9, "pair_spearman": 0.5}, "pair_spearman"),
+        ("one_step", {"batches": 3, "gain_rd_only": 0.4, "gain_gcpo_bot": 0.5}, "gain_gcpo_bot"),
+        ("one_step", {"batches": 3, "gain_se": 0.5}, "gain_se"),
+        ("one_step", {"batches": 3}, ""),
+    ],
+)
+def test_runs_of_every_kind_have_a_number_to_compare(kind: str, results: dict[str, float], figure: str) -> None:
+    write_grid("few", [{"kind": kind, "seed": [0, 1]}])
+    for seed in (0, 1):
+        finished(kind, results, {"eval": pd.DataFrame({"query": ["a"]})}, seed=seed)
+    publish()
+    (row,) = reproduced.compare("p", "few").to_dict("records")
+    assert (row["figure"], row["runs"], row["found"]) == (figure, "2 of 2", reproduced.IDENTICAL)
+    assert row["here"] == 50.0 if figure else math.isnan(row["here"])
+
+
 # --- the records as a data set --------------------------------------------------------------------------------------
 
 

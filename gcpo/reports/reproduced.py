@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -32,9 +33,9 @@ EXPLAINED = {
 def compare(profile: str, grid: str) -> pd.DataFrame:
     """Return a line per task and run of a grid that has finished here and in the reference.
 
-    Columns: task, run, figure (a key of the manifest's results; scores in per cent), runs (finished here, of those
-    asked for), here and committed (means over the runs that both have), expected (the 95 % prediction interval of as
-    many fresh seeds, from all committed seeds), and found: a key of :data:`EXPLAINED`.
+    Columns: task, run, figure (a key of the manifest's results), runs (finished here, of those asked for), here and
+    committed (means in per cent over the runs that both have), expected (the 95 % prediction interval of as many
+    fresh seeds, from all committed seeds), and found: a key of :data:`EXPLAINED`.
     """
     here = {run.manifest["id"]: run for run in records.runs(profile) if run.finished}
     kept = {run.manifest["id"]: run for run in records.runs(profile, reference=True) if run.finished}
@@ -51,11 +52,13 @@ def compare(profile: str, grid: str) -> pd.DataFrame:
 
 
 def _row(task: str, pairs: Sequence[tuple[Run, Run]], kept: Sequence[Run]) -> dict[str, Any]:
-    first = pairs[0][1].manifest
-    figure = "pair_spearman" if first["kind"] == "gradients" else f"sampled_{get_task(task).reward_metric}"
+    figure = _figure(task, set.intersection(*(set(run.manifest["results"]) for pair in pairs for run in pair)))
     same = {_settings(committed.manifest) for _, committed in pairs}
-    seeds = [100 * run.manifest["results"][figure] for run in kept if _settings(run.manifest) in same]
-    ours, theirs = ([100 * run.manifest["results"][figure] for run in part] for part in zip(*pairs, strict=True))
+    alike = [run for run in kept if _settings(run.manifest) in same]
+    ours, theirs, seeds = (
+        [100 * run.manifest["results"].get(figure, math.nan) for run in part]
+        for part in (*zip(*pairs, strict=True), alike)
+    )
     identical = all(one.manifest["files"] == other.manifest["files"] for one, other in pairs)
     interval = predicted(seeds, len(pairs))
     inside = interval and interval[0] <= fmean(ours) <= interval[1]
@@ -68,6 +71,15 @@ def _row(task: str, pairs: Sequence[tuple[Run, Run]], kept: Sequence[Run]) -> di
     }
 
 
+def _figure(task: str, names: Collection[str]) -> str:
+    """Return the result that says how a run of any kind ended, of those that runs have; "" where there is none."""
+    metric = get_task(task).reward_metric
+    sampled = [f"sampled_{metric}", *sorted(name for name in names if re.fullmatch(rf"avg@\d+_{metric}", name))]
+    gains = ["gain_gcpo_bot", *sorted(name for name in names if name.startswith("gain_"))]
+    wanted = [*sampled, f"greedy_{metric}", "pair_spearman", *gains]
+    return next((name for name in wanted if name in names), "")
+
+
 def _settings(manifest: dict[str, Any]) -> str:
     """Return what a run was, but for its seed and the profile's name."""
     every = Params.model_fields.keys() - {"seed", "profile", "report_to"}
@@ -76,7 +88,7 @@ def _settings(manifest: dict[str, Any]) -> str:
 
 def predicted(values: Sequence[float], fresh: int) -> tuple[float, float] | None:
     """Return the 95 % prediction interval of the mean of so many fresh values, from normal ones; None below two."""
-    if len(values) < 2:
+    if len(values) < 2 or not math.isfinite(sum(values)):
         return None
     width = stats.t.ppf(0.975, len(values) - 1) * stdev(values) * math.sqrt(1 / len(values) + 1 / fresh)
     return fmean(values) - width, fmean(values) + width
