@@ -295,6 +295,18 @@ def test_what_two_worlds_share_is_said_once(b: str, beside: str, places: Path, t
     assert row["brief"] == f"{both} {promise} On tinymath, which the paper's sentence is not about: {beside}."
 
 
+def test_of_several_checks_beside_a_claim_each_is_named(places: Path, tmp_path: Path) -> None:
+    for world in ("world_a", "world_b"):
+        found = Verdicts("21_b", "runs of p")
+        for check, word in (("more", "fails"), ("most", "holds")):
+            found(check, "Eq. 1", f"{check} of it", Verdict("holds", "By 1."), task="tinyqa")
+            found(check, "Eq. 1", f"{check} of it", Verdict(word, "By 1."), task="tinymath")
+        found.write(paths.REFERENCE / world)
+    claims = declared(tmp_path, {**CLAIM, "checks": ["more", "most"], "about": "question answering"})
+    (row,) = ledger.ledger(claims, ledger.read_verdicts("p", reference=True)).to_dict("records")
+    assert "not about: fails (more of it); holds (most of it)." in row["brief"]
+
+
 LEAST = "The least favourable of 2 comparisons is GCPO-CD minus "
 IN_A = "-0.94 points (95 % CI -1.94 to +0.06) in world A"
 IN_B = "+0.03 points (95 % CI -0.97 to +1.03) in world B"

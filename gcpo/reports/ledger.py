@@ -216,15 +216,26 @@ def _in_both_worlds(lines: Sequence[Any]) -> list[str]:
 
 
 def _not_about(lines: Sequence[Any]) -> list[str]:
-    """Return a sentence per task that a claim is not about: its verdict there, or that of each world."""
+    """Return a sentence per task that a claim is not about: its verdict there, or that of each check and world."""
     said = []
     for task in dict.fromkeys(line.task for line in lines):
-        of = [line for line in lines if line.task == task]
-        words = dict.fromkeys(line.label for line in of)
-        if len(words) > 1:
-            words = dict.fromkeys(f"{line.label} in {WORLDS.get(line.profile, line.place)}" for line in of)
-        said.append(f"On {task}, which the paper's sentence is not about: {', '.join(words)}.")
+        checks: dict[str, list[Any]] = {}
+        for line in lines:
+            if line.task == task:
+                checks.setdefault(line.heading, []).append(line)
+        of = [line for own in checks.values() for line in own]
+        words = _by_world(of)
+        if len(checks) > 1 and len({line.label for line in of}) > 1:
+            words = "; ".join(f"{_by_world(own)} ({check})" for check, own in checks.items())
+        said.append(f"On {task}, which the paper's sentence is not about: {words}.")
     return said
+
+
+def _by_world(lines: Sequence[Any]) -> str:
+    words = dict.fromkeys(line.label for line in lines)
+    if len(words) > 1:
+        words = dict.fromkeys(f"{line.label} in {WORLDS.get(line.profile, line.place)}" for line in lines)
+    return ", ".join(words)
 
 
 def _place(line: Any) -> str:
