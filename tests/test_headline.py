@@ -182,6 +182,27 @@ def test_runs_of_the_protocol_are_shown_for_a_task_when_all_of_its_runs_are_ther
 
 
 @pytest.mark.usefixtures("places")
+def test_runs_that_the_protocol_does_not_name_are_named_in_the_coverage_and_compared_with_none() -> None:
+    for profile, seed in (("world_a", 0), ("world_b", 1), ("p", 0)):
+        write_profile(profile, {"world_seed": seed})
+    write_grid("headline", [{"kind": "train", "method": ["grpo"], "seed": [100]}])
+    write_grid("operating_point", [{"kind": "train", "method": ["grpo"], "seed": [0]}])
+    strays = {}
+    for profile in ("world_a", "p"):
+        for seed in (100, 0):
+            finished(profile=profile, method="grpo", seed=seed, tables=evaluated(0.5))
+        for seed, world in ((300, 0), (100, 1)):
+            made = finished(profile=profile, seed=seed, world_seed=world, tables=evaluated(0.5))
+            strays[made.folder.name] = f"PROTOCOL.md names no such run of world A (seed {seed}, world_seed {world})"
+    report = reports.open("world_a", "headline")
+    row = report.coverage.set_index("run").loc["(of no run here)"]
+    assert (row["wanted"], row["finished"], row["left_out"]) == (0, 0, 2)
+    assert sorted(row["why"].split("; ")) == sorted(f"{name}: {why}" for name, why in strays.items())
+    assert report.runs()["seed"].tolist() == [100] and set(report.runs()["world_seed"]) == {0}
+    assert "why" not in reports.open("p", "headline").coverage  # runs of one's own need no protocol
+
+
+@pytest.mark.usefixtures("places")
 def test_controls_count_when_all_headline_runs_of_their_task_are_there() -> None:
     write_profile("world_a", {})
     seeds, task = [0, 1, 2], {"task": ["tinymath"]}

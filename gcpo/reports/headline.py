@@ -5,17 +5,20 @@ Labels are those of the grids ``headline`` and ``table1``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from gcpo.reports.evidence import Comparison, Pair, paired_comparisons
-from gcpo.runs.grids import expand
+from gcpo.runs.grids import expand, grids
 from gcpo.runs.params import profile_name
+from gcpo.runs.plan import recorded, with_trainings
+from gcpo.runs.record import Run
 
 GRID = "headline"  # where the controls are
 GRIDS = (GRID, "others", "steps", "checkpoints")  # whose runs decide by the protocol, in these worlds
+CHOICE = "operating_point"  # the grid that chose how all of them train
 WORLDS = {"world_a": "world A", "world_b": "world B"}  # profile -> as people call it
 GCPO = ("gcpo_cd", "gcpo_bot")
 BASELINES = ("grpo", "se", "kle", "empo", "care")  # of the paper's Table 1
@@ -72,6 +75,25 @@ def waiting(grid: str, profile: str, finished: Collection[str]) -> dict[str, str
         task: f"{sum(each)} of {len(each)} runs are finished, and PROTOCOL.md compares none before all are."
         for task, each in made.items()
         if not all(each)
+    }
+
+
+def unnamed(grid: str, profile: str, runs: Iterable[Run]) -> dict[str, str]:
+    """Return why finished runs of a world count for nothing, by id: the protocol names no such run.
+
+    They have other seeds than its grids ask for, are another world's, or were made with other settings. Of grids and
+    profiles that are not the protocol's there are none.
+    """
+    finished = {run.manifest["id"]: run.manifest["params"] for run in runs if run.finished}
+    if not (finished and decides(grid, profile)):
+        return {}
+    own = [plan for name in (*GRIDS, CHOICE) if name in grids() for plan in expand(name, profile)]
+    named = {plan.id for plan in with_trainings(own)}
+    return {
+        id_: f"PROTOCOL.md names no such run of {WORLDS[profile_name(profile)]} (seed {params['seed']}, world_seed "
+        f"{recorded(params, 'world_seed')})"
+        for id_, params in finished.items()
+        if id_ not in named
     }
 
 

@@ -70,8 +70,12 @@ class Report:
 
     @property
     def coverage(self) -> pd.DataFrame:
-        """Wanted and finished runs, as :func:`gcpo.records.coverage` counts them."""
-        return records.coverage(self.grid, self.profile, self.reference)
+        """Wanted and finished runs, as :func:`gcpo.records.coverage` counts them, and runs that are not the protocol's
+        (:func:`gcpo.reports.headline.unnamed`; no reference has any)."""
+        each = [] if self.reference else records.runs(self.profile)
+        return records.coverage(
+            self.grid, self.profile, self.reference, headline.unnamed(self.grid, self.profile, each)
+        )
 
     @cached_property
     def gate(self) -> Gate:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from math import nan
 from pathlib import Path
@@ -192,28 +192,32 @@ def _models(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
     }
 
 
-def coverage(grid: str, profile: str, reference: bool = False) -> pd.DataFrame:
+def coverage(
+    grid: str, profile: str, reference: bool = False, unasked: Mapping[str, str] | None = None
+) -> pd.DataFrame:
     """Return the coverage of a grid: its runs by status, per task and label, with remarks on them.
 
-    ``left_out`` counts records that are damaged, edited, incomplete or foreign; where there are any, ``why`` names them
-    and those that belong to no run of the grid have a row of their own. ``dirty`` counts runs made with uncommitted
-    changes. ``source`` says "this machine" or "reference". ``made_with`` is there only where runs of the grid differ in
-    it: versions of what trains, and hardware.
+    ``left_out`` counts records that are damaged, edited, incomplete or foreign, and those of ``unasked`` (id -> why
+    they count for nothing); where there are any, ``why`` names them, and those that belong to no run of the grid have
+    a row of their own. ``dirty`` counts runs made with uncommitted changes. ``source`` says "this machine" or
+    "reference". ``made_with`` is there only where runs of the grid differ in it: versions of what trains, and hardware.
     """
     found = {_name(run): run for run in runs(profile, reference)}
     each = [
         (plan.params.task, plan.label, 1, plan.id, found.pop(plan.id, Run(plan.folder)))
         for plan in expand(grid, profile)
     ]
-    each += [("", "(of no run here)", 0, name, run) for name, run in found.items() if run.fault]
+    said = {name: run.fault or (unasked or {}).get(name) for name, run in found.items()}
+    each += [("", "(of no run here)", 0, name, found[name]) for name, why in said.items() if why]
     rows = []
     for task, label_, wanted, name, run in each:
-        status = None if run.fault else run.manifest.get("status")
-        row = {"task": task, "run": label_, "wanted": wanted, "left_out": bool(run.fault)}
+        why = run.fault or said.get(name)
+        status = None if why else run.manifest.get("status")
+        row = {"task": task, "run": label_, "wanted": wanted, "left_out": bool(why)}
         row |= {"finished": status == "finished", "failed": status == "failed"}
         row |= {"dirty": bool(status and run.manifest.get("dirty"))}
         row |= {"commit": (run.manifest.get("commit") or "none")[:7] if status else ""}
-        row |= {"why": f"{name}: {run.fault}" if run.fault else ""}
+        row |= {"why": f"{name}: {why}" if why else ""}
         rows.append({**row, "made_with": _made_with(run.manifest) if status == "finished" else ""})
     table = pd.DataFrame(rows).groupby(["task", "run"], sort=False)
     counts = table[["wanted", "finished", "failed", "left_out", "dirty"]].sum()

@@ -55,7 +55,8 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
         for values in itertools.product(*axes.values()):
             chosen = over(base, dict(zip(axes, values, strict=True)), overrides or {})
             if chosen.get("at_step") in (END, HALF):
-                chosen["at_step"] = chosen["max_steps"] // (1 if chosen["at_step"] == END else 2)
+                steps = chosen.get("max_steps", Params.model_fields["max_steps"].default)
+                chosen["at_step"] = steps // (1 if chosen["at_step"] == END else 2)
             plan = Plan(kind, validate(chosen, f"run of {path.name} with {profile}.yaml"))
             listed[plan.id] = plan, set(axes)
     differing = varied((plan.kind, plan.params.model_dump()) for plan, _ in listed.values())
