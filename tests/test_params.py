@@ -8,6 +8,7 @@ import json
 import math
 import re
 import types
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -332,10 +333,12 @@ def test_every_grid_is_valid_with_every_profile(grid: str, profile: str) -> None
     assert {plan.params.profile for plan in found} == {profile}
 
 
-def test_a_grid_knows_the_middle_and_the_end_of_training() -> None:
-    steps = {plan.params.at_step for plan in expand("steps", "world_a")}
-    most = validate(load_profile("world_a")).max_steps
-    assert steps == {0, most // 2, most}
+def test_a_grid_knows_the_middle_and_the_end_of_training(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"  # which says no max_steps
+    own.write_text("profile: own\n")
+    for profile in ("world_a", str(own)):
+        most = validate(load_profile(profile)).max_steps
+        assert {plan.params.at_step for plan in expand("steps", profile)} == {0, most // 2, most}
 
 
 def test_the_two_worlds_differ_in_their_seed_alone() -> None:
