@@ -78,14 +78,14 @@ def waiting(grid: str, profile: str, finished: Collection[str]) -> dict[str, str
     }
 
 
-def unnamed(grid: str, profile: str, runs: Iterable[Run]) -> dict[str, str]:
+def unnamed(profile: str, runs: Iterable[Run]) -> dict[str, str]:
     """Return why finished runs of a world count for nothing, by id: the protocol names no such run.
 
-    They have other seeds than its grids ask for, are another world's, or were made with other settings. Of grids and
-    profiles that are not the protocol's there are none.
+    They have other seeds than its grids ask for, are another world's, or were made with other settings. Of a profile
+    that is no world of the protocol there are none.
     """
     finished = {run.manifest["id"]: run.manifest["params"] for run in runs if run.finished}
-    if not (finished and decides(grid, profile)):
+    if not finished or profile_name(profile) not in WORLDS:
         return {}
     own = [plan for name in (*GRIDS, CHOICE) if name in grids() for plan in expand(name, profile)]
     named = {plan.id for plan in with_trainings(own)}

@@ -73,9 +73,7 @@ class Report:
         """Wanted and finished runs, as :func:`gcpo.records.coverage` counts them, and runs that are not the protocol's
         (:func:`gcpo.reports.headline.unnamed`; no reference has any)."""
         each = [] if self.reference else records.runs(self.profile)
-        return records.coverage(
-            self.grid, self.profile, self.reference, headline.unnamed(self.grid, self.profile, each)
-        )
+        return records.coverage(self.grid, self.profile, self.reference, headline.unnamed(self.profile, each))
 
     @cached_property
     def gate(self) -> Gate:
