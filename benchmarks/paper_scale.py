@@ -3,8 +3,8 @@
 The policy has the shape of Qwen2.5-1.5B and random weights, which take as long as trained ones; settings are those of
 `params/paper.yaml`, prompts have 512 tokens and answers 256. Entailment model and embedder have the shapes of
 roberta-large and MiniLM. The first trainer samples, and all others are given its answers; generation is measured with
-prompts that each row reads and with shared ones, by one trainer each, and its median counts in every step. It varies:
-`sampling` lets both take turns.
+prompts that each row reads and with shared ones, by one trainer each, and its median counts in every step. As
+sampling varies, the part `sampling` lets both take turns.
 
 `python benchmarks/paper_scale.py` writes `paper_training.csv`, `paper_sampling.csv`, `paper_passes.csv` and
 `paper_variance.csv` to `benchmarks/results` after every case, and ends with 1 where a limit is missed; what does not
@@ -261,6 +261,11 @@ def first_words(text: str) -> str:
     return " ".join(text.split()[:6])
 
 
+def generation_of(size: Size) -> str:
+    """Return what lines call the sampling of a step."""
+    return f"generation of {size.prompts * size.group} answers"
+
+
 def free() -> None:
     """Give back what was held before."""
     gc.collect()
@@ -291,9 +296,8 @@ def training(size: Size, lines: list[Line], write: Callable[[], object]) -> None
             if samples:
                 generation[case.shares] = clock.seconds(SAMPLES)
             found[case].append(clock)
-            said = f"generation of {size.prompts * size.group} answers"
             lines[:] = [
-                Line(said + ", shared" * shares, "", *quartiles(taken), "s", rounds=len(taken))
+                Line(generation_of(size) + ", shared" * shares, "", *quartiles(taken), "s", rounds=len(taken))
                 for shares, taken in generation.items()
             ]
             for one, clocks in found.items():
@@ -318,7 +322,7 @@ def of_case(case: Case, clocks: list[Clock], own: list[Clock], generation: dict[
 
 def sampling(size: Size, lines: list[Line], write: Callable[[], object]) -> None:
     """Add the lines of a step's answers, sampled with prompts that each row reads and with shared ones in turn."""
-    name = f"generation of {size.prompts * size.group} answers"
+    name = generation_of(size)
 
     def in_turn(trainer: Any, sampled: Callable[..., Any], *given: Any, **named: Any) -> Any:
         def call(shares: bool) -> Any:

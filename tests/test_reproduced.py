@@ -81,9 +81,9 @@ def test_what_is_not_made_or_not_committed_has_no_line(both: None) -> None:
     ],
 )
 def test_runs_of_every_kind_have_a_number_to_compare(kind: str, results: dict[str, float], figure: str) -> None:
-    write_grid("few", [{"kind": kind, "seed": [0, 1]}])
+    write_grid("few", [{"kind": kind, "seed": [0, 1], "eval_samples": [4]}])
     for seed in (0, 1):
-        finished(kind, results, {"eval": pd.DataFrame({"query": ["a"]})}, seed=seed)
+        finished(kind, results, {"eval": pd.DataFrame({"query": ["a"]})}, seed=seed, eval_samples=4)
     publish()
     (row,) = reproduced.compare("p", "few").to_dict("records")
     assert (row["figure"], row["runs"], row["found"]) == (figure, "2 of 2", reproduced.IDENTICAL)

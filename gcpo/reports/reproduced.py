@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -47,12 +46,14 @@ def compare(profile: str, grid: str) -> pd.DataFrame:
         pairs = [(here[id_], kept[id_]) for id_ in ids if id_ in here and id_ in kept]
         if pairs:
             made = f"{sum(id_ in here for id_ in ids)} of {len(ids)}"
-            rows.append({"task": task, "run": label, "runs": made, **_row(task, pairs, [*kept.values()])})
+            rows.append({"task": task, "run": label, "runs": made, **_row(pairs, [*kept.values()])})
     return pd.DataFrame(rows)
 
 
-def _row(task: str, pairs: Sequence[tuple[Run, Run]], kept: Sequence[Run]) -> dict[str, Any]:
-    figure = _figure(task, set.intersection(*(set(run.manifest["results"]) for pair in pairs for run in pair)))
+def _row(pairs: Sequence[tuple[Run, Run]], kept: Sequence[Run]) -> dict[str, Any]:
+    figure = _figure(
+        pairs[0][1].manifest, set.intersection(*(set(run.manifest["results"]) for pair in pairs for run in pair))
+    )
     same = {_settings(committed.manifest) for _, committed in pairs}
     alike = [run for run in kept if _settings(run.manifest) in same]
     ours, theirs, seeds = (
@@ -71,13 +72,12 @@ def _row(task: str, pairs: Sequence[tuple[Run, Run]], kept: Sequence[Run]) -> di
     }
 
 
-def _figure(task: str, names: Collection[str]) -> str:
+def _figure(manifest: dict[str, Any], names: Collection[str]) -> str:
     """Return the result that says how a run of any kind ended, of those that runs have; "" where there is none."""
-    metric = get_task(task).reward_metric
-    sampled = [f"sampled_{metric}", *sorted(name for name in names if re.fullmatch(rf"avg@\d+_{metric}", name))]
+    metric = get_task(manifest["params"]["task"]).reward_metric
+    scores = [f"{how}_{metric}" for how in ("sampled", f"avg@{recorded(manifest['params'], 'eval_samples')}", "greedy")]
     gains = ["gain_gcpo_bot", *sorted(name for name in names if name.startswith("gain_"))]
-    wanted = [*sampled, f"greedy_{metric}", "pair_spearman", *gains]
-    return next((name for name in wanted if name in names), "")
+    return next((name for name in (*scores, "pair_spearman", *gains) if name in names), "")
 
 
 def _settings(manifest: dict[str, Any]) -> str:
