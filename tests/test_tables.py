@@ -95,7 +95,10 @@ def test_a_table_is_written_as_csv_with_its_source_where_there_is_one(tmp_path: 
 def test_markdown_shows_cells_as_they_are() -> None:
     shown = tables.markdown(pd.DataFrame({"method": ["grpo"], "score": ["0.50"], "of": [3]})).splitlines()
     assert shown == ["| method | score | of |", "| --- | --- | --- |", "| grpo | 0.50 | 3 |"]
-    assert tables.markdown(pd.DataFrame({"claim": ["mean |A|"]})).splitlines()[2] == r"| mean \|A\| |"
+    forged = pd.DataFrame({"a <b>": ["mean |A|", "<img src=x>\n| & &lt;", "A > 0, `x`, [n](n.md)"]})
+    head, _, *rest = tables.markdown(forged).splitlines()
+    assert head == "| a &lt;b> |"
+    assert rest == [r"| mean \|A\| |", r"| &lt;img src=x> \| &amp; &amp;lt; |", "| A > 0, `x`, [n](n.md) |"]
 
 
 def test_what_departs_from_a_profile_is_shown_and_nothing_else() -> None:

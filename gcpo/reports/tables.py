@@ -175,13 +175,14 @@ def written(profile: str, name: str, reference: bool = False, **settings: Any) -
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table in Markdown, its cells as they are (a bar, which would end a cell, is escaped).
+    """A table in Markdown whose cells are shown as they are: a bar or the end of a line would end a cell, and what a
+    record says is no HTML. Links and code stay what they are, and so does ">", which opens nothing.
 
     Cells are not padded: a longer one would change every line of its table.
     """
-    cells = table.astype(str).replace(r"\|", r"\\|", regex=True)
-    rows = [[*map(str, cells.columns)], ["---"] * cells.shape[1], *cells.to_numpy().tolist()]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    shown = str.maketrans({"&": "&amp;", "<": "&lt;", "|": r"\|", "\n": " ", "\r": " "})
+    rows = [map(str, table.columns), ["---"] * table.shape[1], *table.astype(str).to_numpy()]
+    return "".join(f"| {' | '.join(cell.translate(shown) for cell in row)} |\n" for row in rows)
 
 
 def weight_range_in_words(name: str, group_size: int) -> str:
