@@ -333,6 +333,15 @@ def test_an_unscorable_response_enters_no_statistic(method: str, seed: int, size
         assert found["weights"][:, ~kept].eq(1).all()
 
 
+@pytest.mark.parametrize("method", ["nsr", "w_reinforce", "gtpo", "grpo_s"])
+def test_where_right_and_wrong_are_the_rewards_an_unknown_response_is_left_out(method: str) -> None:
+    x, unknown = features_of(3, 4, 5), torch.arange(5) == 1
+    x["correctness"] = x["rewards"].masked_fill(unknown, NAN) / 2
+    found = outcome(method, x)
+    x["rewards"] = 2 * x["correctness"]
+    assert_close(found, outcome(method, x), 0)
+
+
 @every_method
 def test_a_group_without_rewards_has_weight_1_and_advantage_0(method: str) -> None:
     x = features_of(5, 3, 4) | {"rewards": torch.full((3, 4), NAN, dtype=torch.float64)}

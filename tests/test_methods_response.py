@@ -127,9 +127,25 @@ def test_egpo_eq13_right_and_wrong_are_said_by_correctness_where_it_is_given(met
 
 
 def test_egpo_c4_locks_groups_that_are_known_to_be_wrong_alone() -> None:
-    unknown = spoken(*SIX, correctness=[NAN] * 6)
-    assert min(found("egpo", unknown)) < 0.9
-    assert found("egpo", unknown) == found("egpo_c4", unknown)
+    unknown = {"correct": (0.8, 0.8), "wrong": (0.8, 0.8)}
+    assert found("egpo_c4", spoken(*SIX, correctness=[NAN] * 6), **unknown) == pytest.approx([0.8] * 6)
+    assert found("egpo_c4", spoken(*SIX, correctness=[NAN, 0, 0, 0, 0, 0]), **unknown) == [1] * 6
+
+
+# SIX, of which the first is right and the last wrong, and of the others nobody says it.
+SOME = {"correctness": [1, NAN, NAN, NAN, NAN, 0]}
+UNKNOWN = {
+    **{name: [2, 1, 1, 1, 1, 0.8] for name in EGPOS},
+    "egpo_c1": TABLE_2["egpo_c1"],  # one clamp for all: it asks nobody
+    "egpo_c5": [2 / 1.4, 1, 1, 1, 1, 0.8 / 1.4],  # over the mean of those that are known
+}
+
+
+@each_entropy
+def test_a_response_that_is_not_known_to_be_right_or_wrong_has_weight_1(method: str) -> None:
+    assert found(method, spoken(*SIX, **SOME)) == pytest.approx(UNKNOWN.get(method, TABLE_2[method]), abs=5e-5)
+    nobody = [1] * 6 if method in EGPOS and method != "egpo_c1" else TABLE_2[method]
+    assert found(method, spoken(*SIX, correctness=[NAN] * 6)) == pytest.approx(nobody, abs=5e-5)
 
 
 # --- responses without a usable entropy -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gcpo.masked import deviations, mean
-from gcpo.methods.components import Factor, entirely_incorrect, is_correct
+from gcpo.methods.components import Factor, entirely_incorrect, is_correct, is_graded
 from gcpo.rollouts import Rollouts
 
 CEILING = 10.0  # of mean H / H_i before renormalising, so that one near-deterministic response cannot dominate the mean
@@ -27,7 +27,7 @@ class EntropyFactor(Factor):
     ``correct`` or ``wrong`` by the response's outcome. H_i is the mean over tokens of the Shannon entropy ("shannon"),
     or of the negative log-likelihood of the sampled token ("nll", EGPO Eq. 5). H = 0 is no special case: with an
     epsilon above 0 its ratio is the largest of all. A response without tokens, or whose ratio is a division by 0, has
-    ratio 1.
+    ratio 1. Where the two clamps differ, one that is not known to be right or wrong has weight 1; its entropy counts.
 
     ``renorm``: divide by the group's mean, "before" the clamp (mean not 1) or "after" it (bounds not kept), EGPO Eq. 9.
     ``all_wrong``: with "weighted", a group without a right response gets A = -1 (EGPO Eq. 13) times its weights; with
@@ -111,13 +111,15 @@ class EntropyFactor(Factor):
             ratio = ratio.clamp(max=CEILING)
             level = mean(ratio, valid)
             ratio = torch.where(level > 0, ratio / level, 1)
-        correct = is_correct(rollouts) if self.needs_correctness else torch.ones_like(valid)
-        weight = torch.where(correct, ratio.clamp(*self.correct), ratio.clamp(*self.wrong))
+        weight, known = ratio.clamp(*self.wrong), valid
+        if self.correct != self.wrong:
+            weight = torch.where(is_correct(rollouts), ratio.clamp(*self.correct), weight)
+            known = valid & is_graded(rollouts)
         if self.renorm == "after":
-            weight = weight / mean(weight, valid)
+            weight = weight / mean(weight, known)
         if self.all_wrong == "locked":
             weight = torch.where(entirely_incorrect(rollouts), 1, weight)
-        return {self.measure: entropy, self.weight: torch.where(valid, weight, 1)}
+        return {self.measure: entropy, self.weight: torch.where(known, weight, 1)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,8 +139,9 @@ class EntropyReward(RewardStage):
         tokens = rollouts.mask.bool()
         entropy = mean(rollouts.entropies, tokens)
         shaped = entropy_shaped(rollouts, entropy, tokens.any(-1, keepdim=True), self.bonus).squeeze(-1)
-        varied = deviations(rollouts.rewards, rollouts.scorable).ne(0).any(1, keepdim=True)
-        return torch.where(varied, shaped.masked_fill(~rollouts.scorable, torch.nan), rollouts.rewards)
+        known = is_graded(rollouts)
+        varied = deviations(rollouts.rewards, known).ne(0).any(1, keepdim=True)
+        return torch.where(varied, shaped, rollouts.rewards).masked_fill(~known, torch.nan)
 
 
 def entropy_shaped(
@@ -150,7 +151,7 @@ def entropy_shaped(
     is right and -1 - ``bonus`` * u where it is wrong. u is H, or of wrong responses 1/H, over the mean of its kind at
     this place of the group: the paper's share of the sum times the number of its kind. Where nothing is said u is 0.
     """
-    right, said = is_correct(rollouts).unsqueeze(-1), spoken & rollouts.scorable.unsqueeze(-1)
+    right, said = is_correct(rollouts).unsqueeze(-1), spoken & is_graded(rollouts).unsqueeze(-1)
     raised = torch.where(said, entropy, 0).clamp(min=0) + NO_ENTROPY
     share = torch.zeros_like(raised)
     for kind, value in ((right, raised), (~right, 1 / raised)):
