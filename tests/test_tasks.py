@@ -134,10 +134,11 @@ def split(name: str, *prompts: str) -> Split:
     return Split(rows, {"dataset": "d", "split": name, "skipped": 1})
 
 
-def test_a_question_that_is_trained_on_and_held_out_is_refused_or_left_out_of_training() -> None:
-    splits = {"train": split("a", "p", "q", "r"), "eval": split("b", "q"), "validation": split("c", "r", "s")}
+@pytest.mark.parametrize("same", ["q ?", "Q  ?", "\tq\n?"])
+def test_a_question_that_is_trained_on_and_held_out_is_refused_or_left_out_of_training(same: str) -> None:
+    splits = {"train": split("a", "p", "q ?", "r"), "eval": split("b", same), "validation": split("c", "R", "s")}
     with pytest.raises(
-        ValueError, match=r"^1 of 3 questions of d/a \(train\) are .* of d/b \(eval\).*id 'a-q'.*skip_malf"
+        ValueError, match=r"^1 of 3 questions of d/a \(train\) are .* of d/b \(eval\).*id 'a-q \?'.*skip_malf"
     ):
         check_disjoint(splits, skip=False)
     apart = check_disjoint(splits, skip=True)

@@ -177,8 +177,14 @@ def generator(
     return load
 
 
+def _folded(question: str) -> str:
+    """Return a question whose copies in other case, or with other space between its words, are the same."""
+    return " ".join(question.casefold().split())
+
+
 def check_disjoint(splits: Mapping[str, Split], *, skip: bool) -> dict[str, Split]:
-    """Return the splits of a run, by their part in it ("train", "eval", ...), of which no question stands in two.
+    """Return the splits of a run, by their part in it ("train", "eval", ...), of which no question stands in two,
+    whatever the case of its letters and the space between its words.
 
     With ``skip``, questions that are held out elsewhere are left out of "train", and counted in its source.
 
@@ -187,17 +193,17 @@ def check_disjoint(splits: Mapping[str, Split], *, skip: bool) -> dict[str, Spli
     """
     found = dict(splits)
     for one, other in itertools.combinations(splits, 2):
-        mine, held_out = found[one], {row.prompt for row in splits[other].rows}
-        kept = tuple(row for row in mine.rows if row.prompt not in held_out)
-        if kept == mine.rows:
+        mine, held_out = found[one], {_folded(row.prompt) for row in splits[other].rows}
+        shared = {row.id: row for row in mine.rows if _folded(row.prompt) in held_out}
+        kept = tuple(row for row in mine.rows if row.id not in shared)
+        if not shared:
             continue
-        shared = [row.id for row in mine.rows if row.prompt in held_out]
         if not (skip and kept and one == "train"):
             first, second = (f"{source['dataset']}/{source['split']}" for source in (mine.source, splits[other].source))
             way = "set skip_malformed: true, which leaves them out of training" if one == "train" else "take another"
             raise ValueError(
                 f"{len(shared)} of {len(mine.rows)} questions of {first} ({one}) are questions of {second} ({other}) "
-                f"too, the first has id {shared[0]!r}. Take them out of one split, or {way}."
+                f"too, the first has id {next(iter(shared))!r}. Take them out of one split, or {way}."
             )
         found[one] = Split(kept, mine.source | {"skipped": mine.source["skipped"] + len(shared)})
     return found
