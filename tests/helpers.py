@@ -216,6 +216,8 @@ def dataset(conversational: bool = True) -> Dataset:
 def make_trainer(scratch: Path, folder: Path, method: str, **changes: Any) -> gcpo.GCPOTrainer:
     """A GCPOTrainer of the untrained policy; what is no setting of GCPOConfig is an argument of the trainer."""
     model, tokens = load_policy(str(scratch))
+    if made := changes.pop("made", None):  # a policy of another kind
+        model = made(len(tokens))
     arguments: dict[str, Any] = {
         "reward_funcs": reward,
         "train_dataset": dataset(),

@@ -63,9 +63,10 @@ class GCPOConfig(GRPOConfig):
         use_full_completion_for_clustering: embed and cluster the whole completion instead of the extracted answer,
             as GCPO does for mathematics.
         share_prompts: compute each distinct prompt of a micro-batch once, for all rows that begin with it
-            (:mod:`gcpo.trainer.prefix`), and put rows of one prompt into one micro-batch: the same numbers up to
-            rounding, several times faster where prompts are long and passes wait for arithmetic.
-            None: where the model can; False: TRL's own pass, bit for bit.
+            (:mod:`gcpo.trainer.prefix`), and put rows of one prompt into one micro-batch: loss, gradients and weights
+            are the same up to rounding (the logged ``entropy`` and ``kl`` are means of other micro-batches' means),
+            several times faster where prompts are long and passes wait for arithmetic. None: where a small batch has
+            the same numbers, else with a warning that says why not; False: TRL's own pass, bit for bit.
         resolved: the method itself, of a caller who has it; it goes before its name, options and alpha.
 
     Raises:

@@ -7,10 +7,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from transformers.integrations import deepspeed
 
 from gcpo.semantics import Embedder, Entailment
 from gcpo.trainer.config import GCPOConfig
+from gcpo.trainer.scores import Scores
 
 
 def check(args: Any, model: Any, peft_config: Any) -> None:
@@ -34,6 +36,15 @@ def check_functions(answer_extractor: Any, embedder: Any, entailment: Any, callb
             model, setting = models.get(name, ("", ""))
             way = f"gcpo.semantics.{model}({given!r}), or GCPOConfig({setting}={given!r})" if model else "a function"
             raise TypeError(f"{name} is {given!r}, a {type(given).__name__}: give {way}.")
+
+
+def check_rewards(args: GCPOConfig, functions: Any) -> None:
+    """Refuse functions whose rewards the method cannot read, as :class:`gcpo.trainer.scores.Scores` does of all kinds
+    of rewards once TRL has named them."""
+    listed = functions if isinstance(functions, list) else [functions]
+    weights = args.reward_weights or [1.0] * len(listed)
+    if len(weights) == len(listed) and all(hasattr(one, "__name__") for one in listed):
+        Scores(args, listed, [one.__name__ for one in listed], torch.tensor(weights))
 
 
 def models(

@@ -9,6 +9,9 @@ to rounding.
 
 ``generate`` reads prompts once too: its first pass fills the cache for the distinct ones, and every row takes a copy.
 
+No model is taken on trust: before its first shared pass a small batch runs plain and shared, and unless the two agree,
+passes stay plain (:func:`obstacle`).
+
 TRL shuffles the rows of a generation before it cuts them into micro-batches, so that a micro-batch has rows of many
 prompts and little to share: :func:`beside` puts those of one prompt together again.
 """
@@ -16,67 +19,97 @@ prompts and little to share: :func:`beside` puts those of one prompt together ag
 from __future__ import annotations
 
 import contextlib
-import functools
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import broadcast_object_list, is_peft_model
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer.utils import split_tensor_dict
 
+from gcpo.trainer.obstacles import NEFTUNE, PROMPTS, Call, Verdict, known_beforehand, tried
 from gcpo.trainer.scores import logger
 
 # Inputs of a backbone with a value for each token, and for the whole call; a call with others (pictures, states that
 # are to be returned) is not shared.
 _BY_TOKEN = ("input_ids", "attention_mask", "position_ids")
-_BY_CALL = ("use_cache", "past_key_values", "return_dict")
+_BY_CALL = ("use_cache", "past_key_values", "return_dict", "output_router_logits")
 
 
-def obstacle(model: PreTrainedModel) -> str | None:
-    """Return why a model cannot share prompts, or None if it can."""
-    text = model.config.get_text_config()
-    if model.config is not text or getattr(model.config, "is_encoder_decoder", False):
-        return "it is no decoder of text alone"
-    if not (getattr(model, "_supports_attention_backend", False) and getattr(model, "_supports_sdpa", False)):
-        return "transformers offers no way to replace its attention"
-    if text._attn_implementation == "eager":
-        return 'its attention is "eager" (attn_implementation="sdpa")'
-    layers = {type(layer) for layer in DynamicCache(config=text).layers} - {DynamicLayer, DynamicSlidingWindowLayer}
-    if layers:
-        return f"its cache keeps more than keys and values ({', '.join(sorted(kind.__name__ for kind in layers))})"
-    rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
-    if any([*rates, getattr(text, "attention_dropout", 0)]):
-        return "its dropout would draw once for rows that draw apart (disable_dropout=True)"
-    return None
+# What is known of models, by what may change of them; of a model that is in parts by now, under None.
+_known: WeakKeyDictionary[nn.Module, dict[Any, Verdict]] = WeakKeyDictionary()
 
 
-def shares(wanted: bool | None, model: Any) -> bool:
-    """Return whether a model's passes share prompts: as wanted, or where it can if that is None, and say once why not.
+def obstacle(model: Any) -> str | None:
+    """Return why a model, with adapters or without, cannot share prompts, or None if it can.
+
+    Where nothing is known to be in the way, two prompts with three completions each run plain twice and shared once, in
+    the mode of training: in log-probabilities, and in the gradient of every parameter unless gradients are off, all
+    must agree up to rounding. The answer is kept until the model's adapters, attention or type change. Nothing of the
+    model is left changed, and no random number is used up.
+    """
+    return _verdict(_bare(model)).why_not
+
+
+def _verdict(model: PreTrainedModel) -> Verdict:
+    known = _known.setdefault(model, {})
+    if None in known:
+        return known[None]
+    attention = ALL_ATTENTION_FUNCTIONS.get(str(model.config.get_text_config()._attn_implementation))
+    plain = attention.plain if isinstance(attention, Attention) else attention
+    noise = getattr(model.get_input_embeddings(), "neftune_noise_alpha", None)
+    state = plain, noise, model.dtype, *getattr(model, "peft_config", ())
+    place = state, (state, True) in known or torch.is_grad_enabled()
+    if place not in known:
+        why = known_beforehand(model, plain, noise)
+        known[place] = Verdict(why) if why else tried(model, partial(_passes, model))
+    return known[place]
+
+
+def shares(
+    wanted: bool | None, model: Any, neftune: float | None = None, settled: Sequence[PreTrainedModel] = ()
+) -> bool:
+    """Return whether a trainer's passes share prompts: as wanted, or where the policy can if that is None, and say once
+    why not. The processes that train it together do as the first of them finds.
+
+    Args:
+        wanted: ``share_prompts``.
+        model: the policy, before it is wrapped.
+        neftune: the noise that training is going to add.
+        settled: models for which this is the answer for good, as they are going to be shared out over processes, and
+            no part of one can be tried alone.
 
     Raises:
         ValueError: it is wanted, and the model cannot.
     """
-    why = None if wanted is False else obstacle(_bare(model))
+    if wanted is False:
+        return False
+    start = time.perf_counter()
+    [found] = broadcast_object_list([Verdict(NEFTUNE) if neftune else _verdict(_bare(model))])
+    for one in settled:
+        _known.setdefault(_bare(one), {})[None] = found
+    why = found.why_not
     if why and wanted:
         raise ValueError(f"share_prompts=True: this model cannot share prompts, as {why}. Leave share_prompts out.")
     if why:
         logger.warning(f"Every row reads its prompt anew: prompts are not shared, as {why}.")
-    return wanted is not False and why is None
+    else:
+        logger.info(f"Prompts are shared: a small batch has the same numbers ({time.perf_counter() - start:.2f} s).")
+    return not why
 
 
 def sharing(wanted: bool, model: Any, width: int = 0) -> contextlib.AbstractContextManager[None]:
-    """Return :func:`shared` of a model, with adapters or without, where it is wanted and possible, else nothing."""
-    inner = _bare(model)
-    return shared(inner, width) if wanted and obstacle(inner) is None else contextlib.nullcontext()
+    """Return :func:`shared` of a model, with adapters or without, where it is wanted, else nothing."""
+    return shared(_bare(model), width) if wanted else contextlib.nullcontext()
 
 
 def _bare(model: Any) -> PreTrainedModel:
@@ -86,26 +119,38 @@ def _bare(model: Any) -> PreTrainedModel:
 
 @contextlib.contextmanager
 def shared(model: PreTrainedModel, width: int = 0) -> Iterator[None]:
-    """Let a model compute each distinct prompt once while the context lasts.
+    """Let a model compute each distinct prompt once while the context lasts, if it has no :func:`obstacle`; else its
+    passes stay as they are, and a warning says why.
 
     Args:
-        model: an unwrapped causal language model for which :func:`obstacle` is None.
+        model: an unwrapped causal language model.
         width: columns of ``input_ids`` that are prompt, in passes without a cache; 0 where all passes are those of
             ``generate``, whose first one reads prompts alone.
 
     A pass that TRL's fused head scores gives it the completions' states and labels alone, so that prompts are not
     scored on a CPU either; its outputs have the completions' columns.
     """
+    found = _verdict(model)
+    if found.why_not:
+        warnings.warn(f"Every row reads its prompt anew, as {found.why_not}.", stacklevel=3)
+        yield
+        return
+    with _sharing(model, width, found.counts):
+        yield
+
+
+@contextlib.contextmanager
+def _sharing(model: PreTrainedModel, width: int, counts: bool) -> Iterator[None]:
     body: Any = model.base_model
     plain, scores = body.forward, model.forward
-    _teach(body.config._attn_implementation)
+    _taught(model)
 
     def forward(*arguments: Any, cut: bool = False, **inputs: Any) -> Any:
         past, sharing = inputs.get("past_key_values"), not arguments and _shareable(inputs)
         if sharing and past is not None and not past.get_seq_length():
             return _first_pass(plain, inputs)
         packs = sharing and past is None and width > 0
-        outputs = _packed_pass(plain, inputs, width) if packs else plain(*arguments, **inputs)
+        outputs = _packed_pass(plain, inputs, width, counts) if packs else plain(*arguments, **inputs)
         if cut:
             outputs.last_hidden_state = outputs.last_hidden_state[:, width - 1 : -1]
         return outputs
@@ -119,6 +164,19 @@ def shared(model: PreTrainedModel, width: int = 0) -> Iterator[None]:
     # Of the model only in passes without a cache: ``generate`` reads the signature of its forward.
     with _replaced(body, forward), _replaced(model, scored) if width else contextlib.nullcontext():
         yield
+
+
+@contextlib.contextmanager
+def _passes(model: PreTrainedModel, counts: bool | None) -> Iterator[list[Call]]:
+    """Note the attention of a model's passes, which share prompts unless ``counts`` is None."""
+    attention, calls = _taught(model), list[Call]()
+    sharing = contextlib.nullcontext() if counts is None else _sharing(model, max(PROMPTS), counts)
+    attention.calls = calls
+    try:
+        with sharing:
+            yield calls
+    finally:
+        attention.calls = None
 
 
 @contextlib.contextmanager
@@ -208,13 +266,15 @@ class Packing:
         return prompts.unflatten(-2, (d, p)).movedim(-3, 0), completions.unflatten(-2, (n, t)).movedim(-3, 0)
 
 
-def _packed_pass(plain: Callable[..., Any], inputs: dict[str, Any], width: int) -> Any:
+def _packed_pass(plain: Callable[..., Any], inputs: dict[str, Any], width: int, counts: bool) -> Any:
     """Return the states of all columns, from a pass of one row: the distinct prompts, then all completions."""
     ids, mask = inputs["input_ids"], _mask(inputs)
     first, place = distinct(ids[:, :width], mask[:, :width])
     columns = torch.arange(ids.shape[1], device=ids.device)
     positions = inputs.get("position_ids")
-    positions = (columns.unsqueeze(0) if positions is None else positions).expand_as(ids)
+    if positions is None:
+        positions = (mask.cumsum(1) - 1).clamp(min=0) if counts else columns.unsqueeze(0)
+    positions = positions.expand_as(ids)
     # A token of padding sees itself, or its softmax would be over nothing.
     sees = (columns <= columns[:, None]) & (mask.bool()[:, None] | (columns == columns[:, None]))
     packing = Packing(place, sees[first, None, :width, :width], sees[:, None, width:])
@@ -222,23 +282,46 @@ def _packed_pass(plain: Callable[..., Any], inputs: dict[str, Any], width: int) 
     def packed(rows: Tensor) -> Tensor:
         return torch.cat([rows[first, :width].flatten(), rows[:, width:].flatten()]).unsqueeze(0)
 
+    def unpacked(row: Tensor) -> Tensor:
+        """Return (1, M, d) as (N, T, d), and (M, d), of a router, as (N T, d)."""
+        prompts, completions = packing.split(row.reshape(-1, row.shape[-1]))
+        rows = torch.cat([prompts.index_select(0, place), completions], dim=1)
+        return rows if row.ndim == 3 else rows.flatten(0, 1)
+
     unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)  # a mask that the model need not make
-    inputs = {"input_ids": packed(ids), "position_ids": packed(positions), "attention_mask": unread}
-    row = plain(**inputs, use_cache=False, packing=packing)
-    prompts, completions = packing.split(row.last_hidden_state[0])
-    return BaseModelOutputWithPast(last_hidden_state=torch.cat([prompts.index_select(0, place), completions], dim=1))
+    given = {"input_ids": packed(ids), "position_ids": packed(positions), "attention_mask": unread}
+    outputs = plain(**{**inputs, **given, "use_cache": False}, packing=packing)
+    outputs.last_hidden_state = unpacked(outputs.last_hidden_state)
+    if routed := getattr(outputs, "router_logits", None):
+        outputs.router_logits = tuple(map(unpacked, routed))
+    return outputs
 
 
-@functools.cache
-def _teach(name: str) -> None:
-    """Let transformers' attention of a name take a packing, which layers hand down to it with their other arguments,
-    and compute as before without one. It stays: a checkpointed layer is computed again in the backward pass."""
-    plain = ALL_ATTENTION_FUNCTIONS[name]
+class Attention:
+    """transformers' attention of a name, which also takes a packing, as layers hand it down with their other arguments.
+    It stays in its place, and computes as before without one: a checkpointed layer is computed again in the backward
+    pass."""
 
-    def attention(module: nn.Module, *states: Any, packing: Packing | None = None, **options: Any) -> Any:
-        return (plain if packing is None else partial(_attend, packing))(module, *states, **options)
+    def __init__(self, plain: Callable[..., Any]) -> None:
+        self.plain = plain
+        self.calls: list[Call] | None = None  # while they are noted
 
-    AttentionInterface.register(name, attention)
+    def __call__(self, module: nn.Module, *states: Any, packing: Packing | None = None, **options: Any) -> Any:
+        if self.calls is not None:
+            window, mask = options.get("sliding_window"), states[3] if len(states) > 3 else None
+            layer = getattr(module, "layer_idx", None)
+            self.calls.append(Call(layer, packing is not None, states[0].dtype, window, mask))
+        return (self.plain if packing is None else partial(_attend, packing))(module, *states, **options)
+
+
+def _taught(model: PreTrainedModel) -> Attention:
+    """Return a model's attention, which takes a packing from now on."""
+    name: str = model.config.get_text_config()._attn_implementation
+    attention = ALL_ATTENTION_FUNCTIONS[name]
+    if not isinstance(attention, Attention):
+        attention = Attention(attention)
+        AttentionInterface.register(name, attention)
+    return attention
 
 
 def _attend(

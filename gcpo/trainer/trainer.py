@@ -119,6 +119,7 @@ class GCPOTrainer(GRPOTrainer):
         args = args if args is not None else GCPOConfig("gcpo-output")
         given.check(args, model, peft_config)
         given.check_functions(answer_extractor, embedder, entailment, callback)
+        given.check_rewards(args, None if environment_factory else reward_funcs)
         self.method = args.resolved_method()
         # Loaded before the policy: a wrong name should not cost the minutes a large policy takes.
         embedder, entailment = given.models(args, embedder, entailment)
@@ -128,7 +129,9 @@ class GCPOTrainer(GRPOTrainer):
         training = callbacks, optimizers, quantization_config, peft_config
         environment = tools, rollout_func, environment_factory
         super().__init__(model, reward_funcs, args, *data, *training, *environment, **newer)
-        self._shares = shares(args.share_prompts, self.accelerator.unwrap_model(self.model))
+        policy, reference = self.accelerator.unwrap_model(self.model), self.ref_model
+        settled = [one for one in (policy, reference) if one is not None and args.shares_out]
+        self._shares = shares(args.share_prompts, policy, args.neftune_noise_alpha, settled)
         # For the model card.
         self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
         scores = Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights)
