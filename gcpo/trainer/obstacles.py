@@ -205,9 +205,10 @@ def _random_states(model: nn.Module) -> list[Tensor]:
 
 @contextlib.contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Let a model train, without autocast; then restore its modes, its gradients and what draws random numbers."""
+    """Let a model train, without autocast; then restore its modes, gradients and buffers, and what draws at random."""
     modes = [(module, module.training) for module in model.modules()]
-    gradients, devices = [(p, p.grad) for p in model.parameters()], _devices(model)
+    gradients, buffers = [(p, p.grad) for p in model.parameters()], [(b, b.clone()) for b in model.buffers()]
+    devices = _devices(model)
     kind = devices[0].type if devices else "cuda"
     with torch.random.fork_rng(devices, device_type=kind), torch.autocast(kind if devices else "cpu", enabled=False):
         model.train()
@@ -218,5 +219,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
         finally:
             for p, gradient in gradients:
                 p.grad = gradient
+            for buffer, values in buffers:
+                buffer.copy_(values)
             for module, training in modes:
                 module.training = training
