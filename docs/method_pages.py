@@ -13,7 +13,7 @@ from gcpo.methods import METHODS
 from gcpo.methods.forms import FORMS
 from gcpo.methods.group import GroupFactor
 from gcpo.methods.table import Method
-from gcpo.reports.tables import weight_range_in_words
+from gcpo.reports.methods import weight_range_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "methods"

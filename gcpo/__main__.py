@@ -1,12 +1,24 @@
 """``gcpo`` and ``python -m gcpo``: the command line, or what it lacks here."""
 
+import importlib.metadata
+import os
 import sys
 
 
 def main() -> int:
     """Entry point; returns the exit status: that of :func:`gcpo.cli.main`, 2 where a package is not installed, or 130
     after Ctrl-C."""
+    while (free := os.open(os.devnull, os.O_RDWR)) < 3:  # a closed stream: the next file would be in its place
+        os.set_inheritable(free, True)
+    os.close(free)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
     try:
+        if sys.argv[1:] == ["--version"]:  # these two need no extra
+            return _say(f"gcpo {importlib.metadata.version('gcpo')}\n")
+        if sys.argv[1:] == ["methods"]:
+            from gcpo.reports.methods import methods_page
+
+            return _say(methods_page())
         from gcpo.cli import main as command
 
         return command()
@@ -18,6 +30,16 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:  # amid the first imports
         return 130
+
+
+def _say(text: str) -> int:
+    """Write a page to the standard output; returns the exit status."""
+    try:
+        os.write(1, text.encode())
+    except OSError as error:
+        print(f"gcpo: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

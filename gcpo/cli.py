@@ -1,8 +1,7 @@
-"""Runs, grids and reports of the papers' companion, from parameter files."""
+"""Runs, grids and reports of the papers' companion, from parameter files; gcpo --version says the release."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shlex
@@ -37,15 +36,14 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.flush()
     except typer.TyperException as error:  # of the command line itself
         print(f"gcpo: {error.format_message()} (gcpo --help, gcpo COMMAND --help)", file=sys.stderr)
-        return 2
+        status = 2
     except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        status = 1
     except (UserError, OSError) as error:
         # The system's own text begins with a number.
         said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"gcpo: {said}", file=sys.stderr)
-        return 2
+        status = 2
     except KeyboardInterrupt:
         status = 130
     except SystemExit as end:
@@ -53,6 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
     if status in (130, 143):
         how = "interrupted" if status == 130 else "ended by SIGTERM"
         print(f"gcpo: {how}; what is finished stays. Go on with: gcpo {shlex.join(given)}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try again as it ends, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status or 0
 
 
@@ -61,21 +63,6 @@ def _say_at_once(given: list[str]) -> None:
     names = {command.callback.__name__ for command in app.registered_commands if command.callback}
     if given[0] in names and not {"-h", "--help"}.intersection(given) and "torch" not in sys.modules:
         print(f"gcpo {given[0]}: loading (seconds)", file=sys.stderr, flush=True)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"gcpo {importlib.metadata.version('gcpo')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _gcpo(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show the version and exit")
-    ] = False,
-) -> None:
-    pass
 
 
 def _values(given: list[str] | None) -> dict[str, Any]:
@@ -92,6 +79,7 @@ def _plan(kind: str, profile: str, given: list[str] | None) -> Plan:
 
 def _make(plans: list[Plan], jobs: int | None = 1, wait: bool = True) -> int:
     """Make runs, with the embedded models that they need first, and name those that fail; returns the exit status."""
+    cli_check.refuse(plans)
     io.check_writable(paths.OUTPUTS)
     from gcpo.runs.record import states
     from gcpo.runs.runner import run_grid
@@ -312,7 +300,7 @@ def report(
 @app.command()
 def methods() -> None:
     """Print every method with its rule and range."""
-    from gcpo.reports.pages import methods_page
+    from gcpo.reports.methods import methods_page
 
     print(methods_page(), end="")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -65,6 +66,7 @@ def test_an_end_by_a_signal_says_how_to_go_on(
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
     monkeypatch.setattr("gcpo.runs.runner.run_grid", ends)
     monkeypatch.setattr("gcpo.world.resolve", lambda *_: None)
+    monkeypatch.setattr("gcpo.cli_check.refuse", lambda _: None)
     assert cli.main(["grid", "smoke", "-p", "temperature", "0.5"]) == status
     shown = capsys.readouterr()
     assert shown.err == f"gcpo: {how}; what is finished stays. Go on with: gcpo grid smoke -p temperature 0.5\n"
@@ -87,12 +89,13 @@ def test_a_grid_of_another_kind_of_profile_is_refused_unless_asked_for(capsys: p
     assert cli.main(["grid", "smoke", "--profile", "paper", "--dry-run", "--any-profile"]) == 0
 
 
-def test_a_report_of_a_misspelt_profile_leaves_nothing_behind(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("option", "word"), [("--profile", "smokee"), ("--grid", "smokee"), ("--grid", "x.yaml")])
+def test_a_report_of_a_misspelt_name_leaves_nothing_behind(
+    option: str, word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
-    assert cli.main(["report", "--profile", "smokee"]) == 2
-    assert "Unknown profile 'smokee'. Did you mean 'smoke'?" in capsys.readouterr().err
+    assert cli.main(["report", option, word]) == 2
+    assert re.search(rf"Unknown (profile|grid) '.*{word}'\.", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
 
 
@@ -134,9 +137,54 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     assert "..." not in said.replace("[ARGS]...", "")  # no summary is cut
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"gcpo {__version__}\n"
+WITHOUT_EXTRAS = """
+import runpy, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in MISSING:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+runpy.run_module("gcpo", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("command", "starts"), [("--version", f"gcpo {__version__}\n"), ("methods", "# Methods\n")])
+def test_what_needs_no_extra_runs_without_them(command: str, starts: str) -> None:
+    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
+    extra = {
+        re.split(r"[^\w-]", need)[0].replace("-", "_")
+        for needs in project["optional-dependencies"].values()
+        for need in needs
+    }
+    missing = (extra | {"pydantic", "click", "ruamel", "packaging", "yaml"}) - {"gcpo", "pandas"}
+    code = WITHOUT_EXTRAS.replace("MISSING", repr(missing))
+    done = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True)
+    assert done.stdout.startswith(starts) and not done.stderr
+    done = subprocess.run([sys.executable, "-c", code, "check"], capture_output=True, text=True)
+    assert done.returncode == 2 and 'pip install ".[repro]"' in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "methods", "grid smoke --dry-run"])
+@pytest.mark.parametrize(("output", "status"), [(">&-", 0), ("2>&-", 0), (">/dev/full", 2)])
+def test_an_output_that_is_closed_or_full_is_no_traceback(command: str, output: str, status: int) -> None:
+    done = subprocess.run(f"{sys.executable} -m gcpo {command} {output}", shell=True, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if not line.endswith("loading (seconds)")]
+    assert done.returncode == status, done.stderr
+    assert lines == ["gcpo: [Errno 28] No space left on device"] * (status > 0)
+
+
+@pytest.mark.parametrize("command", ["run", "grid", "evaluate"])
+def test_what_trl_refuses_is_said_before_anything_is_made(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
+    (path := tmp_path.with_suffix(".yaml")).write_text("- {kind: train, method: [grpo, care]}")
+    asked = {"run": ["-p", "method", "care"], "grid": [str(path)]}
+    asked["evaluate"] = [*asked["run"], "-p", "at_step", "2"]
+    assert cli.main([command, *asked[command]]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("gcpo: TRL refuses tinyqa-care-0-") and "set beta above 0" in line
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

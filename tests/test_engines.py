@@ -21,7 +21,7 @@ from gcpo.engines import rows
 from gcpo.engines.rows import Settings
 from gcpo.errors import UserError
 from gcpo.methods import METHODS
-from gcpo.reports import pages
+from gcpo.reports.methods import methods_page
 from gcpo.rollouts import Rollouts
 
 RUNS = [name for name, row in METHODS.items() if not engines.refusal(row)]
@@ -149,7 +149,7 @@ def test_settings_of_verl_are_those_of_the_methods_base() -> None:
 
 
 def test_the_page_of_methods_says_of_each_whether_it_runs_in_verl() -> None:
-    section = pages.methods_page().partition("## In verl")[2]
+    section = methods_page().partition("## In verl")[2]
     for name, row in METHODS.items():
         line = next(line for line in section.splitlines() if f"`{name}`" in line)
         assert (engines.refusal(row) in line) if engines.refusal(row) else line.startswith("| yes")

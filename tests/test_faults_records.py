@@ -64,6 +64,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no parameters": (lambda f: edit(f, sealed=True, params={}), "is no record of a run (KeyError: 'task')"),
     "no list of files": (lambda f: edit(f, sealed=True, files=3), "is no record of a run (AttributeError"),
+    "an odd status": (lambda f: edit(f, sealed=True, status="weird"), "its status is 'weird'"),
     "an older version": (lambda f: edit(f, schema=None), "made by an older version of gcpo: move it away and run it"),
     "an odd version": (lambda f: edit(f, schema="new"), "made by an older version of gcpo"),
     "a newer version": (
@@ -111,6 +112,75 @@ def test_what_cannot_be_trusted_is_kept_aside_when_the_run_is_made_again(fault: 
     (folder / "eval.csv").write_text("")
     with record.claim(planned()):
         assert (folder / "set-aside-2" / "eval.csv").exists() and aside.exists()
+
+
+MADE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another policy": (lambda f: (f / "policy" / "model").write_text("b"), "policy/model was changed"),
+    "no weights": (lambda f: (f / "policy" / "model").unlink(), "policy/model is missing"),
+    "no policy": (lambda f: shutil.rmtree(f / "policy"), "policy/config is missing"),
+    "one file more": (
+        lambda f: (f / "policy" / "adapter_config.json").write_text("{}"),
+        "adapter_config.json was added",
+    ),
+    "completions cut": (lambda f: (f / "completions" / "1.parquet").write_text(""), "completions was changed"),
+    "no completions": (lambda f: shutil.rmtree(f / "completions"), "completions is missing"),
+}
+
+
+@pytest.mark.parametrize("fault", MADE)
+def test_a_policy_or_completions_that_are_not_the_run_s_are_made_again(fault: str) -> None:
+    with record.record(planned()) as run:
+        for name, text in {"policy/config": "c", "policy/model": "a", "completions/1.parquet": "x"}.items():
+            (run.folder / name).parent.mkdir(exist_ok=True)
+            (run.folder / name).write_text(text)
+    damage, said = MADE[fault]
+    assert record.load(run.folder).finished
+    damage(run.folder)
+    assert said in str(record.load(run.folder).fault)
+    assert records.find("p")["id"].tolist() == [run.folder.name]  # tables do not need them: no listing reads gigabytes
+    with record.claim(planned()) as again:
+        assert again.manifest == {} and (run.folder / "set-aside-1" / "why.txt").exists()
+
+
+def test_an_evaluation_s_completions_are_the_run_s() -> None:
+    with record.record(planned("evaluate")) as run:
+        (run.folder / "completions.parquet").write_text("x")
+    (run.folder / "completions.parquet").write_text("y")
+    assert record.load(run.folder).fault == "completions was changed"
+
+
+def test_a_record_older_than_such_hashes_is_as_good_as_it_was() -> None:
+    run = finished(tables=TABLES)
+    del run.manifest["made"]
+    run.write()
+    (run.folder / "policy").mkdir()
+    (run.folder / "policy" / "model").write_text("any")
+    assert record.load(run.folder).finished
+
+
+@pytest.mark.parametrize("name", ["checkpoint-4", "policy", "completions", "validation", "parts"])
+def test_a_file_in_the_place_of_a_folder_is_told_before_any_work(name: str) -> None:
+    planned().folder.mkdir(parents=True)
+    (planned().folder / name).write_text("")
+    with pytest.raises(FileExistsError, match=f"{name} is a file, .*: remove it"), record.record(planned()):
+        raise AssertionError("begun")
+    assert f"{name} is a file" in record.load(planned().folder).manifest["exit"]
+
+
+def test_a_record_does_not_keep_what_an_error_says_of_a_password() -> None:
+    with pytest.raises(OSError, match="SECRET"), record.record(planned()) as run:
+        raise OSError("cannot reach http://bob:SECRET@host:8000/x")
+    assert "SECRET" not in (run.folder / "manifest.json").read_text()
+    assert run.manifest["exit"] == "OSError: cannot reach http...host:8000/x"
+
+
+def test_a_server_s_address_is_in_no_record() -> None:
+    where = {"vllm_server_host": "gpu7.internal", "ddp_timeout": 7}
+    with record.record(planned(grpo={**where, "epsilon": 0.3})) as run:
+        run.manifest["trl"] = record.placeless({**where, "epsilon": 0.3})
+    assert run.manifest["params"]["grpo"] == run.manifest["trl"] == {"epsilon": 0.3}
+    assert "gpu7.internal" in (run.folder / "params.yaml").read_text()  # for processes that train together
+    assert run.manifest["id"] == planned(grpo={"epsilon": 0.3}).id
 
 
 def test_a_copy_under_another_name_is_foreign() -> None:

@@ -22,6 +22,11 @@ pytestmark = pytest.mark.usefixtures("places")
 __all__ = ["executed"]  # the fixture: runs that are recorded without being made
 
 
+@pytest.fixture(autouse=True)
+def accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gcpo.cli_check.refuse", lambda _: None)  # test_cli.py asks TRL
+
+
 def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     capsys.readouterr()
     assert main(["grid", "g", "--profile", "p", "--dry-run", "--json"]) == 0
@@ -66,7 +71,10 @@ def test_a_run_is_made_from_its_plan(executed: Path, capsys: pytest.CaptureFixtu
     [
         ({"id": "tinyqa-grpo-0-00000000"}, r"plan.json: the run tinyqa-grpo-0-00000000 is tinyqa-\S+ to this version"),
         ({"parameters": {"sed": 1}}, r"plan.json: sed: .*'seed'"),
-        ({"kind": None}, r"plan.json: expected one line of gcpo grid NAME --dry-run --json\."),
+        *(
+            (change, r"plan.json: expected one line of gcpo grid NAME --dry-run --json\.")
+            for change in ({"kind": None}, {"kind": "x"}, {"kind": [1]}, {"parameters": [1]}, {"parameters": "x"})
+        ),
         (None, r"absent.json cannot be read: No such file or directory; .* a disk that all nodes share: GCPO_OUTPUTS"),
     ],
 )
@@ -77,6 +85,14 @@ def test_a_bad_plan_is_one_line(change: Any, said: str, tmp_path: Path, capsys: 
     assert main(["run", "--plan", str(path if change else tmp_path / "absent.json")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(said, line), line
+
+
+@pytest.mark.parametrize("text", [b"", b"[", b"[1]", b'"x"', b"\xff", b"[" * 10**5, b"9" * 5000, b'{"a": 1}\n{}'])
+def test_a_file_that_is_no_plan_is_one_line(text: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "plan.json").write_bytes(text)
+    assert main(["run", "--plan", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gcpo: {path}: expected one line of ")
 
 
 def test_a_plan_says_all_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,8 @@ def test_every_problem_is_listed_at_once() -> None:
     [
         ("group_size", "four"),
         ("group_size", 4.5),
-        ("group_size", 0),
+        *(("group_size", value) for value in (0, 1)),
+        *(("temperature", value) for value in (0, 1e-320, math.nan)),
         ("max_steps", -1),
         ("max_steps", True),
         *(("seed", value) for value in ("1.5", None, 0.5, -1, 2**32)),
@@ -134,8 +135,6 @@ def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None
 @pytest.mark.parametrize(
     ("values", "key", "reason"),
     [
-        ({"temperature": 1e-320}, "temperature", "samples the same answer G times; use a value above 0"),
-        ({"group_size": 1}, "group_size", "G = 1 leaves nothing to compare; training needs at least 2"),
         ({"method": "gcpo_shuffled", "prompts_per_step": 1}, "prompts_per_step", "gcpo_shuffled .* needs at least 2"),
         ({"method_options": {"forn": "linear"}}, "method", "gcpo_bot has no option 'forn'. Did you mean 'form'"),
         (
@@ -146,10 +145,11 @@ def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None
         ({"alpha": {3: 0.1, "default": 1}}, "alpha", "Unknown task '3'"),
         ({"train_limit": 1}, "train_limit", "1 questions are fewer than the 2 of a step"),
         *(({"profile": name}, "profile", f"outputs/{name} has another use") for name in ("reference", "world")),
-        ({"reward_range": [0, 1]}, "reward_range", r"the task owns it \(Task.reward_range\)"),  # it was one once
         ({"alpha": 0.2, "method_options": {"alpha": 0.6}}, "method_options", "alpha is a parameter of its own"),
         ({"method_options": {"form": {"a": 1}}}, "method_options", "form is .* a number, a word or a list of them"),
         ({"method": "egpo", "method_options": {"correct": 1}}, "method_options", "a value of the wrong type"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is what a run gives"),
+        ({"chat_template_kwargs": {"add_generation_prompt": 0}}, "chat_template_kwargs", "add_generation_prompt is"),
         ({"method_options": {(1, 2): 3}}, "method_options.*", "Input should be a valid string"),
         ({"micro_batch": 3}, "micro_batch", "3 does not divide the 8 completions"),
         ({"trained_on": "math"}, "trained_on", "set both"),
@@ -157,7 +157,7 @@ def test_numbers_in_a_text_are_accepted_where_whole_numbers_are_wanted() -> None
         ({"trained_on": "mth", "at_step": 2}, "trained_on", "Unknown task 'mth'. Did you mean 'math'"),
         ({"processes": 3}, "processes", "3 do not divide the 8 completions"),
         ({"processes": 4, "micro_batch": 4}, "micro_batch", "not divide the 2 completions .* each of 4 processes"),
-        ({"processes": 2, "accelerate": "zero"}, "accelerate", "Unknown .* of accelerate 'zero'. Did you mean 'zero3'"),
+        ({"processes": 2, "accelerate": "zero"}, ".*accelerate 'zero'. Did you mean 'zero3'.*names", "ddp"),
         ({"micro_batch": 4, "grpo": {"gradient_accumulation_steps": 2}}, "micro_batch", "keep one"),
         ({"grpo": {"num_iterations": 3}}, "save_steps", "from step 2 would .* a multiple of 3, as 3 "),
         ({"micro_batch": 4, "save_steps": 3, "grpo": {"steps_per_generation": 4}}, "save_steps", "of 2, as 4 "),
@@ -252,9 +252,11 @@ def test_numbers_inside_grpo_are_numbers_and_texts_stay_texts() -> None:
         ("epsilon", True, "epsilon: Input should be a number (got True)"),
         ("epsilon", math.inf, "epsilon: Input should be a finite number (got inf)"),
         ("num_iterations", 2.5, "num_iterations: Input should be a valid integer, got a number with a fractional part"),
-        ("num_iterations", 0, "num_iterations must be at least 1, got 0"),
+        ("num_iterations", 0, "num_iterations: Input should be greater than or equal to 1 (got 0)"),
         ("optim", 3, "optim: Input should be 'adamw_torch'"),
         ("generation_kwargs", [1], "generation_kwargs: Input should be a valid dictionary"),
+        ("generation_kwargs", '{"max_new_tokens": 1}', "generation_kwargs: Input should be a valid dictionary"),
+        ("accelerator_config", "/etc/passwd", "accelerator_config: Input should be a valid dictionary"),
         ("hub_token", "SECRET", "'hub_token' is a secret or a place, .*: set HF_TOKEN in the environment"),
         ("push_to_hub", True, "'push_to_hub' is a secret or a place"),
         ("run_name", "mine", "'run_name' is a secret or a place"),
@@ -274,8 +276,9 @@ def test_a_grpo_field_of_another_type_or_that_is_not_a_run_s_is_one_line(field: 
 def test_every_field_that_a_run_leaves_alone_is_one_of_this_trl() -> None:
     from trl import GRPOConfig
 
-    names = {name for listed in fields.REFUSED.values() for name in listed.split()}
+    names = set(fields.REFUSED)
     assert names - {"logging_dir"} <= set(inspect.signature(GRPOConfig).parameters)  # an older transformers has that
+    assert {*fields.BOUNDS, *fields.DECIDED, *fields.ADDRESSES} <= set(inspect.signature(GRPOConfig).parameters)
     secret = {name for name in inspect.signature(GRPOConfig).parameters if "hub" in name or "token" in name}
     assert secret - {"include_num_input_tokens_seen", "average_tokens_across_devices"} <= names
 
@@ -299,6 +302,112 @@ def test_every_parameter_that_grpo_config_knows_too_is_owned() -> None:
 
     for name in set(Params.model_fields) & set(inspect.signature(GRPOConfig).parameters):
         assert f"{name!r} is set by the parameter" in refused(grpo={name: 1}), name
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("epsilon", [0, 5.0], [-1, -1e-9]),
+        ("epsilon_high", [None, 0.28], [-0.1]),
+        ("delta", [None, 1.5], [0, -1]),
+        ("top_p", [0.1, 1], [0, 1.01, 5]),
+        ("min_p", [None, 0, 1], [-0.1, 1.1]),
+        ("top_k", [0, 50], [-1]),
+        ("repetition_penalty", [0.5, 2], [0, -1]),
+        ("top_entropy_quantile", [0, 0.2, 1], [-0.1, 9]),
+        ("weight_decay", [0, 0.1], [-1]),
+        ("max_grad_norm", [0, 1], [-1]),
+        ("adam_beta2", [0, 0.999], [1, -0.1]),
+        ("adam_epsilon", [1e-8], [0, -1]),
+        ("warmup_steps", [0, 0.1, 10], [-1]),
+        ("label_smoothing_factor", [0, 1], [2]),
+        ("vllm_server_port", [1, 65535], [0, 65536]),
+    ],
+)
+def test_a_number_of_grpo_has_its_range(field: str, good: list[Any], bad: list[Any]) -> None:
+    assert [validate({"grpo": {field: value}}).grpo[field] for value in good] == good
+    for value in bad:
+        (line,) = refused(grpo={field: value}).splitlines()
+        assert line.startswith(f"Bad test.yaml: grpo: {field}: ") and line.endswith(f"(got {value!r})")
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        *((key, "max_completion_length") for key in ("max_new_tokens", "max_length", "max_tokens")),
+        *((key, "group_size") for key in ("num_return_sequences", "n")),
+        *((key, "parameter of that name") for key in ("temperature", "seed")),
+        *((key, "field of that name of grpo") for key in ("top_k", "top_p", "min_p", "repetition_penalty")),
+        *((key, "tokenizer") for key in ("eos_token_id", "pad_token_id", "stop_token_ids")),
+        *((key, "leave it out") for key in ("num_beams", "do_sample", "return_dict_in_generate")),
+    ],
+)
+def test_generation_kwargs_override_nothing_that_has_an_owner(key: str, instead: str) -> None:
+    for engine in ({}, {"use_vllm": True}):
+        (line,) = refused(grpo={"generation_kwargs": {key: 1}, **engine}).splitlines()
+        assert line.startswith(f"Bad test.yaml: grpo: generation_kwargs: {key!r} is set by ") and instead in line
+
+
+def test_generation_kwargs_have_names_that_their_engine_knows() -> None:
+    assert "no 'nonsense'. Valid names: " in refused(grpo={"generation_kwargs": {"nonsense": 5}})
+    assert "Did you mean 'stop_strings'?" in refused(grpo={"generation_kwargs": {"stop_string": ["x"]}})
+    for own in ({"stop_strings": ["x"], "no_repeat_ngram_size": 3}, {"cache_implementation": "static"}):
+        assert validate({"grpo": {"generation_kwargs": own}}).grpo["generation_kwargs"] == own
+    assert validate({"grpo": {"use_vllm": True, "generation_kwargs": {"bad_words": ["x"]}}})
+
+
+# --- secrets, adapters, long messages -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"grpo": {"vllm_server_base_url": "http://bob:SECRET@127.0.0.1:8000"}}, "grpo.vllm_server_base_url"),
+        ({"grpo": {"vllm_server_base_url": "http://SECRET@host"}}, "grpo.vllm_server_base_url"),
+        ({"grpo": {"vllm_server_host": "bob:SECRET@host"}}, "grpo.vllm_server_host"),
+        ({"grpo": {"vllm_server_host": "SECRET@host"}}, "grpo.vllm_server_host"),
+        ({"grpo": {"optim_args": "to=postgres://bob:SECRET@host/x"}}, "grpo.optim_args"),
+        ({"grpo": {"generation_kwargs": {"a": [{"b": "ftp://:SECRET@host"}]}}}, "grpo.generation_kwargs.a.b"),
+        ({"grpo": {"generation_kwargs": {"http://a:SECRET@host": 1}}}, "grpo.generation_kwargs"),
+        ({"policy": "https://bob:SECRET/1@host/model"}, "policy"),
+        ({"policy": {"tinyqa": "https://host/m?revision=2&token=SECRET"}}, "policy.tinyqa"),
+        ({"embedder": "bob:SECRET@host"}, "embedder"),
+        ({"entailment": "hf_SECRETabcdefghijklmnop"}, "entailment"),
+        ({"system_prompt": "Ask http://bob:SECRET@host first."}, "system_prompt"),
+        ({"system_prompt": "Authorization: Basic SECRETabc="}, "system_prompt"),
+        ({"chat_template_kwargs": {"api_key": "SECRET"}}, "chat_template_kwargs.api_key"),
+        ({"gradient_parameters": ["x", "http://bob:SECRET@host"]}, "gradient_parameters"),
+        ({"nothing": "http://bob:SECRET@host", "group_size": "http://bob:SECRET@host"}, "nothing"),
+    ],
+)
+def test_a_secret_is_refused_with_its_key_and_not_shown(values: dict[str, Any], key: str) -> None:
+    (line,) = refused(**values).splitlines()
+    assert line.startswith(f"Bad test.yaml: {key}: ") and "in the environment" in line
+    assert "SECRET" not in line
+
+
+def test_what_only_looks_like_a_secret_is_none() -> None:
+    grpo = {"vllm_server_base_url": "http://127.0.0.1:8000/v1", "vllm_server_host": "::1"}
+    said = "See https://a.org/@user, http://a.org:80/b@2, me@a.org; a Basic understanding of tokens. Key: value?"
+    given = {"grpo": grpo, "system_prompt": said, "policy": "Qwen/Qwen2.5-0.5B", "policy_revision": "0c1d" * 10}
+    assert validate({**given, "chat_template_kwargs": {"bos_token": "<s>"}}).system_prompt == said
+    loop: dict[str, Any] = {}
+    loop["grpo"] = loop  # as an alias in YAML makes it
+    assert "grpo: 'grpo' is set by" in refused(**loop)
+
+
+@pytest.mark.parametrize("name", ["policy", "embedder", "entailment"])
+def test_a_folder_of_adapters_is_no_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path.parent)
+    for path in (str(tmp_path), f"./{tmp_path.name}"):
+        (line,) = refused(**{name: path}).splitlines()
+        assert line.startswith(f"Bad test.yaml: {name}: ") and "merge_and_unload" in line and path in line
+
+
+def test_a_message_is_of_bounded_length() -> None:
+    message = refused(**{f"key{number}": "x" for number in range(20_000)}, seed="9" * 10**6)
+    assert message.endswith("\n  and 19991 more") and len(message) < 50_000
 
 
 # --- files and notebooks --------------------------------------------------------------------------------------------

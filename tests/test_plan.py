@@ -18,7 +18,7 @@ from gcpo.methods import METHODS, table
 from gcpo.runs import plan as plans
 from gcpo.runs.grids import expand, fitting, grids, owner
 from gcpo.runs.params import Params, validate
-from gcpo.runs.plan import KINDS, TRAINER, UNREAD, Plan, label
+from gcpo.runs.plan import KINDS, PINNED, UNREAD, Plan, label
 from gcpo.runs.profiles import load_profile
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "trl_defaults.json").read_text())
@@ -199,7 +199,7 @@ def test_a_changed_default_is_a_new_run(monkeypatch: pytest.MonkeyPatch) -> None
         assert id_of(method="gcpo_bot") != before["gcpo_bot"]
         assert id_of(method="gcpo_cd") == before["gcpo_cd"]
     with monkeypatch.context() as changed:
-        changed.setitem(TRAINER, "weight_decay", 0.1)
+        changed.setitem(PINNED, "weight_decay", 0.1)
         assert not {id_of(method=name) for name in METHODS} & set(before.values())
     with monkeypatch.context() as changed:
         changed.setattr(plans, "SCHEMA", 99)
@@ -279,7 +279,7 @@ def test_a_run_is_called_by_what_sets_it_apart(kind: str, values: Any, varied: A
 
 
 def test_every_setting_of_trl_s_config_is_known_by_its_default() -> None:
-    """Another TRL may bring a setting that decides results, or another default: pin it in TRAINER, or know that it does
+    """Another TRL may bring a setting that decides results, or another default: pin it in PINNED, or know that it does
     not matter, and write it to golden/trl_defaults.json."""
     fields = [field for field in dataclasses.fields(GRPOConfig) if field.init]
     found = {
@@ -291,7 +291,7 @@ def test_every_setting_of_trl_s_config_is_known_by_its_default() -> None:
 
 def test_pinned_settings_but_the_first_five_are_trl_s_own_defaults() -> None:
     plain = GRPOConfig("x", use_cpu=True, bf16=False)
-    for name, value in list(TRAINER.items())[5:]:
+    for name, value in list(PINNED.items())[5:]:
         assert getattr(plain, name) == value, name
 
 

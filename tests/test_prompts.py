@@ -90,12 +90,12 @@ def test_an_answer_ends_where_the_template_ends_a_turn(base_model: str, scratch:
 def test_vllm_is_told_where_to_end(base_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr("gcpo.runs.train.GCPOTrainer", lambda *given, **_: seen.update(args=given[2]) or pytest.skip())
-    made = plan(policy=base_model, grpo={"use_vllm": True, "generation_kwargs": {"seed": 3}})
+    made = plan(policy=base_model, grpo={"use_vllm": True, "generation_kwargs": {"stop": ["x"]}})
     model, tokens = load_policy(base_model)
     try:
         build_trainer(made, model, tokens, made.load("train", 2).rows, tmp_path)
     except pytest.skip.Exception:
-        assert seen["args"].generation_kwargs == {"stop_token_ids": ends(model, tokens), "seed": 3}
+        assert seen["args"].generation_kwargs == {"stop_token_ids": ends(model, tokens), "stop": ["x"]}
     else:
         raise AssertionError("no trainer was made")
 

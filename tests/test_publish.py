@@ -82,6 +82,18 @@ def test_a_reference_is_built_beside_and_swapped_in_of_the_runs_of_grids(
     assert not paths.REFERENCE.with_name(".reference.draft").exists() and "GCPO_REFERENCE" not in os.environ
 
 
+def test_nothing_is_published_with_a_password(pages: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    """A record that was made before parameters were refused for it, or by hand."""
+    run = finished("gradients", tables=TABLES, profile="laptop")
+    run.manifest["params"]["grpo"] = {"vllm_server_base_url": "http://bob:SECRET@host"}
+    run.write()
+    assert main(["report", "--publish", "--profile", "laptop"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert run.manifest["id"] in line and "params.grpo.vllm_server_base_url" in line and "SECRET" not in line
+    assert not any(b"SECRET" in text for text in reference_of("laptop").values())
+    assert not paths.REFERENCE.with_name(".reference.draft").exists()
+
+
 def test_a_committed_page_reads_as_if_executed_with_its_own_parameters(tmp_path: Path) -> None:
     cells = [nbformat.v4.new_code_cell(f"{n}", execution_count=n) for n in (1, 2, 3)]
     cells[0].metadata["tags"], cells[1].metadata["tags"] = ["parameters"], ["injected-parameters"]

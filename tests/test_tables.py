@@ -13,7 +13,7 @@ import pytest
 from gcpo import paths
 from gcpo.cli import main
 from gcpo.methods import METHODS
-from gcpo.reports import pages, tables
+from gcpo.reports import methods, pages, tables
 from gcpo.reports.headline import WORLDS
 from gcpo.reports.names import NAMES, people
 from gcpo.runs.params import validate
@@ -93,10 +93,10 @@ def test_a_table_is_written_as_csv_with_its_source_where_there_is_one(tmp_path: 
 
 
 def test_markdown_shows_cells_as_they_are() -> None:
-    shown = tables.markdown(pd.DataFrame({"method": ["grpo"], "score": ["0.50"], "of": [3]})).splitlines()
+    shown = methods.markdown(pd.DataFrame({"method": ["grpo"], "score": ["0.50"], "of": [3]})).splitlines()
     assert shown == ["| method | score | of |", "| --- | --- | --- |", "| grpo | 0.50 | 3 |"]
     forged = pd.DataFrame({"a <b>": ["mean |A|", "<img src=x>\n| & &lt;", "A > 0, `x`, [n](n.md)"]})
-    head, _, *rest = tables.markdown(forged).splitlines()
+    head, _, *rest = methods.markdown(forged).splitlines()
     assert head == "| a &lt;b> |"
     assert rest == [r"| mean \|A\| |", r"| &lt;img src=x> \| &amp; &amp;lt; |", "| A > 0, `x`, [n](n.md) |"]
 
@@ -187,7 +187,7 @@ def test_the_page_of_methods_is_what_the_command_prints(capsys: pytest.CaptureFi
 
 
 def test_the_table_of_methods_has_a_line_for_each_and_its_range() -> None:
-    table = tables.methods_table(16).set_index("method")
+    table = methods.methods_table(16).set_index("method")
     assert table.index.tolist() == [f"`{name}`" for name in METHODS]
     ranges = table["weight at G = 16"]
     assert ranges["`se`"] == "0.4 to 1"

@@ -10,8 +10,6 @@ import os
 from importlib.metadata import entry_points
 from typing import Any
 
-from packaging.version import Version
-
 from gcpo.errors import UserError
 from gcpo.methods import BASES, Method, get_method
 from gcpo.methods.reward import OverlongPenalty
@@ -67,6 +65,8 @@ def settings(method: str) -> list[str]:
 
 def untried(version: str) -> str:
     """Return a line about a verl that the tests have not seen, or an empty text."""
+    from packaging.version import Version  # which no dependency of the core brings
+
     oldest, newest = TESTED
     tried = Version(oldest) <= Version(version) <= Version(newest)
     return "" if tried else f"verl {version}: gcpo was tried with {oldest} to {newest}; pip install verl=={newest}."

@@ -53,8 +53,9 @@ def push_records(profile: str, to: str) -> str:
     """
     name = profile_name(profile)
     kept = paths.REFERENCE / name
-    if not records.runs(name, reference=True):
+    if not (found := records.runs(name, reference=True)):
         raise RecordError(f"{kept}: no reference of {name} is committed.")
+    records.refuse_secrets(found)
     if why := io.broken(kept):
         raise RecordError(f"{why}: restore it from the repository, or publish again.")
     if not to.startswith(HUB):

@@ -8,14 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from gcpo import engines, paths
-from gcpo.methods import METHODS
+from gcpo import paths
 from gcpo.reports import reach, records
 from gcpo.reports.claims import DEPENDS, DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
 from gcpo.reports.headline import WORLDS
+from gcpo.reports.methods import markdown
 from gcpo.reports.names import people
 from gcpo.reports.sweep import taken
-from gcpo.reports.tables import markdown, methods_table, with_interval, written
+from gcpo.reports.tables import with_interval, written
 from gcpo.runs import estimates
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
@@ -163,34 +163,6 @@ def counted(profile: str) -> str:
         for kind, paper in table[["kind", "paper"]].to_numpy()
     ]
     return markdown(table.assign(of=of).groupby("of", sort=False)[numbers].sum().reset_index())
-
-
-def methods_page(group_size: int = 16) -> str:
-    """Return METHODS.md."""
-    return f"""# Methods
-
-Written by `python -m gcpo methods`. Ranges are at the method's own alpha; methods that change rewards, or add a term to
-the loss, leave the weight at 1. What each paper leaves open, and what was chosen, is in [DEVIATIONS.md](DEVIATIONS.md).
-
-{markdown(methods_table(group_size))}
-
-## In verl
-
-[How to train in verl](docs/verl.md); `gcpo check verl METHOD` prints a method's settings. A product of methods runs if
-its parts do.
-
-{markdown(engines_table())}"""
-
-
-def engines_table() -> pd.DataFrame:
-    """Return the methods that run in verl in any trainer mode, in one, or not; columns as named here."""
-    mode = f"`trainer.v1.trainer_mode={engines.MODE}`: reads texts, tokens' probabilities, lengths or the step's number"
-    found: dict[tuple[str, str], list[str]] = {}
-    for name, row in METHODS.items():
-        how = ("yes", mode if engines.asks(row) else "any trainer mode: reads rewards alone")
-        found.setdefault(("no", why) if (why := engines.refusal(row)) else how, []).append(f"`{name}`")
-    rows = [(*key, ", ".join(names)) for key, names in sorted(found.items(), reverse=True)]
-    return pd.DataFrame(rows, columns=["runs", "how, or why not", "methods"])
 
 
 def exhibits(root: str = "") -> pd.DataFrame:

@@ -22,6 +22,7 @@ import pandas as pd
 
 from gcpo import io, paths, world
 from gcpo.runs.contents import Seen
+from gcpo.runs.fields import secret
 from gcpo.runs.grids import comparison_key, expand, fitting, varied
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label, recorded
@@ -37,7 +38,9 @@ def runs(profile: str, reference: bool = False) -> list[Run]:
     """
     name, seen = profile_name(profile), Seen()
     places = sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))
-    found = _committed(paths.REFERENCE / name) if reference else [load(path.parent, seen) for path in places]
+    found = (
+        _committed(paths.REFERENCE / name) if reference else [load(path.parent, seen, whole=False) for path in places]
+    )
     for run in found:
         try:
             if run.finished:
@@ -314,8 +317,21 @@ def to_publish(profile: str) -> list[Run]:
     return own + [run for run in old if comparable(run.manifest)]
 
 
+def refuse_secrets(found: Iterable[Run]) -> None:
+    """Raise :class:`RecordError` for a record that others must not read."""
+    for run in found:
+        if key := secret(run.manifest):
+            why = "a password or token, which nobody else is to read: take it back, and make the run again without it"
+            raise RecordError(f"{run.folder}: the record of {run.manifest.get('id')} has {key}, {why}.")
+
+
 def write_reference(folder: Path, finished: list[Run]) -> None:
-    """Write runs in the form of a reference, into a new folder, with the world that they started from."""
+    """Write runs in the form of a reference, into a new folder, with the world that they started from.
+
+    Raises:
+        RecordError: a record holds a password or a token.
+    """
+    refuse_secrets(finished)
     folder.mkdir(parents=True)
     for name in TABLES:
         tables = [(run.manifest["id"], table_of(run, name)) for run in finished]

@@ -6,12 +6,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from papermill import PapermillExecutionError
+
 from gcpo import paths
 from gcpo.reports import records
-from gcpo.reports.tables import markdown
+from gcpo.reports.methods import markdown
 from gcpo.runs.grids import expand, fitting
 from gcpo.runs.params import profile_name
 from gcpo.runs.profiles import is_file_name, read_yaml
+from gcpo.runs.record import RecordError
 from gcpo.runs.runner import execute
 
 REPORTS = Path(__file__).parents[1] / "reports.yaml"
@@ -63,11 +66,15 @@ def report(
         the executed copies, in ``outputs/<profile>/reports`` beside their tables and figures and ``index.md``, which
         lists them and the runs that are missing; and, for each report of whose grid nothing has run, a line that says
         so.
+
+    Raises:
+        RecordError: a report failed; says where its copy is.
     """
     folder, start = paths.OUTPUTS / profile_name(profile) / "reports", time.time()
-    folder.mkdir(parents=True, exist_ok=True)
     profile, grid = absolute(profile), grid and absolute(grid)
     fit = fitting(profile)
+    expand(grid or fit[0], profile)  # a grid that is none leaves no folder behind
+    folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
     left_out: list[str] = []
     try:
@@ -83,7 +90,11 @@ def report(
                 settings |= {"grid": wanted, "any_code": any_code}
             elif not made:
                 continue
-            execute(name, folder / f"{name}.ipynb", {**settings, "write_to": str(folder)})
+            try:
+                execute(name, folder / f"{name}.ipynb", {**settings, "write_to": str(folder)})
+            except PapermillExecutionError as error:
+                said = " ".join(f"{error.ename}: {error.evalue}".split())
+                raise RecordError(f"{name}: {said} (traceback: {folder / name}.ipynb)") from None
             made.append(folder / f"{name}.ipynb")
     finally:
         written = sorted(path.name for path in folder.glob("*.*") if path.stat().st_mtime >= start)

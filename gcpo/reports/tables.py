@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -12,12 +11,10 @@ import pandas as pd
 
 from gcpo import paths, statistics
 from gcpo.errors import nearest
-from gcpo.methods import METHODS
 from gcpo.runs.grids import expand
 from gcpo.runs.params import Params, profile_name, validate
 from gcpo.runs.profiles import TOY, load_profile
 from gcpo.tasks import get_task
-from gcpo.weights import weight_range
 
 INTERVAL = 95  # per cent, of every interval the project reports
 
@@ -172,30 +169,3 @@ def written(profile: str, name: str, reference: bool = False, **settings: Any) -
     folder = paths.REFERENCE / profile_name(profile) if reference else paths.OUTPUTS / profile_name(profile) / "reports"
     path = folder / f"{name}.csv"
     return pd.read_csv(path, **settings).drop(columns="records") if path.exists() else pd.DataFrame()
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """A table in Markdown whose cells are shown as they are: a bar or the end of a line would end a cell, and what a
-    record says is no HTML. Links and code stay what they are, and so does ">", which opens nothing.
-
-    Cells are not padded: a longer one would change every line of its table.
-    """
-    shown = str.maketrans({"&": "&amp;", "<": "&lt;", "|": r"\|", "\n": " ", "\r": " "})
-    rows = [map(str, table.columns), ["---"] * table.shape[1], *table.astype(str).to_numpy()]
-    return "".join(f"| {' | '.join(cell.translate(shown) for cell in row)} |\n" for row in rows)
-
-
-def weight_range_in_words(name: str, group_size: int) -> str:
-    """Return the range of a method's weight at its own alpha, such as "0.946 to 1.22"; one number where it is one."""
-    low, high = (f"{end:.3g}" if end < math.inf else "∞" for end in weight_range(name, None, group_size))
-    return low if low == high else f"{low} to {high}"
-
-
-def methods_table(group_size: int = 16) -> pd.DataFrame:
-    """Every method as its row of ``METHODS`` describes it, with the range of its weight at this G and its own alpha."""
-    rows = []
-    for name, row in METHODS.items():
-        reach = weight_range_in_words(name, group_size)
-        rows.append((f"`{name}`", row.paper, row.rule, row.acts, row.granularity, row.direction, reach))
-    columns = ["method", "paper", "rule", "acts on", "per", "direction", f"weight at G = {group_size}"]
-    return pd.DataFrame(rows, columns=columns)

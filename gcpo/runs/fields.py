@@ -1,41 +1,50 @@
-"""Fields of TRL's GRPOConfig that a parameter file may set under ``grpo``, and their values."""
+"""Values of a parameter file that need care: fields of TRL's GRPOConfig (``grpo``, by grpo.yaml), and secrets."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
-from typing import Any, get_args, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from gcpo.errors import nearest
+from gcpo.runs.profiles import read_yaml
 
-# Fields of GRPOConfig that parameters of another name decide; a parameter of the same name decides its own.
-DECIDED = {
-    "num_generations": "group_size",
-    "per_device_train_batch_size": "prompts_per_step",
-    "output_dir": "profile",
-    **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed", "parallelism_config"), "accelerate"),
-}
-# Fields of GRPOConfig that a run leaves alone, by the reason why.
-REFUSED = {
-    "is a secret or a place, which every record would keep: set HF_TOKEN in the environment, and push the finished "
-    "policy": (
-        "push_to_hub hub_token hub_model_id hub_private_repo hub_strategy hub_always_push hub_revision run_name "
-        "log_completions_hub_repo logging_dir trackio_space_id trackio_bucket_id trackio_static_space_id"
-    ),
-    "is the runner's, whose records and resumption rest on it: leave it out": (
-        "log_completions logging_strategy save_strategy save_total_limit save_only_model save_on_each_node "
-        "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint auto_find_batch_size "
-        "remove_unused_columns disable_tqdm reward_weights local_rank"
-    ),
-    "does nothing in a run, which loads its own policy, counts steps (max_steps) and asks held-out questions itself: "
-    "leave it out": (
-        "num_train_epochs do_train do_eval do_predict eval_strategy eval_steps eval_delay eval_on_start "
-        "per_device_eval_batch_size num_generations_eval prediction_loss_only load_best_model_at_end "
-        "metric_for_best_model greater_is_better model_init_kwargs trust_remote_code"
-    ),
-}
-AT_LEAST_ONE = ("num_iterations", "gradient_accumulation_steps", "steps_per_generation")  # fields of GRPOConfig
+KNOWN: dict[str, Any] = read_yaml(Path(__file__).with_name("grpo.yaml"))
+PINNED: dict[str, Any] = KNOWN["pinned"]
+DECIDED: dict[str, str] = KNOWN["decided"]
+REFUSED = {name: why for why, names in KNOWN["refused"].items() for name in names.split()}
+BOUNDS = {name: Field(**bounds) for bounds, names in KNOWN["ranges"] for name in names.split()}
+ADDRESSES = frozenset(KNOWN["addresses"].split())
+GENERATION = {name: what for what, names in KNOWN["generation"].items() for name in names.split()}
+TEMPLATE = frozenset(KNOWN["template"].split())
+# Texts that nobody is to read: user:password@host, and tokens in URLs, in headers, or by what they begin with.
+SECRET = re.compile(
+    r"(?i)(?::/{2}(?:[^/\s@]+|[^/\s:@]+:(?!\d*/)[^\s@]+)|^[^/\s:@]+:[^/\s@]+)@"
+    r"|[?&;#](?:[\w-]*[_-])?(?:token|key|apikey|secret|password|passwd|pwd|sig|signature|credential)=[^&\s]"
+    r"|\bauthorization\W{1,4}\w+\s+\S{8}|\bbearer\s+[\w.~+/-]{16}"
+    r"|\b(?:hf_|gh[pousr]_|github_pat_|glpat-)\w{20}|\bsk-(?=[\w-]*\d)[\w-]{20}"
+)
+_SECRETS = re.compile(r"(?i)(.+[_-])?(api[_-]?key|authorization|passw(or)?d|secret)|((access|auth|hf)[_-])?token")
+
+
+def secret(values: Mapping[str, Any]) -> str | None:
+    """Return the key of the first text with a password or a token in it, None if there is none."""
+    left: list[tuple[str, Any]] = [("", values)]
+    seen: set[int] = set()  # one object may stand in several places of a file, and in itself
+    for key, value in left:
+        if isinstance(value, str):
+            name = key.rpartition(".")[2]
+            if SECRET.search("://" * (name in ADDRESSES) + value) or (value and _SECRETS.fullmatch(name)):
+                return key or "a key"
+        elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            left += [(key, one) for one in value]
+            if isinstance(value, Mapping):
+                left += [(f"{key}.{name}".lstrip("."), one) for name, one in value.items()]
+    return None
 
 
 def no_truth(value: Any) -> Any:
@@ -46,7 +55,7 @@ def no_truth(value: Any) -> Any:
 
 
 def typed(fields: Mapping[str, Any], parameters: Container[str]) -> dict[str, Any]:
-    """Return fields of GRPOConfig as values of the types that TRL declares.
+    """Return fields of GRPOConfig as values of the types that TRL declares, within their ranges.
 
     Raises:
         ValueError: a field that there is not, that one of our own ``parameters`` decides, or that a run leaves alone.
@@ -55,27 +64,39 @@ def typed(fields: Mapping[str, Any], parameters: Container[str]) -> dict[str, An
 
     valid = get_type_hints(GRPOConfig)
     for name in fields:
-        for reason, names in REFUSED.items():
-            if name in names.split():
-                raise ValueError(f"{name!r} {reason}")
+        if name in REFUSED:
+            raise ValueError(f"{name!r} {REFUSED[name]}")
         if name in DECIDED or name in parameters:
             raise ValueError(f"{name!r} is set by the parameter {DECIDED.get(name, name)!r}; set that instead")
         if name not in valid:
             raise ValueError(f"GRPOConfig has no field {name!r}.{nearest(name, sorted(valid))[:200]}")
     found = {name: _typed(name, value, valid[name]) for name, value in fields.items()}
-    for name in AT_LEAST_ONE:
-        if found.get(name) is not None and found[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {found[name]}")
+    _check_generation(found.get("generation_kwargs") or {}, found.get("use_vllm", False))
     return found
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
     kinds = get_args(kind) or (kind,)
+    if str in kinds and dict in [get_origin(one) or one for one in kinds]:
+        kind = dict[str, Any] | None  # a text would be JSON, or a file, that no record has
     try:
         if bool not in kinds and {int, float}.intersection(kinds):
             no_truth(value)
+        kind = Annotated[kind, BOUNDS[name]] if name in BOUNDS else kind
         return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
         raise ValueError(f"{name}: {error.errors()[0]['msg']} (got {value!r})") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error} (got {value!r})") from None
+
+
+def _check_generation(given: Mapping[str, Any], by_vllm: bool) -> None:
+    """Refuse keys of generation_kwargs that would override other settings, or that nothing reads."""
+    from transformers import GenerationConfig
+
+    valid = sorted(name for name in vars(GenerationConfig()).keys() - GENERATION.keys() if name[0] != "_")
+    for name in given:
+        if name in GENERATION:
+            raise ValueError(f"generation_kwargs: {name!r} is set by {GENERATION[name]}")
+        if name not in valid and not by_vllm:  # whose names only vLLM knows
+            raise ValueError(f"generation_kwargs: there is no {name!r}.{nearest(name, valid)[:200]}")

@@ -11,7 +11,7 @@ from typing import Any
 from gcpo.runs.distributed import SHARED
 from gcpo.runs.estimates import GB, Estimate
 from gcpo.runs.params import validate
-from gcpo.runs.plan import Plan
+from gcpo.runs.plan import KINDS, Plan
 from gcpo.runs.profiles import ParameterError
 from gcpo.runs.record import states
 
@@ -56,10 +56,11 @@ def read(path: Path) -> Plan:
     """
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
-        kind, name, values = entry["kind"], entry["id"], entry["parameters"]
+        kind, name, values = entry["kind"], entry["id"], {**entry["parameters"]}
+        KINDS[kind]
     except OSError as error:
         raise ParameterError(f"{path} cannot be read: {error.strerror}; {SHARED}.") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ParameterError(f"{path}: expected one line of gcpo grid NAME --dry-run --json.") from None
     plan = Plan(kind, validate(values, str(path)))
     if plan.id != name:

@@ -10,20 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from gcpo import world
 from gcpo.errors import nearest
 from gcpo.methods import Method, get_method, one_spelling
-from gcpo.runs.fields import no_truth, typed
+from gcpo.runs.fields import TEMPLATE, no_truth, secret, typed
 from gcpo.runs.profiles import NAME, ParameterError, is_file_name, load_profile, plain_name, sharing
 from gcpo.tasks import check_task, get_task
 from gcpo.tasks.base import parts_of
@@ -41,8 +33,7 @@ Steps = Annotated[Whole, Field(ge=0, le=10**7)]
 Number = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**32)]  # numpy's range
 Share = Annotated[Real, Field(ge=0, le=1)]
-
-_REMOVED = {"reward_range": "the task owns it (Task.reward_range): remove it here"}
+LISTED = 10  # problems of one source that a message names
 
 
 def _not_reserved(name: str) -> str:
@@ -51,11 +42,17 @@ def _not_reserved(name: str) -> str:
     return name
 
 
-def _absolute(name: str) -> str:
+def _model(name: str) -> str:
     """Return a path as seen from here, since notebooks work in another folder; a name as it is."""
-    here = name.startswith(("./", "../", "~/"))
+    here, adapters = name.startswith(("./", "../", "~/")), False
     with contextlib.suppress(OSError, ValueError):  # too long for a path, or with a NUL in it
         here = here or (not world.embedded(name, "policy") and Path(name).exists())
+        adapters = here and Path(name, "adapter_config.json").expanduser().exists()
+    if adapters:
+        raise ValueError(
+            "it holds LoRA adapters, and no record would say what they are put on: merge the two (peft's "
+            "merge_and_unload), save the whole model (save_pretrained), and take its folder"
+        )
     return _resolved(name) if here else name
 
 
@@ -79,6 +76,12 @@ def _known_tracker(name: str) -> str:
         if name not in INTEGRATION_TO_CALLBACK:
             raise ValueError(f"no tracker {name!r}.{nearest(name, ['none', *INTEGRATION_TO_CALLBACK])}")
     return name
+
+
+def _to_template(values: dict[str, Any]) -> dict[str, Any]:
+    if both := sorted(TEMPLATE & values.keys()):
+        raise ValueError(f"{both[0]} is what a run gives the chat template itself: leave it out")
+    return values
 
 
 def _known_grpo(fields: dict[str, Any]) -> dict[str, Any]:
@@ -122,12 +125,13 @@ def _number_if_any(value: Any) -> Any:
 ProfileName = Annotated[str, Field(pattern=f"^{NAME}$"), AfterValidator(_not_reserved)]
 TaskName = Annotated[str, AfterValidator(check_task)]
 MethodName = Annotated[str, AfterValidator(one_spelling)]
-ModelName = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
+ModelName = Annotated[str, Field(min_length=1), AfterValidator(_model)]
 Sharing = Annotated[str, AfterValidator(_absolute_file)]
 Tracker = Annotated[str, AfterValidator(_known_tracker)]
 Constants = Annotated[dict[str, Any], AfterValidator(_constants)]
 Template = Annotated[str, AfterValidator(_with_a_part)]
 ConfigFields = Annotated[dict[str, Any], AfterValidator(_known_grpo)]
+ForTemplate = Annotated[dict[str, Any], AfterValidator(_to_template)]
 
 
 class Params(BaseModel):
@@ -156,7 +160,7 @@ class Params(BaseModel):
         None,
         description="the user's message: {prompt} is the task's own, {problem}, {question}, {context} ... its parts",
     )
-    chat_template_kwargs: dict[str, Any] = Field(
+    chat_template_kwargs: ForTemplate = Field(
         {}, description="what the policy's chat template is given beside messages, such as enable_thinking"
     )
     context: Literal["text", "evidence"] = Field(
@@ -177,7 +181,7 @@ class Params(BaseModel):
     )
     alpha: Number | None = Field(None, description="alpha_base; the method's own if null (GCPO App. E.3: 0.6)")
     equalize_mean: bool = Field(False, description="divide weights by their mean over the batch")
-    group_size: Positive = Field(4, le=4096, description="G, responses per prompt")
+    group_size: Whole = Field(4, ge=2, le=4096, description="G, responses per prompt")
     prompts_per_step: Positive = Field(2, le=10**5, description="prompts per optimiser step")
     micro_batch: Count = Field(0, description="completions per forward and backward pass; 0 is all that a process has")
     share_prompts: bool = Field(
@@ -192,7 +196,7 @@ class Params(BaseModel):
     max_steps: Steps = Field(4, description="optimiser steps; 0 evaluates the starting policy")
     learning_rate: Number = Field(1e-3, le=1, description="of AdamW")
     beta: Number = Field(0.0, description="weight of the KL term")
-    temperature: Number = Field(0.9, le=100, description="of sampling, in training and evaluation")
+    temperature: Real = Field(0.9, ge=1e-6, le=100, description="of sampling, in training and evaluation")
     max_completion_length: Positive = Field(16, description="tokens")
     save_steps: Positive = Field(2, le=10**7, description="steps between checkpoints")
     grpo: ConfigFields = Field({}, description="any other field of TRL's GRPOConfig")
@@ -223,6 +227,9 @@ class Params(BaseModel):
     gradient_parameters: list[str] | None = Field(
         None, description="patterns of names for V(q) and for one step; all that train if null"
     )
+    memory_limit: Annotated[Real, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="GB that gradients may take beside the policy; if null, three quarters of what is free"
+    )
     compared: list[MethodName] = Field(
         ["gcpo_bot", "gcpo_cd", "rd_only", "se"], description="methods whose first step is compared with GRPO's"
     )
@@ -233,6 +240,8 @@ class Params(BaseModel):
     def _for_task(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
+        if key := secret(values):
+            raise ValueError(f"{key}: a password or token, which every record would keep: set it in the environment")
         task = str(values.get("task", cls.model_fields["task"].default))
         by_task = [key for key, value in values.items() if isinstance(value, Mapping) and key not in WHOLE]
         found = {**values, **{key: _value_for(task, key, values[key]) for key in by_task}}
@@ -252,8 +261,6 @@ class Params(BaseModel):
             raise ValueError(f"method: {error}") from None
         except TypeError as error:  # a part takes a constant for what it is not
             raise ValueError(f"method_options: {self.method_options} has a value of the wrong type ({error})") from None
-        if self.group_size < 2:
-            raise ValueError("group_size: G = 1 leaves nothing to compare; training needs at least 2")
         if self.train_limit < self.prompts_per_step:
             raise ValueError(
                 f"train_limit: {self.train_limit} questions are fewer than the {self.prompts_per_step} of a step "
@@ -263,10 +270,7 @@ class Params(BaseModel):
             if getattr(self, name) is not None and not self.at_step:
                 raise ValueError(f"{name}: says whose policy is looked at, and at_step after how many steps: set both")
         if self.processes > 1:
-            try:
-                sharing(self.accelerate)
-            except ParameterError as error:
-                raise ValueError(f"accelerate: {error}") from None
+            sharing(self.accelerate)
         completions = self.group_size * self.prompts_per_step
         if completions % self.processes:
             raise ValueError(f"processes: {self.processes} do not divide the {completions} completions of a step")
@@ -277,8 +281,6 @@ class Params(BaseModel):
         if self.micro_batch and "gradient_accumulation_steps" in self.grpo:
             raise ValueError("micro_batch: it sets gradient_accumulation_steps, which grpo sets too; keep one")
         self._checkpoints_between_generations(share)
-        if self.temperature < 1e-6:
-            raise ValueError(f"temperature: {self.temperature:g} samples the same answer G times; use a value above 0")
         if permuted and self.prompts_per_step < 2:
             raise ValueError(f"prompts_per_step: {self.method} permutes weights across groups and needs at least 2")
         return self
@@ -322,15 +324,16 @@ def validate(values: Mapping[str, Any], source: str = "parameters") -> Params:
     try:
         return Params.model_validate(dict(values))
     except ValidationError as error:
-        problems = []
-        for detail in error.errors():
+        problems, details = [], error.errors(include_url=False)
+        for detail in details[:LISTED]:
             key = ".".join(map(str, detail["loc"]))
             message = detail["msg"].removeprefix("Value error, ")
             if detail["type"] == "extra_forbidden":
-                message = _REMOVED.get(key) or f"unknown parameter.{nearest(key, Params.model_fields)}"
+                message = f"unknown parameter.{nearest(key, Params.model_fields)}"
             elif key and "input" in detail and not isinstance(detail["input"], Mapping):
-                message += f" (got {detail['input']!r})"
-            problems.append(f"{key + ': ' if key else ''}{message}")
+                message += f" (got {detail['input']!r:.400})"
+            problems.append(f"{key[:100] + ': ' if key else ''}{message[:4000]}")
+        problems += [f"and {len(details) - LISTED} more"] * (len(details) > LISTED)
         listed = f" {problems[0]}" if len(problems) == 1 else "".join(f"\n  {problem}" for problem in problems)
         raise ParameterError(f"Bad {source}:{listed}") from None
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from gcpo import paths, seeds, updates, world
 from gcpo.methods import BASES, Method
+from gcpo.runs.fields import ADDRESSES, PINNED
 from gcpo.runs.params import Params, validate
 from gcpo.runs.profiles import ParameterError, read_yaml, sharing
 from gcpo.tasks import get_task
@@ -27,47 +28,6 @@ KINDS = {  # kind -> its notebook
     "one_step": "13_one_step",
 }
 BACKWARD = frozenset({"gradients", "one_step"})  # kinds that take gradients of a policy without training it
-
-# Settings of TRL's config that decide a result and are no parameters of ours: pinned, so that another default in TRL
-# changes no run unseen. All but the first five are TRL's own defaults; `grpo` in parameter files overrides any of them.
-TRAINER: dict[str, Any] = {
-    "lr_scheduler_type": "constant",
-    "gradient_accumulation_steps": 1,
-    "gradient_checkpointing": False,  # TRL turns it on, which recomputes every forward pass
-    "logging_steps": 1,
-    "logging_first_step": True,
-    "optim": "adamw_torch_fused",
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": 1e-8,
-    "weight_decay": 0.0,
-    "max_grad_norm": 1.0,
-    "warmup_steps": 0,
-    "label_smoothing_factor": 0.0,
-    "num_iterations": 1,
-    "epsilon": 0.2,
-    "delta": None,
-    "importance_sampling_level": "token",
-    "multi_objective_aggregation": "sum_then_normalize",
-    "mask_truncated_completions": False,
-    "off_policy_mask_threshold": None,
-    "top_entropy_quantile": 1.0,
-    "entropy_coef": 0.0,
-    "use_adaptive_entropy": False,
-    "use_bias_correction_kl": True,
-    "disable_dropout": False,
-    "cast_lm_head_to_fp32": False,
-    "shuffle_dataset": True,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": None,
-    "repetition_penalty": 1.0,
-}
-
-# Fields of TRL's config that say where a server is and how long to wait for it: no part of an id.
-ADDRESSES = frozenset(
-    "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port ddp_timeout".split()
-)
 
 # Values added after the first records: a path in `Plan.values`, by kind of run (of a part of a method by its `kind`),
 # and the value that means "as before", which stays out of the hash. A new parameter has a line here for each kind of
@@ -183,7 +143,7 @@ class Plan:
     def method(self) -> Method:
         """The method with its constants, alpha, seed and the loss's own clip of the ratio bound."""
         row = self.params.resolved
-        settings = {**TRAINER, **BASES[row.base], **self.params.grpo}
+        settings = {**PINNED, **BASES[row.base], **self.params.grpo}
         own = "clip" in self.params.method_options
         return row if own else row.clipped(settings["epsilon"], settings.get("epsilon_high"))
 
@@ -194,7 +154,7 @@ class Plan:
         share = params.group_size * params.prompts_per_step // params.processes
         at_once = params.micro_batch or share
         return {
-            **TRAINER,
+            **PINNED,
             "seed": params.seed,
             "max_steps": params.max_steps,
             "num_generations": params.group_size,
@@ -227,7 +187,7 @@ class Plan:
         # Which the trainer's settings hold, which changes nothing, and which the values of that training hold. How
         # processes share a policy counts by its content, and a world by its key.
         named |= {"micro_batch", "report_to", "trained_on", "training_seed", "training_values", "accelerate"}
-        named |= {"world_seed", "compared"}
+        named |= {"world_seed", "compared", "memory_limit"}
         task, training = self.task, self.kind == "train"
         trainer = {key: value for key, value in self.trainer.items() if key not in ADDRESSES} if training else None
         values = {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Iterable
 
 from huggingface_hub.constants import HF_HUB_OFFLINE
 
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import quiet
 from gcpo.runs.train import configure
@@ -59,3 +62,7 @@ def asked_splits(plan: Plan) -> list[str]:
     params = plan.params
     along = [params.validation_split] * bool(params.validation_limit)
     return [params.eval_split, *([params.train_split, *along] if plan.kind == "train" and params.max_steps else [])]
+
+
+if __name__ == "__main__":  # as gcpo.cli_check.refuse asks for it
+    print(json.dumps(refused(Plan(kind, validate(values)) for kind, values in json.load(sys.stdin))))

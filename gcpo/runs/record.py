@@ -30,12 +30,13 @@ from gcpo import io, paths
 from gcpo.errors import UserError
 from gcpo.runs import distributed, progress
 from gcpo.runs.contents import Seen, changed, contents
+from gcpo.runs.fields import ADDRESSES, SECRET
 from gcpo.runs.plan import SCHEMA, Plan, digest
 from gcpo.runs.profiles import read_yaml, yaml_text
 from gcpo.runs.progress import Display, State
 
 # Places and credentials in TRL's config, left out of manifests; params and contents name the models.
-PLACES = frozenset("output_dir run_name logging_dir hub_token hub_model_id hub_revision entailment_model".split())
+PLACES = ADDRESSES.union("output_dir run_name logging_dir hub_token hub_model_id hub_revision entailment_model".split())
 PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl vllm".split()
 CODES = "codes.yaml"  # file of a reference: codes that give the same numbers
 CLAIM = ".claim"  # names the process, host and boot that work on a run
@@ -123,11 +124,12 @@ class RecordError(UserError):
     """Records that must not be put beside others, or a reference that must not be replaced; says what to do."""
 
 
-def load(path: Path, seen: Seen | None = None) -> Run:
+def load(path: Path, seen: Seen | None = None, whole: bool = True) -> Run:
     """Return the checked run of a folder, empty if there is no manifest; ``seen`` as in ``contents.changed``.
 
     A record that cannot be read, was edited, cut or copied here from elsewhere, or whose models or data have changed
-    since, has a ``fault`` that says so: it counts as not run.
+    since, has a ``fault`` that says so: it counts as not run. Its policy and completions, gigabytes that tables do not
+    need, are read only if ``whole``.
     """
     try:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
@@ -138,7 +140,7 @@ def load(path: Path, seen: Seen | None = None) -> Run:
     if not isinstance(manifest, dict):
         return Run(path, fault="manifest.json holds no mapping")
     try:
-        return Run(path, manifest, another_version(manifest) or _fault(path, manifest, seen))
+        return Run(path, manifest, another_version(manifest) or _fault(path, manifest, seen, whole))
     except (KeyError, TypeError, AttributeError) as error:  # the hash is right, but the record is not one of ours
         return Run(path, manifest, f"manifest.json is no record of a run ({type(error).__name__}: {error})")
 
@@ -146,7 +148,7 @@ def load(path: Path, seen: Seen | None = None) -> Run:
 def states(plans: Iterable[Plan]) -> list[str]:
     """Return the state of each run: "not run", "running" (or killed), "finished", "failed", or "left out (why)"."""
     seen: Seen = {}
-    found = [load(plan.folder, seen) for plan in plans]
+    found = [load(plan.folder, seen, whole=False) for plan in plans]
     return [f"left out ({run.fault})" if run.fault else run.manifest.get("status", "not run") for run in found]
 
 
@@ -160,20 +162,35 @@ def another_version(manifest: dict[str, Any]) -> str | None:
     return None
 
 
-def _fault(path: Path, manifest: dict[str, Any], seen: Seen | None) -> str | None:
+def _fault(path: Path, manifest: dict[str, Any], seen: Seen | None, whole: bool) -> str | None:
     if manifest.get("sha256") != _own_hash(manifest):
         return "manifest.json was edited"
     if manifest["id"] != path.name:
         return f"the record of {manifest['id']}, in a folder of another name"
     if not path.name.endswith(f"-{digest(manifest['resolved'])}"):
         return "its id is not the hash of what ran"
+    if manifest["status"] not in ("running", "finished", "failed"):
+        return f"its status is {manifest['status']!r}"
     if manifest["status"] == "finished":
         for name, expected in manifest.get("files", {}).items():
             if not (path / name).is_file():
                 return f"{name} is missing"
             if io.sha256(path / name) != expected:
                 return f"{name} was changed"
+        if whole and "made" in manifest:  # which older records have not
+            made, now = manifest["made"], _made(path)
+            for name in sorted({*made, *now}):
+                if made.get(name) != now.get(name):
+                    how = "was changed" if name in made else "was added"
+                    return f"{name} {how if name in now else 'is missing'}"
     return changed(manifest.get("contents", {}), manifest["params"], seen)
+
+
+def _made(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a run's policy, and one of all completions."""
+    found = {f"policy/{name}": value for name, value in io.hashes(folder / "policy").items()}
+    completions = io.hashes(folder / "completions") | io.hashes(folder / "completions.parquet")
+    return found | ({"completions": _own_hash(completions)} if completions else {})
 
 
 def placeless(config: dict[str, Any]) -> dict[str, Any]:
@@ -282,26 +299,18 @@ def record(plan: Plan) -> Iterator[Run]:
     before = run.manifest
     spent, spent_cpu = before.get("seconds", 0.0), before.get("cpu_seconds", 0.0)
     start, start_cpu = time.monotonic(), _cpu_seconds()
-    run.manifest = {
-        **describe(plan),
-        "status": "running",
-        "started": before.get("started") or _now(),
-        "attempts": before.get("attempts", 0) + 1,
-        "seconds": spent,
-        "cpu_seconds": spent_cpu,
-        "pid": os.getpid(),
-        "exit": None,
-        **here,
-    }
+    run.manifest = {**describe(plan), **here, "status": "running", "exit": None, "pid": os.getpid()}
+    run.manifest |= {"started": before.get("started") or _now(), "attempts": before.get("attempts", 0) + 1}
+    run.manifest |= {"seconds": spent, "cpu_seconds": spent_cpu}
     run.write()
     run.show(State(said="loading"))
     try:
+        _clear_of_files(run.folder)
         yield run
         _same_contents(run)
-        run.manifest["status"] = "finished"
+        run.manifest |= {"made": _made(run.folder), "status": "finished"}
     except BaseException as error:
-        run.manifest["status"] = "failed"
-        run.manifest["exit"] = f"{type(error).__name__}: {error}"
+        run.manifest |= {"status": "failed", "exit": SECRET.sub("...", f"{type(error).__name__}: {error}")}
         raise
     finally:
         run.end_show()
@@ -312,6 +321,12 @@ def record(plan: Plan) -> Iterator[Run]:
         if peak := max(before.get("peak_gpu_memory_gb", 0.0), distributed.peak_memory(run.folder)):
             run.manifest["peak_gpu_memory_gb"] = round(peak, 2)
         run.write()
+
+
+def _clear_of_files(folder: Path) -> None:
+    for place in ("policy", "completions", "validation", "parts", "checkpoint-*"):
+        if files := [path for path in folder.glob(place) if not path.is_dir()]:
+            raise FileExistsError(f"{files[0]} is a file, where the run is to make a folder: remove it")
 
 
 def _resume(plan: Plan, here: dict[str, Any]) -> Run:
@@ -349,6 +364,7 @@ def _same_contents(run: Run) -> None:
 def describe(plan: Plan) -> dict[str, Any]:
     """Return a manifest's part about its plan: given parameters, resolved values, and hashes of models and data."""
     given = plan.params.model_dump(mode="json")
+    given["grpo"] = placeless(given["grpo"])  # params.yaml has all of it
     named = {"schema": SCHEMA, "id": plan.id, "kind": plan.kind}
     return {**named, "params": given, "resolved": plan.values, "contents": contents(given)}
 
@@ -372,18 +388,14 @@ def environment() -> dict[str, Any]:
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    hardware: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    hardware["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "code": code_hash(Path(__file__).parents[1]),
         "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "packages": versions,
-        "hardware": {
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "gpus": gpus,
-        },
+        "hardware": hardware,
     }
 
 

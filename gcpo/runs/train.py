@@ -25,8 +25,9 @@ from gcpo.runs.distributed import LOG, launch, peak_memory
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan, quarters
 from gcpo.runs.policies import cut_by, judge, lora, models, quiet, starting_policy, trained_policy
+from gcpo.runs.profiles import read_yaml
 from gcpo.runs.progress import share
-from gcpo.runs.record import Run, claim, load, placeless, read_table, record
+from gcpo.runs.record import Run, claim, placeless, read_table, record
 from gcpo.tasks.base import Row, Task, check_disjoint
 from gcpo.tasks.sampling import check_lengths, ends, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
@@ -166,18 +167,10 @@ def _evaluate(
     plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], progress: Callable[[int, int], None]
 ) -> pd.DataFrame:
     params = plan.params
+    how: dict[str, Any] = {"n": params.eval_samples, "temperature": params.temperature, "seed": params.seed}
     with weights_arithmetic(model), sharing(params.share_prompts, model):
-        return evaluate(
-            model,
-            tokens,
-            plan.task,
-            rows,
-            n=params.eval_samples,
-            temperature=params.temperature,
-            max_new_tokens=params.max_completion_length,
-            seed=params.seed,
-            progress=progress,
-        )
+        longest = params.max_completion_length
+        return evaluate(model, tokens, plan.task, rows, max_new_tokens=longest, progress=progress, **how)
 
 
 class _Recorded(transformers.TrainerCallback):
@@ -383,7 +376,7 @@ def work(folder: Path) -> None:
     quiet()
     PartialState()  # gives this process its GPU, before anything is put on one
     run = Run(folder)
-    plan = Plan("train", validate(load(folder).manifest["params"], str(folder)))
+    plan = Plan("train", validate(read_yaml(folder / "params.yaml"), str(folder)))
     rows, *_ = _questions(plan, run)
     trainer = build_trainer(plan, *starting_policy(plan), rows, folder)
     if trainer.is_fsdp_enabled:

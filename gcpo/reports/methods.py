@@ -1,0 +1,66 @@
+"""METHODS.md, and tables in Markdown: beside the core, pandas is all that is needed."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from gcpo import engines
+from gcpo.methods import METHODS
+from gcpo.weights import weight_range
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table in Markdown whose cells are shown as they are: a bar or the end of a line would end a cell, and what a
+    record says is no HTML. Links and code stay what they are, and so does ">", which opens nothing.
+
+    Cells are not padded: a longer one would change every line of its table.
+    """
+    shown = str.maketrans({"&": "&amp;", "<": "&lt;", "|": r"\|", "\n": " ", "\r": " "})
+    rows = [map(str, table.columns), ["---"] * table.shape[1], *table.astype(str).to_numpy()]
+    return "".join(f"| {' | '.join(cell.translate(shown) for cell in row)} |\n" for row in rows)
+
+
+def weight_range_in_words(name: str, group_size: int) -> str:
+    """Return the range of a method's weight at its own alpha, such as "0.946 to 1.22"; one number where it is one."""
+    low, high = (f"{end:.3g}" if end < math.inf else "∞" for end in weight_range(name, None, group_size))
+    return low if low == high else f"{low} to {high}"
+
+
+def methods_table(group_size: int = 16) -> pd.DataFrame:
+    """Every method as its row of ``METHODS`` describes it, with the range of its weight at this G and its own alpha."""
+    rows = []
+    for name, row in METHODS.items():
+        reach = weight_range_in_words(name, group_size)
+        rows.append((f"`{name}`", row.paper, row.rule, row.acts, row.granularity, row.direction, reach))
+    columns = ["method", "paper", "rule", "acts on", "per", "direction", f"weight at G = {group_size}"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def methods_page(group_size: int = 16) -> str:
+    """Return METHODS.md."""
+    return f"""# Methods
+
+Written by `python -m gcpo methods`. Ranges are at the method's own alpha; methods that change rewards, or add a term to
+the loss, leave the weight at 1. What each paper leaves open, and what was chosen, is in [DEVIATIONS.md](DEVIATIONS.md).
+
+{markdown(methods_table(group_size))}
+
+## In verl
+
+[How to train in verl](docs/verl.md); `gcpo check verl METHOD` prints a method's settings. A product of methods runs if
+its parts do.
+
+{markdown(engines_table())}"""
+
+
+def engines_table() -> pd.DataFrame:
+    """Return the methods that run in verl in any trainer mode, in one, or not; columns as named here."""
+    mode = f"`trainer.v1.trainer_mode={engines.MODE}`: reads texts, tokens' probabilities, lengths or the step's number"
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, row in METHODS.items():
+        how = ("yes", mode if engines.asks(row) else "any trainer mode: reads rewards alone")
+        found.setdefault(("no", why) if (why := engines.refusal(row)) else how, []).append(f"`{name}`")
+    rows = [(*key, ", ".join(names)) for key, names in sorted(found.items(), reverse=True)]
+    return pd.DataFrame(rows, columns=["runs", "how, or why not", "methods"])
