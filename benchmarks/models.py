@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import logging
 import multiprocessing
 import os
@@ -191,7 +190,7 @@ def said(error: Exception) -> str:
 
 
 def in_processes(
-    function: Callable[[str], R], names: Sequence[str], jobs: int, limit: float, lost: Callable[[str], R]
+    function: Callable[[str], R], names: Sequence[str], jobs: int, limit: float, lost: Callable[[str, str], R]
 ) -> Iterator[tuple[str, R]]:
     """Yield names and what a function returns of them, each in a process of its own; ``lost`` of what it died of, where
     it ends without or is not done in time."""
@@ -212,7 +211,7 @@ def in_processes(
                 process.join()
                 del running[receiver]
                 late = "the process ended" if receiver in done else f"not done in {limit:.0f} seconds"
-                yield name, lost(late) if found is None else found
+                yield name, lost(name, late) if found is None else found
 
 
 def _send(function: Callable[[str], Any], name: str, sender: Any) -> None:
@@ -261,8 +260,7 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     rows = []
-    lost = functools.partial(Row, "WRONG")
-    for kind, row in in_processes(examine, options.kinds, options.jobs, LIMIT, lost):
+    for kind, row in in_processes(examine, options.kinds, options.jobs, LIMIT, lambda _, why: Row("WRONG", why)):
         rows.append(row._replace(kind=kind))
         print(f"{kind:28s} {row.result:20s} {row.why}", flush=True)
     order = [*RESULTS]
