@@ -36,6 +36,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer.utils import split_tensor_dict
 
+from gcpo.trainer.config import GCPOConfig
 from gcpo.trainer.obstacles import NEFTUNE, PROMPTS, Call, Verdict, known_beforehand, tried
 from gcpo.trainer.scores import logger
 
@@ -75,30 +76,27 @@ def _verdict(model: PreTrainedModel) -> Verdict:
     return known[place]
 
 
-def shares(
-    wanted: bool | None, model: Any, neftune: float | None = None, settled: Sequence[PreTrainedModel] = ()
-) -> bool:
-    """Return whether a trainer's passes share prompts: as wanted, or where the policy can if that is None, and say once
-    why not. The processes that train it together do as the first of them finds.
+def shares(args: GCPOConfig, model: Any, reference: Any = None) -> bool:
+    """Return whether a trainer's passes share prompts: as ``args`` wants, or where the policy can if that is None, and
+    say once why not. Processes that train together do as the first of them finds.
 
     Args:
-        wanted: ``share_prompts``.
+        args: of the trainer.
         model: the policy, before it is wrapped.
-        neftune: the noise that training is going to add.
-        settled: models for which this is the answer for good, as they are going to be shared out over processes, and
-            no part of one can be tried alone.
+        reference: the reference model, of the same kind. Where the two are going to be shared out over processes, this
+            is the answer for good: no part of a model can be tried alone.
 
     Raises:
         ValueError: it is wanted, and the model cannot.
     """
-    if wanted is False:
+    if args.share_prompts is False:
         return False
     start = time.perf_counter()
-    [found] = broadcast_object_list([Verdict(NEFTUNE) if neftune else _verdict(_bare(model))])
-    for one in settled:
-        _known.setdefault(_bare(one), {})[None] = found
-    why = found.why_not
-    if why and wanted:
+    [found] = broadcast_object_list([Verdict(NEFTUNE) if args.neftune_noise_alpha else _verdict(_bare(model))])
+    for one in (model, reference) if args.shares_out else ():
+        if one is not None:
+            _known.setdefault(_bare(one), {})[None] = found
+    if (why := found.why_not) and args.share_prompts:
         raise ValueError(f"share_prompts=True: this model cannot share prompts, as {why}. Leave share_prompts out.")
     if why:
         logger.warning(f"Every row reads its prompt anew: prompts are not shared, as {why}.")

@@ -129,9 +129,7 @@ class GCPOTrainer(GRPOTrainer):
         training = callbacks, optimizers, quantization_config, peft_config
         environment = tools, rollout_func, environment_factory
         super().__init__(model, reward_funcs, args, *data, *training, *environment, **newer)
-        policy, reference = self.accelerator.unwrap_model(self.model), self.ref_model
-        settled = [one for one in (policy, reference) if one is not None and args.shares_out]
-        self._shares = shares(args.share_prompts, policy, args.neftune_noise_alpha, settled)
+        self._shares = shares(args, self.accelerator.unwrap_model(self.model), self.ref_model)
         # For the model card.
         self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
         scores = Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights)
