@@ -10,6 +10,7 @@ Math-Verify runs in a process of its own (:mod:`gcpo.grader`), which ends when a
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -32,6 +33,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+(\{[^{}]*\})?")
 _PROSE = re.compile(r"[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,15}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
+_FRACTION = re.compile(r"-?\\[dt]?frac(\{-?\d{1,15}\}\{\d{1,15}\}|\d\d)", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|\d{4,})", re.ASCII)
 _PERCENT = re.compile(r"\\?%")
 _RATIO = re.compile(r"\d\s*:\s*\d")  # or a time of day
@@ -39,11 +41,18 @@ _INTERVAL = re.compile(r"\\infty|^\(.*\]$|^\[.*\)$")  # what is no point
 _INEQUALITY = re.compile(r"[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
 # Variables right after a number multiply it. Letters that are rare as variables, such as e, o, s and t, make a word.
 _PRODUCT = r"(?!(?:am|pm|nd|rd|cm|dm|km|mm|kn|kw)\b)[abcdkmnpqruvwxyz]{2,}\b"
-_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+NUMBERS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
 seventeen eighteen nineteen twenty""".split()
-_SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_GROUP_OF_DIGITS = r"(?:[ \u00a0\u202f~]|\\[,;:! ]|\{\s?,\s?\}|\\thinspace\s?)"
+_SCALES = {"dozen": 12, "score": 20, "gross": 144, "tens": 10, "hundred": 10**2, "thousand": 10**3, "lakh": 10**5}
+_SCALES |= dict.fromkeys("million mln mio mil".split(), 10**6) | {"crore": 10**7, "billion": 10**9, "trillion": 10**12}
+_SCALES |= {"milliard": 10**9, "quadrillion": 10**15, "quintillion": 10**18}
+_SCALES |= {f"{name}s": scale for name, scale in _SCALES.items() if name not in ("score", "mil")}
+_SHORT = {"k": 10**3, "m": 10**6, "mn": 10**6, "b": 10**9, "bn": 10**9, "t": 10**12}
+_SCALE = rf"(?:{'|'.join(_SCALES)})(?![a-z])"
+_GAP = r"(?:[\s~$*×·]|-(?=[A-Za-z])|\\[,;:!> ]|\\(?:q?quad|enspace|thinspace|times|cdot|rm)(?![A-Za-z]))*+"
+_OPENED = rf"(?:(?:\\(?:text|math|mbox|hbox|operatorname|emph)[a-z]*\*?\s*)?[{{(\[]{_GAP})*+"
 _TRIGONOMETRY = r"\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?"
+_GROUP_OF_DIGITS = r"(?:[ \u00a0\u202f~]|\\[,;:! ]|\{\s?,\s?\}|\\thinspace\s?)"
 
 
 def _fraction(repeating: re.Match[str]) -> str:
@@ -54,7 +63,20 @@ def _fraction(repeating: re.Match[str]) -> str:
 
 
 def _scaled(found: re.Match[str]) -> str:
-    return f"{Decimal(found[1].replace(',', '')) * _SCALES[found[2].lower()]:f}"
+    r"""A number times the words after it: 12\text{ million} is 12000000."""
+    number, gap, opened, words, closed = found.groups("")
+    before, after = found.string[: found.start()].rstrip(), found.string[found.end() :].strip(" .$")
+    text = re.search("text|box", opened) and words in ("k", "mn", "bn")  # K and M are units, unless there is money
+    letters = words.lower() in _SHORT and not (text or (opened and before.endswith((r"\$", "€", "£"))))
+    alone = number.isalpha() or words.lower() in ("gross", "score")  # not one hundred twenty, nor 15 gross pay
+    counted = number or re.search(r"[^\W_]\Z|[)}\]%!]\Z" if opened else r"[\d)}\]]\Z", before)
+    if letters or (alone and after) or not counted:
+        return found[0]
+    scale = math.prod((_SCALES | _SHORT)[word] for word in re.findall("[a-z]+", words.lower()))
+    amount = Decimal(NUMBERS.index(number.lower()) if number.isalpha() else number.replace(",", "") or 1)
+    depth, closed = sum(map(opened.count, _OPENING)), "".join(closed.split())
+    rest = closed[depth:] if len(closed) >= depth else opened + closed
+    return ("" if number else r" \cdot ") + f"{amount * scale:f}{'$' * gap.count('$')}{rest}"
 
 
 # How an answer is read: what is found in it, in this order, and what stands for it.
@@ -64,15 +86,20 @@ _READINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\(?:underline|textbf|mathbf)(?=\s*\{)", ""),
     (r"(?s)(?<!\\)\$\$(.+?)\$\$|(?<!\\)\\\((.+?)\\\)", lambda found: f"${(found[1] or found[2]).strip()}$"),
     (r"(?<!\\)\$\s*\$", " "),  # where mathematics ends and goes on at once
+    (r"^\$(?=[\d.,]+\s?[kKmMbBtT]\Z)", ""),
+    (rf"(?a)(?<![\d.])\d{{1,3}}(?:{_GROUP_OF_DIGITS}+\d{{3}})+(?!\d)", lambda found: re.sub(r"\D", "", found[0])),
+    (
+        rf"(?ai)((?<![\w.,/^!}}])\d+(?:,\d{{3}})*(?:\.\d+)?|^(?:{'|'.join(NUMBERS)})(?![a-z])|(?<![\s~$([{{\\,]))({_GAP})({_OPENED})"
+        rf"((?<![a-z\\])(?:{_SCALE}(?:[\s-]+{_SCALE})*|(?:{'|'.join(_SHORT)})(?![a-z])))((?:\s*[)}}\]])*)",
+        _scaled,
+    ),
     (r"\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£]", ""),
     (r"(?a)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}", _fraction),
     (r"^\s+|\.?\s*\Z", ""),
-    (rf"(?a)(?<![\d.])\d{{1,3}}(?:{_GROUP_OF_DIGITS}+\d{{3}})+(?!\d)", lambda found: re.sub(r"\D", "", found[0])),
-    (rf"(?ai)(\d[\d,]*(?:\.\d+)?)\s*({'|'.join(_SCALES)})\b", _scaled),
     (r"\s*percent\b", r"\\%"),
     (r"(?a)(?<![\w.\\])([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])", r"\1 \\times 10^{\2}"),
     (rf"({_TRIGONOMETRY})\s*([\d.]+)\s*\^\s*(?:\{{\s*\\circ\s*\}}|\\circ)", r"\1 \\frac{\2 \\pi}{180}"),
-    (rf"(?i)^({'|'.join(_WORDS)})\Z", lambda found: str(_WORDS.index(found[0].lower()))),
+    (rf"(?i)^({'|'.join(NUMBERS)})\Z", lambda found: str(NUMBERS.index(found[0].lower()))),
     (r"(?a)^([+-]?)(\d+)\s+(\d+)/(\d+)\Z", r"\1(\2+\\frac{\3}{\4})"),
     (rf"(?a)^([+-]?[\d.,]*\d)(?!{_PRODUCT})\s*(?!pi\b|sqrt\b|mod\b|and\b|or\b)[A-Za-z]{{2,}}\.?\Z", r"\1"),  # a unit
 )
@@ -117,11 +144,24 @@ def boxed_answer(text: str) -> str | None:
 
 def read(answer: str) -> str:
     r"""Return an answer in the form that is compared: no currency signs, ``10 000`` and ``10\,000`` as 10000, ``3e-4``
-    as a power of ten, ``3 1/2`` as a sum, ``0.\overline{3}`` as a fraction, ``5 dozen`` as 60, ``twelve`` as 12, and a
-    number that is followed by another word without it; ``2xy`` is a product."""
+    as a power of ten, ``3 1/2`` as a sum, ``0.\overline{3}`` as a fraction, ``5 dozen`` as 60, ``5\text{ million}`` as
+    5000000, ``twelve`` as 12, and a number that is followed by another word without it; ``2xy`` is a product."""
     for found, stands_for in _READINGS:
         answer = re.sub(found, stands_for, answer)
     return answer
+
+
+def read_gold(gold: str) -> str:
+    """Return a gold answer in the form that is compared.
+
+    Raises ``ValueError`` for one that no answer can equal, as it is longer than :data:`LONGEST` or Math-Verify cannot
+    read it, and ``RuntimeError`` where Math-Verify cannot start.
+    """
+    expected = _answer_text(gold)
+    if (length := len(expected)) > LONGEST or not _known(expected):
+        why = f"has {length} characters, {LONGEST} at most" if length > LONGEST else "cannot be parsed by Math-Verify"
+        raise ValueError(f"gold answer {gold[:99]!r} {why}: repair the row or leave it out")
+    return expected
 
 
 def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, relative: float = 0.0) -> float:
@@ -145,11 +185,9 @@ def math_correct(prediction: str | None, gold: str, *, absolute: float = 0.0, re
     An answer of more than :data:`LONGEST` characters, or that takes longer than :data:`gcpo.grader.SECONDS`, counts as
     wrong.
 
-    Raises ``ValueError`` if the gold answer cannot be parsed, and ``RuntimeError`` where Math-Verify cannot start.
+    Raises as :func:`read_gold`.
     """
-    expected = _answer_text(gold)
-    if not _known(expected):
-        raise ValueError(f"gold answer {gold!r} cannot be parsed by Math-Verify: repair the row or leave it out")
+    expected = read_gold(gold)
     if prediction is None or len(answer := _answer_text(prediction)) > LONGEST:
         return 0.0
     return float(_right(expected, answer, absolute, relative))
@@ -223,10 +261,9 @@ def _parts(answer: str) -> tuple[str, list[str]] | None:
         rows = [[cell.strip() for cell in row.split("&")] for row in matrix[2].split(r"\\") if row.strip()]
         return f"matrix {[len(row) for row in rows]}", [cell for row in rows for cell in row]
     answer = _bare(_SEPARATOR.sub(",", answer))
-    if answer.startswith(r"\{") and answer.endswith(r"\}"):
-        return "set", [_bare(part) for part in _split(answer[2:-2])]
-    outer = _split(answer)
-    if len(outer) > 1:
+    braces = answer.startswith(r"\{") and answer.endswith(r"\}")
+    outer = _split(answer[2:-2] if braces else answer)
+    if braces or len(outer) > 1:
         return "set", [_bare(part) for part in outer]
     if answer[:1] in ("(", "[") and answer[-1:] in (")", "]"):
         return answer[0] + answer[-1], _split(answer[1:-1])
@@ -249,22 +286,19 @@ def _split(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=100_000)
 def _equal(gold: str, answer: str) -> bool:
-    if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
-        return int(gold) == int(answer)
-    return bool(_ask("equal", gold, answer))
+    whole = _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer)
+    return int(gold) == int(answer) if whole else bool(_ask("equal", gold, answer))
 
 
 @functools.lru_cache(maxsize=20_000)
 def _known(gold: str) -> bool:
-    return bool(_INTEGER.fullmatch(gold)) or bool(_ask("known", gold))
+    """Return True for what Math-Verify reads; most gold answers are numbers, which it need not start for."""
+    return bool(_NUMBER.fullmatch(gold) or _FRACTION.fullmatch(gold) or _ask("known", gold))
 
 
 @functools.lru_cache(maxsize=20_000)
 def _value(answer: str) -> float | None:
-    if _NUMBER.fullmatch(bare := _bare(answer)):
-        return float(bare)
-    found: float | None = _ask("value", answer)
-    return found
+    return float(bare) if _NUMBER.fullmatch(bare := _bare(answer)) else _ask("value", answer)
 
 
 _ask = grader.GraderProcess().ask

@@ -23,17 +23,8 @@ from typing import Any
 
 from gcpo.mathematics import boxed_answer, math_correct, same_answer
 
-__all__ = [
-    "any_answer",
-    "bleu1",
-    "boxed_answer",
-    "exact_match",
-    "final_answer",
-    "keeps_format",
-    "math_correct",
-    "same_answer",
-    "token_f1",
-]
+__all__ = ["any_answer", "bleu1", "boxed_answer", "exact_match", "final_answer"]
+__all__ += ["keeps_format", "math_correct", "same_answer", "token_f1"]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -385,6 +385,63 @@ def test_math_correct_rejects(prediction: str | None, gold: str) -> None:
     assert math_correct(prediction, gold) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("written", "meant", "bare"),
+    [
+        (r"12\text{ million}", "12000000", "12"),
+        (r"\$12\text{ Million dollars}", "12000000", "12"),
+        (r"$12$ \mbox{ millions}", "12000000", "12"),
+        (r"12\,\text{thousand}", "12000", "12"),
+        (r"12\ \mathrm{billion}", "12000000000", "12"),
+        (r"12{\rm\,trillion}", "12000000000000", "12"),
+        (r"12\textbf{ hundred}", "1200", "12"),
+        (r"12\text{ hundred-thousand}", "1200000", "12"),
+        (r"\text{12 thousand}", "12000", "12"),
+        (r"1.5\text{ dozen}", "18", "1.5"),
+        (r"12\text{ score}", "240", "12"),
+        ("12 gross", "1728", "12"),
+        (r"12\text{ lakhs}", "1200000", "12"),
+        ("12 crore", "120000000", "12"),
+        ("12 tens", "120", "12"),
+        ("12 mil", "12000000", "12"),
+        (r"12\text{k}", "12000", "12"),
+        (r"12\text{ bn}", "12000000000", "12"),
+        (r"\$12\text{M}", "12000000", "12"),
+        (r"1{,}200\text{ thousand}", "1200000", "1200"),
+        (r"\frac12\text{ million}", "500000", r"\frac12"),
+        ("1/2 million", "500000", "1/2"),
+        (r"3\frac{1}{2}\text{ million}", "3500000", "3.5"),
+        (r"3.5\times\text{million}", "3500000", "3.5"),
+        (r"2^3\text{ thousand}", "8000", "8"),
+        (r"-x\text{ thousand}", "-1000x", "-x"),
+        (r"(1\text{ million}, 2\text{ million})", "(1000000, 2000000)", "(1, 2)"),
+        ("twelve hundred", "1200", "12"),
+    ],
+)
+def test_a_number_with_words_on_a_scale_is_their_product_and_not_the_bare_number(
+    written: str, meant: str, bare: str
+) -> None:
+    assert math_correct(written, meant) == math_correct(meant, written) == 1.0
+    assert math_correct(written, bare) == math_correct(bare, written) == 0.0
+    assert math_correct(gsm8k.extract(f"#### {written}"), meant) == 1.0
+
+
+@pytest.mark.parametrize(
+    "unit",
+    r"""\text{ cm}|\text{ inches}|\text{ m}|\mathrm{kg}|^\circ|\%|\text{ K}|\text{ M}|\text{ millimeters}| mm| dollars|
+\text{ mils}|\text{ scores}|\text{ tennis balls}|\text{ gross pay}|\text{ millionaires}|\text{ halves}""".split("|"),
+)
+def test_a_unit_is_none(unit: str) -> None:
+    assert math_correct(f"12{unit}", "12") == math_correct("12", f"12{unit}") == 1.0
+
+
+@pytest.mark.parametrize("repeated", ["(", "~", r"\,", r"\text{", " ", "{"])
+def test_an_answer_is_read_at_once_whatever_it_repeats(repeated: str) -> None:
+    begins = time.process_time()
+    mathematics.read((repeated * 2000)[:2000])
+    assert time.process_time() - begins < 0.2  # it was a second where each place was tried from each before it
+
+
 def test_math_correct_passes_the_gold_answer_first() -> None:
     # Math-Verify takes an interval for an inequality, but not an inequality for an interval.
     assert math_correct("(1,2)", "1<x<2") == 1.0
@@ -398,11 +455,13 @@ def test_the_shortcut_for_integers_agrees_with_math_verify(prediction: int, gold
     assert math_correct(f"${prediction}$", str(gold)) == float(prediction == gold)
 
 
-@pytest.mark.parametrize("gold", [r"\boxed{}", "no number here", r"nothing \boxed{1"])
+@pytest.mark.parametrize("gold", [r"\boxed{}", "no number here", r"nothing \boxed{1", r"\text{}", "$$"])
 def test_an_unreadable_gold_answer_is_an_error_that_names_it(gold: str) -> None:
     for prediction in ("9", None):
         with pytest.raises(ValueError, match=f"gold answer {re.escape(repr(gold))} cannot be parsed"):
             math_correct(prediction, gold)
+    with pytest.raises(ValueError, match=r"gold answer '1{99}' has 2001 characters"):
+        math_correct("1", "1" * 2001)
 
 
 def test_math_correct_works_in_a_thread_without_warnings(caplog: pytest.LogCaptureFixture) -> None:

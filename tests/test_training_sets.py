@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from gcpo import mathematics
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.record import Run
 from gcpo.runs.train import _questions
 from gcpo.tasks import get_task, math, openr1
 from gcpo.tasks.base import check_disjoint
+from gcpo.tasks.reading import MalformedRowError
 
 Write = Callable[[str, list[dict[str, Any]]], None]
 WORDS = "one two three four five six seven eight nine ten".split()
@@ -77,6 +79,64 @@ def test_open_rs_is_tested_on_math_500(write: Write) -> None:
     write("math500/test", [{"unique_id": "a", "problem": "1 + 1?", "answer": "2"}])
     (row,), (asked,) = (get_task("open_rs").load(split, limit=None).rows for split in ("train", "test"))
     assert row.parts == {"problem": "Problem 7?"} and row.references == ("7",) and asked.id == "a"
+
+
+# --- gold answers that no answer can equal --------------------------------------------------------------------------
+
+# A benchmark's file, its split, and a record of it with a number and a gold answer.
+Made = Callable[[int, str], dict[str, Any]]
+MATHEMATICS: dict[str, tuple[str, str, Made]] = {
+    "math": ("math_train/train", "train", lambda n, gold: solved(n) | {"solution": rf"So \boxed{{{gold}}}."}),
+    "aime24": ("aime24/train", "test", lambda n, gold: {"id": n, "problem": f"P {n}?", "answer": gold}),
+    "olympiadbench": ("olympiadbench/train", "whole", lambda n, gold: {"id": n, "question": f"{n}?", "answer": gold}),
+    "minerva": ("minerva_math/train", "test", lambda n, gold: solved(n) | {"solution": rf"\boxed{{{gold}}}"}),
+    "gsm8k": ("gsm8k/train", "train", lambda n, gold: {"question": f"{n}?", "answer": f"So\n#### {gold}"}),
+    "open_rs": ("open_rs/train", "train", lambda n, gold: {"problem": f"P {n}?", "answer": gold}),
+}
+MATH_500 = "math500/test", "test", lambda n, gold: {"unique_id": str(n), "problem": f"{n}?", "answer": gold}
+UNREADABLE = [(name, *of, gold) for name, of in MATHEMATICS.items() if name != "gsm8k" for gold in (r"\text{}", "$$")]
+TOO_LONG = [(name, *of, "1" * 2001) for name, of in MATHEMATICS.items()]
+
+
+@pytest.mark.parametrize(("name", "file", "split", "made", "gold"), [*UNREADABLE, *TOO_LONG, ("math", *MATH_500, "$$")])
+def test_a_row_whose_gold_answer_no_answer_can_equal_is_malformed(
+    write: Write, name: str, file: str, split: str, made: Made, gold: str
+) -> None:
+    write(file, [made(1, "3"), made(2, gold), made(3, r"\frac{1}{2}" if name != "gsm8k" else "0.5")])
+    load = get_task(name).load
+    with pytest.raises(MalformedRowError) as error:
+        load(split, limit=None)
+    for part in (f"{file}.jsonl, line 2, id '", repr(gold[:99]), "skip_malformed: true"):
+        assert part in str(error.value)
+    left = load(split, limit=None, skip_malformed=True)
+    assert len(left.rows) == 2 and left.source["skipped"] == 1
+    for seed in range(4):  # the next in order takes its place, whichever comes first
+        rows = load(split, limit=None, seed=seed, skip_malformed=True).rows
+        assert load(split, limit=1, seed=seed, skip_malformed=True).rows == rows[:1]
+
+
+def test_numbers_and_fractions_are_gold_answers_for_which_math_verify_does_not_start(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mathematics, "_ask", lambda *_: 1 / 0)
+    mathematics._known.cache_clear()
+    file, split, made = MATHEMATICS["math"]
+    write(file, [made(n, gold) for n, gold in enumerate(("-7", "1000000", "2.5", r"\frac{1}{2}", r"-\dfrac34"))])
+    assert len(get_task("math").load(split, limit=None).rows) == 5
+
+
+def test_of_openr1_a_problem_that_could_be_chosen_makes_room_for_the_next(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openr1, "POOL", 20)  # of which 10 are mixed ones of the default
+    monkeypatch.setattr(openr1, "VALIDATION", 0)
+    write("openr1/train", [generated(n, [True, False], r"\text{}" if n % 2 else "7") for n in range(20)])
+    write("openr1_extended/train", [generated(99, [True, False])])
+    load = get_task("openr1").load
+    with pytest.raises(MalformedRowError, match=r"openr1/train\.jsonl, line \d+, id 'default-mixed-u"):
+        load("train", limit=None)
+    rows = load("train", limit=None, skip_malformed=True).rows
+    assert {int(row.id.rpartition("u")[2]) for row in rows} == {*range(0, 20, 2), 99}
 
 
 # --- OpenR1-Math's stable 10k ---------------------------------------------------------------------------------------

@@ -139,9 +139,8 @@ class EntropyReward(RewardStage):
         tokens = rollouts.mask.bool()
         entropy = mean(rollouts.entropies, tokens)
         shaped = entropy_shaped(rollouts, entropy, tokens.any(-1, keepdim=True), self.bonus).squeeze(-1)
-        known = is_graded(rollouts)
-        varied = deviations(rollouts.rewards, known).ne(0).any(1, keepdim=True)
-        return torch.where(varied, shaped, rollouts.rewards).masked_fill(~known, torch.nan)
+        varied = deviations(rollouts.rewards, is_graded(rollouts)).ne(0).any(1, keepdim=True)
+        return torch.where(varied, shaped, rollouts.rewards).masked_fill(~is_graded(rollouts), torch.nan)
 
 
 def entropy_shaped(

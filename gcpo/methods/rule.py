@@ -49,12 +49,11 @@ class EntropyShaping(AdvantageRule):
     needs_correctness = True
 
     def __call__(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> Float[Tensor, "B G T"]:
-        known = is_graded(rollouts)
-        said = rollouts.mask.bool() & known.unsqueeze(-1)
+        said = rollouts.mask.bool() & is_graded(rollouts).unsqueeze(-1)
         shaped = entropy_shaped(rollouts, rollouts.entropies, rollouts.mask.bool(), self.bonus).to(base.dtype)
         gain = deviations(shaped, said, (1, 2))
         squares, count = gain.square().sum((1, 2), keepdim=True), said.sum((1, 2), keepdim=True)
-        varied = deviations(rollouts.rewards, known).ne(0).any(1).view(-1, 1, 1)
+        varied = deviations(rollouts.rewards, is_graded(rollouts)).ne(0).any(1).view(-1, 1, 1)
         return torch.where(varied, gain / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-4), 0)
 
 

@@ -5,20 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gcpo.tasks import math
-from gcpo.tasks.base import Row, math_row
-from gcpo.tasks.reading import Record, Source, Text, reader
+from gcpo.tasks.reading import Source, reader
 
 
-class Problem(Record):
+class Problem(math.Answered):
     """A record of the Hub."""
 
     id: int
-    problem: Text
-    answer: Text
-
-    def rows(self) -> list[Row]:
-        """Return its problem."""
-        return [math_row(str(self.id), self.problem, self.answer.strip())]
+    row_id = property(lambda self: str(self.id))
 
 
 SPLITS = {"test": Source(Problem, "aime24", "train", "HuggingFaceH4/aime_2024")}

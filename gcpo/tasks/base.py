@@ -22,8 +22,8 @@ CHARACTERS_PER_WORD = 10
 @dataclass(frozen=True)
 class Row:
     """One question: the user's message, the accepted answers (mathematics: the gold answer alone, and after it the
-    tolerance that the benchmark states for it), whether its context was cut, the parts that the message is made of, and
-    the system's message before it."""
+    tolerance that the benchmark states for it), whether its context was cut, the parts that the message is made of, the
+    system's message before it, and whether it is mathematics."""
 
     id: str
     prompt: str
@@ -31,6 +31,7 @@ class Row:
     cut: bool = False
     parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     system: str | None = None
+    mathematics: bool = field(default=False, compare=False, repr=False)
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -146,7 +147,7 @@ MATH_PROMPT = """Solve the problem step by step. Put the final answer in \\boxed
 
 def math_row(row_id: str, problem: str, *references: str) -> Row:
     r"""Return a question that asks for steps and a ``\boxed{...}`` answer."""
-    return made_of(MATH_PROMPT, row_id, references, problem=problem.strip())
+    return replace(made_of(MATH_PROMPT, row_id, references, problem=problem.strip()), mathematics=True)
 
 
 def generator(
@@ -154,17 +155,11 @@ def generator(
 ) -> Callable[..., Split]:
     """Return the ``load`` of a generated task: ``limit`` questions (default 1000), the same for one split and seed.
 
-    ``draw`` makes the next question of a split, and its references. There is no revision, and no row is malformed.
+    ``draw`` makes the next question of a split, and its references. There is no revision, and no row is malformed: what
+    is said of files counts for nothing.
     """
 
-    def load(
-        split: str,
-        *,
-        limit: int | None = None,
-        seed: int = 0,
-        revision: str | None = None,
-        skip_malformed: bool = False,
-    ) -> Split:
+    def load(split: str, *, limit: int | None = None, seed: int = 0, **of_files: Any) -> Split:
         if split not in splits:
             raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
         rng = random.Random(f"{name} {split} {seed}")

@@ -38,16 +38,23 @@ class TrainingProblem(Solved):
         return super().rows() if self.level in LEVELS else []
 
 
-class TestProblem(Record):
-    """A record of MATH-500."""
+class Answered(Record):
+    """A problem and its answer."""
 
-    unique_id: Text
     problem: Text
     answer: Text
+    row_id = property(lambda self: text_id(self.problem))
 
     def rows(self) -> list[Row]:
         """Return its problem."""
-        return [math_row(self.unique_id, self.problem, self.answer.strip())]
+        return [math_row(self.row_id, self.problem, self.answer.strip())]
+
+
+class TestProblem(Answered):
+    """A record of MATH-500."""
+
+    unique_id: Text
+    row_id = property(lambda self: self.unique_id)
 
 
 _TRAIN = Source(TrainingProblem, "math_train", "train", "DigitalLearningGmbH/MATH-lighteval")

@@ -76,12 +76,5 @@ class Question(Record):
 
 
 SPLITS = {"test": Source(Question, "mmlu_stem", "test", "TIGER-Lab/MMLU-STEM")}
-TASK = replace(
-    math.TASK,
-    name="mmlu_stem",
-    load=reader(SPLITS),
-    extract=extract,
-    score=score,
-    answer_length="short",
-    full_completion=False,
-)
+_CHOICE = replace(math.TASK, answer_length="short", full_completion=False)
+TASK = replace(_CHOICE, name="mmlu_stem", load=reader(SPLITS), extract=extract, score=score)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -72,7 +72,6 @@ READ = ("uuid", "problem", "answer", "correctness_math_verify")  # the generatio
 _OF_HUB = Source(Problem, "openr1", "train", "open-r1/OpenR1-Math-220k", columns=READ)
 _TRAIN = replace(_OF_HUB, more=(replace(_OF_HUB, record=Extended, folder="openr1_extended", config="extended"),))
 SPLITS = {"train": _TRAIN, "validation": _TRAIN, "test": math.SPLITS["test"]}
-_read = reader(SPLITS)
 
 
 def signature(text: str) -> list[bytes]:
@@ -84,8 +83,8 @@ def signature(text: str) -> list[bytes]:
     return [band.tobytes() for band in lowest.reshape(BANDS, ROWS)]
 
 
-def pool(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the rows that fill the shares of :data:`POOL`, without near duplicates of earlier ones."""
+def pool(usable: Callable[[Row], bool], rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield the usable rows that fill the shares of :data:`POOL`, without near duplicates of earlier ones."""
     left = {start: round(share * POOL) for start, share in SHARES.items()}
     seen: set[tuple[int, bytes]] = set()
     for row in rows:
@@ -93,9 +92,14 @@ def pool(rows: Iterable[Row]) -> Iterator[Row]:
         if left[start]:
             bands = {*enumerate(signature(row.parts["problem"]))}
             if not bands & seen:
+                if not usable(row):
+                    continue
                 left[start] -= 1
                 yield row
             seen |= bands
+
+
+_read, _pool = reader(SPLITS), reader(SPLITS, choose=pool)
 
 
 def load(
@@ -104,12 +108,11 @@ def load(
     """Return rows of a split, as :func:`gcpo.tasks.reading.reader` has it; the pool does not depend on the seed."""
     if split not in ("train", "validation"):
         return _read(split, limit=limit, seed=seed, revision=revision, skip_malformed=skip_malformed)
-    found = _read(split, limit=None, revision=revision, skip_malformed=skip_malformed)
-    chosen = tuple(pool(found.rows))
-    held_out = len(chosen) * VALIDATION // POOL
-    rows = in_order(chosen[:held_out] if split == "validation" else chosen[held_out:], seed)[:limit]
+    found = _pool(split, limit=None, revision=revision, skip_malformed=skip_malformed)
+    held_out = len(found.rows) * VALIDATION // POOL
+    rows = in_order(found.rows[:held_out] if split == "validation" else found.rows[held_out:], seed)[:limit]
     if not rows:
-        raise ValueError(f"openr1/{split} is empty: the {len(chosen)} problems here are too few for it")
+        raise ValueError(f"openr1/{split} is empty: the {len(found.rows)} problems here are too few for it")
     return Split(rows, found.source)
 
 

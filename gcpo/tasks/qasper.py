@@ -111,9 +111,6 @@ class WithEvidence(Paper):
         return words(text, MAX_EVIDENCE_WORDS)
 
 
-SPLITS = {
-    name: Source(Paper, "qasper", name, "allenai/qasper", revision=CONVERTED)
-    for name in ("train", "validation", "test")
-}
+SPLITS = {name: Source(Paper, "qasper", name, "allenai/qasper", revision=CONVERTED) for name in narrativeqa.SPLITS}
 TASK = replace(narrativeqa.TASK, name="qasper", load=reader(SPLITS))
 CONTEXTS = {"evidence": reader({name: replace(source, record=WithEvidence) for name, source in SPLITS.items()})}

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from gcpo import io, seeds
+from gcpo.mathematics import read_gold
 from gcpo.rewards import boxed_answer
 from gcpo.tasks.base import DATA_DIR, Row, Split
 
@@ -25,6 +26,7 @@ CONVERTED = "refs/convert/parquet"
 """Revision under which the Hub keeps a data set that it has converted to parquet files."""
 
 Records = Iterator[tuple[str, Any]]  # each with its place; lines of a file as bytes
+Choose = Callable[[Callable[[Row], bool], Iterable[Row]], Iterable[Row]]  # which of the rows that can be used
 
 
 class MalformedRowError(ValueError):
@@ -109,21 +111,23 @@ def text_id(text: str) -> str:
 
 
 def reader(
-    sources: Mapping[str, Source], keep: Callable[[str, Row], bool] = lambda split, row: True
+    sources: Mapping[str, Source], keep: Callable[[str, Row], bool] = lambda split, row: True, choose: Choose = filter
 ) -> Callable[..., Split]:
     """Return the ``load`` of a public benchmark, whose splits have sources.
 
     Rows are read from ``$GCPO_DATA_DIR/<folder>/<split>.jsonl`` if the variable is set, else from the Hub at
     ``revision``, and checked with the record class of the source; ``keep`` says whether a row belongs to a split. Rows
     come in the order of a hash of the seed and their id, so the first ``limit`` rows (at most; ``None``: all) are the
-    same in either source and lie within those of any larger limit. A repeated id is numbered ("id-2").
+    same in either source and lie within those of any larger limit. A repeated id is numbered ("id-2"). Gold answers of
+    mathematics take long to try: a row with one that no answer can equal is malformed where it would be chosen, which
+    ``choose`` says of rows in order and a function that tries one.
     ``source["revision"]`` is the resolved commit of a Hub data set, ``None`` if the Hub does not tell it;
     ``source["cut"]`` counts rows whose context was cut.
 
-    The function raises ``ValueError`` for a split that is not there, with those that are, if there is no row, or for a
-    limit below 1; ``MalformedRowError`` naming file, line and field for a malformed row (with ``skip_malformed`` it is
-    left out and counted in ``source["skipped"]`` instead); ``FileNotFoundError`` listing what there is for a missing
-    file; and ``OSError`` if the Hub's data set cannot be read.
+    The function raises ``ValueError`` for a split that is not there, with those that are, or if there is no row;
+    ``MalformedRowError`` naming file, line and field for a malformed row (with ``skip_malformed`` it is left out and
+    counted in ``source["skipped"]`` instead); ``FileNotFoundError`` listing what there is for a missing file; and
+    ``OSError`` if the Hub's data set cannot be read.
     """
 
     def load(
@@ -133,28 +137,32 @@ def reader(
             known = ", ".join(f"{name} ({source.dataset}, {source.split})" for name, source in sources.items())
             raise ValueError(f"there is no split {split!r} here: {known}. A run without it says so: *_limit 0.")
         name = f"{sources[split].folder}/{sources[split].split}"
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit is {limit}; give at least 1, or None for all rows of {name}")
         parts = [(source, *_records(source, revision)) for source in (sources[split], *sources[split].more)]
         origin, *others = (found for _, _, found in parts)
         rows: dict[str, Row] = {}
+        places: dict[str, str] = {}
         skipped = 0
-        for source, where, record in ((source, *one) for source, records, _ in parts for one in records):
+
+        def tried(read: Callable[..., list[Row]], *of: Any) -> list[Row]:
+            nonlocal skipped
             try:
-                converted = _rows(source, where, record)
+                return read(*of)
             except MalformedRowError:
                 if not skip_malformed:
                     raise
                 skipped += 1
-                continue
-            for row in converted:
+                return []
+
+        for source, where, record in ((source, *one) for source, records, _ in parts for one in records):
+            for row in tried(_rows, source, where, record):
                 if keep(split, row):
                     numbered = itertools.chain([row.id], (f"{row.id}-{number}" for number in itertools.count(2)))
                     unique = next(name for name in numbered if name not in rows)
-                    rows[unique] = replace(row, id=unique)
-        if not rows:
+                    rows[unique], places[unique] = replace(row, id=unique), where
+        usable = choose(lambda row: bool(tried(_graded, places[row.id], row)), in_order(rows.values(), seed))
+        chosen = tuple(itertools.islice(usable, limit))
+        if not chosen:
             raise ValueError(f"{name} has no usable row ({skipped} malformed rows skipped)")
-        chosen = in_order(rows.values(), seed)[:limit]
         counts = {"skipped": skipped, "cut": sum(row.cut for row in chosen)}
         return Split(chosen, origin | ({"more": others} if others else {}) | counts)
 
@@ -172,6 +180,16 @@ def _rows(source: Source, where: str, record: Any) -> list[Row]:
     except MalformedRowError as error:
         way = "Repair the row, or set skip_malformed: true, which leaves such rows out and counts them."
         raise MalformedRowError(f"{where}: {error}. {way}") from None
+
+
+def _graded(where: str, row: Row) -> list[Row]:
+    """Return a row, if an answer can be right; ``MalformedRowError`` otherwise."""
+    try:
+        if row.mathematics:
+            read_gold(row.references[0])
+    except ValueError as error:
+        raise MalformedRowError(f"{where}, id {row.id!r}: {error}, as skip_malformed: true does") from None
+    return [row]
 
 
 def _decode(line: bytes) -> dict[str, Any]:

@@ -12,14 +12,12 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gcpo.mathematics import NUMBERS  # words, but in the boxed answer: one token each, where digits are two or three
 from gcpo.rewards import boxed_answer
 from gcpo.tasks.base import Task, generator, math_scores
 
 PEOPLE = ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivan", "Jane"]
 THINGS = ["coins", "maps", "toys", "lamps", "shoes", "clocks"]
-# Numbers are words everywhere but in the boxed answer: one token each, where digits would be two or three.
-NUMBERS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-seventeen eighteen nineteen twenty""".split()
 LARGEST = len(NUMBERS) - 1
 
 

@@ -47,8 +47,9 @@ class Relation:
         return self.wordings[form].format(a=self.first[value[0]][form], b=self.second[value[1]][form])
 
 
-def _same(words: str) -> tuple[tuple[str, str], ...]:
-    return tuple((word, word) for word in words.split())
+def _forms(attributes: str) -> tuple[tuple[str, str], ...]:
+    """Return each attribute's form in the first wording and in the second: those on the sides of a slash, or one."""
+    return tuple((form.split("/")[0], form.split("/")[-1]) for form in attributes.split(", "))
 
 
 RELATIONS = {
@@ -56,16 +57,16 @@ RELATIONS = {
         "keeps",
         ("a {a} {b}", "a {b} that is {a}"),
         "a {b}",
-        _same("black white grey brown spotted"),
-        _same("cat dog rabbit parrot horse goat"),
+        _forms("black, white, grey, brown, spotted"),
+        _forms("cat, dog, rabbit, parrot, horse, goat"),
         0.0,
     ),
     "work": Relation(
         "works as",
         ("a {a} at the {b}", "a {b} {a}"),
         "a {a}",
-        _same("nurse teacher cook guard painter driver"),
-        _same("hospital school hotel museum theatre station"),
+        _forms("nurse, teacher, cook, guard, painter, driver"),
+        _forms("hospital, school, hotel, museum, theatre, station"),
         0.98,
         (0, 0, 1),
     ),
@@ -73,12 +74,10 @@ RELATIONS = {
         "lives in",
         ("a {a} {b}", "a {a} {b}"),
         "a {a}",
-        _same("house flat cabin farm boat"),
-        (
-            ("by the sea", "on the coast"),
-            ("in the city", "in the town"),
-            ("in the hills", "up the mountain"),
-            ("near the forest", "close to the woods"),
+        _forms("house, flat, cabin, farm, boat"),
+        _forms(
+            "by the sea/on the coast, in the city/in the town, in the hills/up the mountain, "
+            "near the forest/close to the woods"
         ),
         0.2,
     ),
@@ -86,22 +85,16 @@ RELATIONS = {
         "enjoys",
         ("{a} {b}", "{b} , {a} them"),
         "{b}",
-        (
-            ("collecting", "gathering"),
-            ("repairing", "fixing"),
-            ("drawing", "sketching"),
-            ("selling", "trading"),
-            ("cleaning", "washing"),
-        ),
-        _same("clocks coins maps toys lamps shoes"),
+        _forms("collecting/gathering, repairing/fixing, drawing/sketching, selling/trading, cleaning/washing"),
+        _forms("clocks, coins, maps, toys, lamps, shoes"),
         0.6,
     ),
     "trip": Relation(
         "travels",
         ("by {a} to {b}", "to {b} on a {a}"),
         "to {b}",
-        _same("train bus ship plane bicycle"),
-        _same("Rome Paris Cairo Delhi Lima Oslo"),
+        _forms("train, bus, ship, plane, bicycle"),
+        _forms("Rome, Paris, Cairo, Delhi, Lima, Oslo"),
         0.0,
         asks="how",
     ),
@@ -109,8 +102,8 @@ RELATIONS = {
         "eats",
         ("{a} {b}", "{b} that tastes {a}"),
         "{b}",
-        _same("sweet spicy salty fresh sour"),
-        _same("soup bread rice pie salad fish"),
+        _forms("sweet, spicy, salty, fresh, sour"),
+        _forms("soup, bread, rice, pie, salad, fish"),
         0.9,
     ),
 }
