@@ -8,16 +8,21 @@ without dropout: neither the other rows nor the padding can change g_i.
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+COLUMNS = 2**16  # of gradients that are multiplied at a time
 
 
 class GradientStats(NamedTuple):
@@ -94,23 +99,6 @@ def gradient_variance(
     return GradientStats(deviation / len(scale), squared_norms, _squared_norm(map(_norm, mean)))
 
 
-def score_gradients(
-    model: nn.Module,
-    input_ids: Int[Tensor, "G T"],
-    attention_mask: Shaped[Tensor, "G T"],
-    completion_mask: Shaped[Tensor, "G T"],
-    *,
-    params: str | Iterable[str] | None = None,
-) -> Float[Tensor, "G P"]:
-    """The gradients g_i themselves, one row each, parameters flattened in the order of `model.named_parameters()`.
-
-    Arguments and errors as in `gradient_variance`; a row without a completion token is zero. Takes G times the memory
-    of the parameters: for small models.
-    """
-    gradients, place = _row_gradients(model, input_ids, attention_mask, completion_mask, params)
-    return gradients[place]
-
-
 def variance_decomposition(
     gradients: Float[Tensor, "*groups G P"],
     clusters: Int[Tensor, "*groups G"],
@@ -147,18 +135,44 @@ def gradient_gram(
     *,
     params: str | Iterable[str] | None = None,
     temperature: float = 1.0,
+    memory_limit: float | None = None,
 ) -> Float[Tensor, "G G"]:
     """Inner products <g_i, g_j> of the rollouts' gradients, float64, on the CPU: all that distances and variances need.
 
     With advantages A, `A[:, None] * A * gram` is that of A_i g_i; `gram_decomposition` and `gram_distances` take
     either. Arguments and errors as in `gradient_variance`; a row without a completion token is a zero vector. Memory:
-    one gradient for each distinct row, in the parameters' type; products are accumulated in float64.
+    one gradient for each distinct row, in the parameters' type; products are accumulated in float64. Where an estimate
+    of that exceeds a `memory_limit` in bytes, every row is run once for each part of the gradients that fits, with the
+    same numbers; raises MemoryError if none fits.
     """
-    gradients, place = _row_gradients(model, input_ids, attention_mask, completion_mask, params, temperature)
-    precision = _precision(gradients)
-    gram = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
-    for part in torch.split(gradients, 2**16, dim=1):
-        gram += (part.to(precision) @ part.to(precision).T).cpu()
+    parameters = chosen_parameters(model, params)
+    rows = distinct_rows(input_ids, attention_mask, completion_mask)
+    first, sizes = parameters[0], [p.numel() for p in parameters]
+    columns, layers = _columns(model, parameters, rows, memory_limit)
+    gradients = torch.zeros(len(rows) + 1, columns, dtype=accumulator(first), device=first.device)
+    gram, precision = torch.zeros(len(gradients), len(gradients), dtype=torch.float64), _precision(gradients)
+    with dropout_off(model), computed_again(layers) as options:
+        for start in range(0, sum(sizes), columns):
+            part, begins = gradients[:, : sum(sizes) - start], itertools.accumulate(sizes, initial=-start)
+            covered = [
+                (p, slice(max(0, -begin), columns - begin))
+                for p, begin in zip(parameters, begins, strict=False)
+                if begin < columns and begin + p.numel() > 0
+            ]
+            for row, own in zip(rows, part, strict=False):
+                found = _score_gradient(model, row, [p for p, _ in covered], temperature, **options)
+                torch.cat([of.flatten()[span] for of, (_, span) in zip(found, covered, strict=True)], out=own)
+                del found  # before the next row's are made
+            for some in torch.split(part, COLUMNS, dim=1):
+                gram += (some.to(precision) @ some.to(precision).T).cpu()
+    return spread(gram, rows, len(input_ids))
+
+
+def spread(gram: Float[Tensor, "R R"], rows: dict[Row, list[int]], size: int) -> Float[Tensor, "G G"]:
+    """Return the inner products of all rows from those of the distinct ones and, after them, of a row of zeros."""
+    place = torch.full((size,), len(rows))
+    for number, members in enumerate(rows.values()):
+        place[members] = number
     return gram[place][:, place]
 
 
@@ -185,30 +199,8 @@ def gram_decomposition(
     return (rows - means).clamp(min=0), (means - gram.mean((-2, -1))).clamp(min=0)
 
 
-def _row_gradients(
-    model: nn.Module,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    completion_mask: Tensor,
-    params: str | Iterable[str] | None,
-    temperature: float = 1.0,
-) -> tuple[Float[Tensor, "R P"], Int[Tensor, " G"]]:
-    """The gradients of the distinct rows, flattened, and after them a row of zeros; and which of these each row has."""
-    parameters = chosen_parameters(model, params)
-    rows = distinct_rows(input_ids, attention_mask, completion_mask)
-    first, size = parameters[0], sum(p.numel() for p in parameters)
-    gradients = torch.zeros(len(rows) + 1, size, dtype=accumulator(first), device=first.device)
-    place = torch.full((len(input_ids),), len(rows))
-    with dropout_off(model):
-        for number, (row, members) in enumerate(rows.items()):
-            parts = _score_gradient(model, row, parameters, temperature)
-            torch.cat([part.flatten() for part in parts], out=gradients[number])
-            place[members] = number
-    return gradients, place
-
-
 def _score_gradient(
-    model: nn.Module, row: Row, parameters: Sequence[Tensor], temperature: float = 1.0
+    model: nn.Module, row: Row, parameters: Sequence[Tensor], temperature: float = 1.0, **options: Any
 ) -> tuple[Tensor, ...]:
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature is {temperature}, expected that of sampling, above 0")
@@ -217,7 +209,7 @@ def _score_gradient(
     attended = torch.tensor([row.attended], device=device, dtype=torch.long)
     positions = torch.arange(len(row.ids), device=device).unsqueeze(0)
     scored = torch.tensor(row.completion[1:], device=device)
-    options = {"logits_to_keep": len(row.ids) - row.completion.index(True) + 1} if _keeps(model, device) else {}
+    options |= {"logits_to_keep": len(row.ids) - row.completion.index(True) + 1} if _keeps(model, device) else {}
     with torch.enable_grad():
         logits = model(input_ids=ids, attention_mask=attended, position_ids=positions, **options).logits[0, :-1]
         logits = logits[scored[-len(logits) :]]
@@ -238,6 +230,77 @@ def _keeps(model: Any, device: torch.device) -> bool:
     Off on CPU: another matmul shape changes the last bit of recorded values.
     """
     return device.type != "cpu" and keeps(model)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def pass_bytes(model: nn.Module, rows: int, width: int, scored: int, layers: Sequence[nn.Module] = ()) -> float:
+    """Estimate the bytes of a forward and backward pass beside the model: what layers keep of `rows` rows of `width`
+    tokens, or the inputs of `layers` that are computed again and what one of them keeps; and logits of `scored` tokens
+    of each row."""
+    tables = [module.weight.shape for module in model.modules() if isinstance(module, nn.Embedding)]
+    table, config = max(tables, key=math.prod, default=(1, 1)), getattr(model, "config", None)  # the vocabulary's
+    each = 1.75 * sum(sum(p.shape[-2:]) for p in model.parameters() if p.shape != table)
+    if config is not None and getattr(config, "_attn_implementation", None) == "eager":
+        each += 2 * width * config.num_attention_heads * config.num_hidden_layers
+    each = each / max(len(layers), 1) + len(layers) * min(table) + 2 * width  # and a mask
+    return accumulator(next(model.parameters())).itemsize * rows * (width * each + 7 * scored * max(table))
+
+
+def lengths(rows: Iterable[Row], kept: bool) -> tuple[int, int]:
+    """Return the most tokens of a row, and of how many there are logits if only those that are needed are `kept`."""
+    width = max((len(row.ids) for row in rows), default=0)
+    return width, width - min((row.completion.index(True) for row in rows), default=0) + 1 if kept else width
+
+
+def _columns(
+    model: nn.Module, parameters: Sequence[Tensor], rows: dict[Row, list[int]], limit: float | None
+) -> tuple[int, list[nn.Module]]:
+    """Return how many columns of the gradients fit into the limit, and which layers are computed again for that."""
+    sizes, item = [p.numel() for p in parameters], accumulator(parameters[0]).itemsize
+    if limit is None:
+        return sum(sizes), []
+    width, scored = lengths(rows, _keeps(model, parameters[0].device))
+    for layers in ([], checkpointed(model)):
+        least = pass_bytes(model, 1, width, scored, layers) + 2 * item * max(sizes) + 16 * (len(rows) + 1) * COLUMNS
+        columns = int((limit - least) / item / (len(rows) + 2))
+        if columns >= sum(sizes):
+            return sum(sizes), layers
+    if columns < COLUMNS:
+        raise too_much(f"{len(rows)} rows of up to {width} tokens", least + item * (len(rows) + 2) * COLUMNS, limit)
+    return columns // COLUMNS * COLUMNS, layers
+
+
+def too_much(what: str, need: float, limit: float) -> MemoryError:
+    """Return the error of gradients that do not fit."""
+    return MemoryError(
+        f"{what}: gradients need {need / 1e9:.3g} GB and may take {limit / 1e9:.3g} GB (memory_limit): name fewer "
+        "gradient_parameters, or take shorter prompts, a smaller G or another memory_limit"
+    )
+
+
+def checkpointed(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model that transformers knows to compute again."""
+    return [module for module in model.modules() if getattr(type(module), "gradient_checkpointing", None) is False]
+
+
+@contextmanager
+def computed_again(layers: Sequence[nn.Module]) -> Iterator[dict[str, Any]]:
+    """Let layers keep their inputs alone, and compute the rest again in the backward pass; yields what the model is
+    called with for that."""
+    for layer in layers:
+        layer.forward = partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, early_stop=False
+        )
+    try:
+        yield {"use_cache": False} if layers else {}
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+# --- rows and parameters ----------------------------------------------------------------------------------------------
 
 
 def distinct_rows(input_ids: Tensor, attention_mask: Tensor, completion_mask: Tensor) -> dict[Row, list[int]]:
@@ -317,12 +380,18 @@ def _squared_norm(norms: Iterable[Tensor]) -> float:
 
 
 @contextmanager
-def dropout_off(model: nn.Module) -> Iterator[None]:
-    """Put a model into its mode of evaluation, and restore every module's own."""
-    modes = [(module, module.training) for module in model.modules()]
+def dropout_off(model: nn.Module, only: Iterable[Tensor] | None = None) -> Iterator[None]:
+    """Put a model into its mode of evaluation, in which `only` these parameters require a gradient if they are given,
+    and restore every module's own."""
+    modes, kept = [(module, module.training) for module in model.modules()], {id(p) for p in only or ()}
+    others = [p for p in model.parameters() if p.requires_grad and only is not None and id(p) not in kept]
     model.eval()
     try:
+        for p in others:
+            p.requires_grad_(False)
         yield
     finally:
+        for p in others:
+            p.requires_grad_(True)
         for module, training in modes:
             module.training = training

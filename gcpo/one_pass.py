@@ -2,6 +2,7 @@
 
 The gradient of a linear layer's weight is, for each rollout, the sum over its tokens of (output gradient) x (input), so
 that inputs and output gradients of layers hold all of it: no weight's gradient is made by autograd, and none is kept.
+They are multiplied as soon as the backward pass has them; where memory is short, inputs are computed a second time.
 `gcpo.gradients.gradient_gram` runs every rollout alone, and is what models fall back to whose layers mix rollouts.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -19,22 +21,31 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from gcpo.gradients import Row, accumulator, chosen_parameters, distinct_rows, dropout_off, gradient_gram, keeps
+from gcpo import gradients
+from gcpo.gradients import Row, accumulator, gradient_gram, keeps
 
 CHUNK = 2**22  # numbers of materialised gradients at a time, of all rows together
 CHUNK_GPU = 2**26  # a small one leaves a GPU waiting for the next
 PIECE = 2**14  # numbers of a row that are summed in float32: over a million, rounding would show in the fifth digit
 
 
-class _Call(NamedTuple):
+@dataclass(eq=False)
+class _Call:
     """One call of a module that owns chosen parameters."""
 
     module: nn.Module
     names: tuple[str, ...]  # of the chosen parameters within the module
-    given: Tensor
-    version: int  # of `given`: a layer that changes it in place spoils it
     output: GradientEdge
     apart: bool  # whether the call treats rows one by one, as far as shapes tell
+    lowest: bool  # whether no chosen parameter has a part in what is given
+    again: bool  # whether that is computed again in the backward pass, and not kept
+    given: Any = None  # a tensor
+    version: int = 0  # of `given`: a layer that changes it in place spoils it
+    take: Any = None  # what the gradient of the output goes to
+
+    def read(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.given is None:
+            self.given, self.version = args[0].detach(), args[0]._version
 
 
 class _Outer(NamedTuple):
@@ -82,55 +93,66 @@ def gradient_grams(
     *,
     params: str | Iterable[str] | None = None,
     temperatures: Sequence[float] = (1.0,),
+    memory_limit: float | None = None,
 ) -> list[Float[Tensor, "G G"]]:
     """Return `gcpo.gradients.gradient_gram` at each temperature, up to rounding, several times as fast.
 
     Arguments and errors as there; V(q) of Eq. 20 follows by `gram_decomposition`. Linear layers, embeddings and layers
     with one input that treat rows one by one (norms) are known, tied weights add up, and every use of a parameter in
     the graph is accounted for: with one that is not (experts that see tokens of several rows, tables of adapters,
-    shared weights outside their layer), the result is that of `gradient_gram`, row by row. Memory: the activations
-    of a batch of G rows. Products are summed in the parameters' type, or float32 if that has more digits, over pieces,
-    and these in float64.
+    shared weights outside their layer), the result is that of `gradient_gram`, row by row. Products are summed in the
+    parameters' type, or float32 if that has more digits, over pieces, and these in float64.
+
+    Memory: the activations of a batch of G rows. Where an estimate of them exceeds a `memory_limit` in bytes, layers
+    keep their inputs alone and compute the rest again, for the same numbers in up to twice the time; where that exceeds
+    it as well, the result is that of `gradient_gram` within the limit.
     """
     for temperature in temperatures:
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature is {temperature}, expected that of sampling, above 0")
-    parameters = chosen_parameters(model, params)
-    rows = distinct_rows(input_ids, attention_mask, completion_mask)
+    parameters = gradients.chosen_parameters(model, params)
+    rows = gradients.distinct_rows(input_ids, attention_mask, completion_mask)
     if not rows:
         return [torch.zeros(len(input_ids), len(input_ids), dtype=torch.float64) for _ in temperatures]
-    with dropout_off(model):
-        found = _grams(model, list(rows), parameters, temperatures)
+    found, layers = None, gradients.checkpointed(model)
+    width, scored = gradients.lengths(rows, keeps(model))
+    for again in ([], layers):
+        if memory_limit is None or gradients.pass_bytes(model, len(rows), width, scored, again) <= memory_limit:
+            with gradients.dropout_off(model, parameters):
+                found = _grams(model, list(rows), parameters, temperatures, again)
+            break
     if found is None:
         by_row = partial(gradient_gram, model, input_ids, attention_mask, completion_mask, params=params)
-        return [by_row(temperature=temperature) for temperature in temperatures]
-    place = torch.full((len(input_ids),), len(rows))  # a row of zeros
-    for number, members in enumerate(rows.values()):
-        place[members] = number
-    return [nn.functional.pad(gram, (0, 1, 0, 1))[place][:, place] for gram in found]
+        return [by_row(temperature=temperature, memory_limit=memory_limit) for temperature in temperatures]
+    return [gradients.spread(nn.functional.pad(gram, (0, 1, 0, 1)), rows, len(input_ids)) for gram in found]
 
 
 @torch.enable_grad()
 def _grams(
-    model: nn.Module, rows: Sequence[Row], parameters: Sequence[nn.Parameter], temperatures: Sequence[float]
+    model: nn.Module,
+    rows: Sequence[Row],
+    parameters: Sequence[nn.Parameter],
+    temperatures: Sequence[float],
+    again: Sequence[nn.Module] = (),
 ) -> list[Float[Tensor, "N N"]] | None:
-    """Return the inner products of distinct rows at each temperature, None where a use of a parameter is unknown."""
-    with _calls(model, parameters, len(rows)) as calls:
-        logits, targets, scored = _logits(model, rows)
-    if not _complete(logits, calls, parameters):
-        return None
-    logits = logits.to(accumulator(logits))
-    found = []
-    for number, temperature in enumerate(temperatures, start=1):
-        loss = nn.functional.cross_entropy((logits / temperature).flatten(0, 1), targets.flatten(), reduction="none")
-        log_likelihood = -loss[scored.flatten()].sum()
-        edges = [call.output for call in calls]
-        outputs = torch.autograd.grad(log_likelihood, edges, retain_graph=number < len(temperatures))
-        found.append(_inner_products(calls, outputs, len(rows)))
-    return found
+    """Return the inner products of distinct rows at each temperature, None where a use of a parameter is unknown; the
+    layers `again` are computed again in the backward pass."""
+    found = list[Tensor]()
+    with gradients.computed_again(again) as options:
+        with _calls(model, parameters, len(rows), again) as calls:
+            logits, targets, scored = _logits(model, rows, **options)
+        if not _complete(logits, calls, parameters):
+            return None
+        logits = logits.to(accumulator(logits))
+        for left in range(len(temperatures))[::-1]:
+            scaled = (logits / temperatures[~left]).flatten(0, 1)
+            loss = nn.functional.cross_entropy(scaled, targets.flatten(), reduction="none")[scored.flatten()]
+            found.extend(_inner_products(calls, -loss.sum(), len(rows), retain_graph=left > 0))
+            del scaled, loss  # and what they keep
+    return found if len(found) == len(temperatures) else None
 
 
-def _logits(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
+def _logits(model: Any, rows: Sequence[Row], **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits from the first that any row is scored by, the tokens they predict, and which are scored."""
     device, width = next(model.parameters()).device, max(len(row.ids) for row in rows)
     ids, attended, completion = (
@@ -139,7 +161,7 @@ def _logits(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
     )
     positions = torch.arange(width, device=device).expand_as(ids)
     start = min(row.completion.index(True) for row in rows)
-    options = {"logits_to_keep": width - start + 1} if keeps(model) else {}
+    options |= {"logits_to_keep": width - start + 1} if keeps(model) else {}
     logits = model(input_ids=ids, attention_mask=attended, position_ids=positions, **options).logits
     return logits[:, start - width - 1 : -1], ids[:, start:], completion[:, start:].bool()
 
@@ -148,9 +170,12 @@ def _logits(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @contextmanager
-def _calls(model: nn.Module, parameters: Sequence[nn.Parameter], rows: int) -> Iterator[list[_Call]]:
+def _calls(
+    model: nn.Module, parameters: Sequence[nn.Parameter], rows: int, again: Sequence[nn.Module]
+) -> Iterator[list[_Call]]:
     """Record the calls of modules that own chosen parameters, while the context lasts."""
-    chosen, calls, handles = {id(p) for p in parameters}, [], []
+    chosen, calls = {id(p) for p in parameters}, list[_Call]()
+    inside = {module for layer in again for module in layer.modules()}
 
     def record(names: tuple[str, ...], module: nn.Module, args: Any, options: Any, output: Any) -> None:
         tensors = [value for value in (*args, output) if isinstance(value, Tensor)]
@@ -159,17 +184,17 @@ def _calls(model: nn.Module, parameters: Sequence[nn.Parameter], rows: int) -> I
             # A layer that took (tokens, features), or part of a batch, would have another shape.
             apart = all(len(values) == rows and values.ndim >= 2 for values in tensors)
             apart = apart and (type(module) is not nn.Linear or args[0].ndim == 3)
-            given = args[0].detach()
-            calls.append(_Call(module, names, given, given._version, get_gradient_edge(output), apart))
+            lowest = not args[0].requires_grad
+            calls.append(call := _Call(module, names, get_gradient_edge(output), apart, lowest, module in inside))
+            output.register_hook(lambda gradient: call.take(gradient))
+            if not call.again:
+                call.read(module, args, output)
 
-    for module in model.modules():
-        if names := tuple(name for name, p in module.named_parameters(recurse=False) if id(p) in chosen):
-            handles.append(module.register_forward_hook(partial(record, names), with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if names := tuple(name for name, p in module.named_parameters(recurse=False) if id(p) in chosen):
+                hooks.enter_context(module.register_forward_hook(partial(record, names), with_kwargs=True))
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _complete(logits: Tensor, calls: Sequence[_Call], parameters: Sequence[nn.Parameter]) -> bool:
@@ -186,21 +211,47 @@ def _complete(logits: Tensor, calls: Sequence[_Call], parameters: Sequence[nn.Pa
                 used[id(leaf)] += 1
             waiting.append(following)
     known = Counter(id(getattr(call.module, name)) for call in calls for name in call.names)
-    fresh = all(call.apart and call.given._version == call.version and call.output.node in seen for call in calls)
-    return fresh and all(used[id(p)] == known[id(p)] for p in parameters)
+    again = [call.module for call in calls if call.again]  # each once, or it is unclear whose input is computed
+    told = all(call.apart and call.output.node in seen for call in calls) and len(again) == len(set(again))
+    return told and any(call.lowest for call in calls) and all(used[id(p)] == known[id(p)] for p in parameters)
 
 
-def _inner_products(calls: Sequence[_Call], outputs: Sequence[Tensor], rows: int) -> Float[Tensor, "N N"]:
-    """Return the inner products over all parameters; the uses of a tied one are summed first."""
-    uses: dict[int, tuple[nn.Parameter, list[_Use]]] = {}
-    for call, output in zip(calls, outputs, strict=True):
-        for name, use in _uses(call, output):
-            parameter = getattr(call.module, name)
-            uses.setdefault(id(parameter), (parameter, []))[1].append(use)
-    gram = torch.zeros(rows, rows, dtype=torch.float64)
-    for parameter, parts in uses.values():
-        gram += _of_parameter(parameter, parts)
-    return gram
+def _inner_products(
+    calls: Sequence[_Call], log_likelihood: Tensor, rows: int, **options: Any
+) -> list[Float[Tensor, "N N"]]:
+    """Return the inner products over all parameters, nothing if an input was changed: those of a parameter are made as
+    soon as the backward pass has all its uses, which are summed first."""
+    known = Counter(id(getattr(call.module, name)) for call in calls for name in call.names)
+    uses: dict[int, dict[int, _Use]] = {key: {} for key in known}
+    waiting, grams = dict[_Call, Tensor](), dict[int, Tensor]()
+
+    def multiply() -> None:
+        for call in [one for one in waiting if one.given is not None]:
+            output = waiting.pop(call)
+            for name, use in _uses(call, output) if call.given._version == call.version else ():
+                parts = uses[key := id(parameter := getattr(call.module, name))]
+                parts[calls.index(call)] = use
+                if len(parts) == known[key]:
+                    grams[key] = _of_parameter(parameter, [parts[place] for place in sorted(parts)])
+                    parts.clear()
+            if call.again:
+                call.given = None
+
+    def take(call: _Call, gradient: Tensor) -> None:
+        waiting[call] = gradient
+        multiply()
+
+    with ExitStack() as hooks:
+        for call in calls:
+            call.take = partial(take, call)
+            if call.again:
+                hooks.enter_context(call.module.register_forward_hook(call.read))
+        # A layer is computed again only for what lies below its outputs.
+        ends = [getattr(call.module, call.names[0]) if call.again else call.output for call in calls if call.lowest]
+        torch.autograd.grad(log_likelihood, ends, **options)
+    multiply()
+    total = sum((grams[key] for key in known if key in grams), torch.zeros(rows, rows, dtype=torch.float64))
+    return [total] if len(grams) == len(known) else []
 
 
 def _uses(call: _Call, output: Tensor) -> Iterator[tuple[str, _Use]]:
@@ -217,10 +268,11 @@ def _uses(call: _Call, output: Tensor) -> Iterator[tuple[str, _Use]]:
         yield "weight", _Looked(given, output, module.num_embeddings)
     else:  # small: the layer is run again, and its own gradient taken row by row
         parameters = [getattr(module, name) for name in call.names]
-        found = [
-            torch.autograd.grad(again := module(x[None]), parameters, y[None].to(again.dtype))
-            for x, y in zip(given, output, strict=True)
-        ]
+        with torch.enable_grad():
+            found = [
+                torch.autograd.grad(again := module(x[None]), parameters, y[None].to(again.dtype))
+                for x, y in zip(given, output, strict=True)
+            ]
         for number, name in enumerate(call.names):
             yield name, _Whole(torch.stack([parts[number] for parts in found]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gcpo import gradients
-from gcpo.gradients import GradientStats, gradient_variance, score_gradients, variance_decomposition
+from gcpo.gradients import GradientStats, gradient_gram, gradient_variance, variance_decomposition
 
 VOCABULARY = 23
 PROMPT, LENGTH = 3, 9
@@ -101,6 +102,18 @@ def reference_gradients(model: nn.Module, batch: dict[str, Tensor], temperature:
         flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
         gradients.append(torch.cat([g.flatten() for g in flat]).double().numpy())
     return np.array(gradients)
+
+
+def score_gradients(
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, completion_mask: Tensor, params: Any = None
+) -> Tensor:
+    """The gradients of the module under test, a row each."""
+    parameters = gradients.chosen_parameters(model, params)
+    found = torch.zeros(len(input_ids), sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
+    with gradients.dropout_off(model):
+        for row, members in gradients.distinct_rows(input_ids, attention_mask, completion_mask).items():
+            found[members] = torch.cat([g.flatten() for g in gradients._score_gradient(model, row, parameters)])
+    return found
 
 
 def check(stats: GradientStats, gradients: np.ndarray, advantages: Tensor, rel: float = 1e-10) -> None:
@@ -285,6 +298,32 @@ def test_grad_fields_are_left_as_they_were_and_no_grad_is_no_obstacle() -> None:
         assert score_gradients(model, **batch).abs().sum() > 0
     assert (marked.grad == 3).all()
     assert all(p.grad is None for p in model.parameters() if p is not marked)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", [None, "*.layers.1.*"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_parts_of_gradients_that_fit_a_limit_of_memory_give_the_same_bits(
+    params: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch, passes = qwen2(True, dtype), padded(rollouts(), 2, 0), []
+    monkeypatch.setattr(gradients, "COLUMNS", 2**8)
+    expected = gradient_gram(model, **batch, params=params, temperature=0.7)
+    assert expected.shape == (6, 6)
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    with pytest.raises(
+        MemoryError, match=r"6 rows of up to 9 tokens: .* GB and may take 1e-06 GB \(memory_limit\)"
+    ) as no:
+        gradient_gram(model, **batch, params=params, memory_limit=1e3)
+    assert not passes
+    least = 1e9 * float(str(no.value).split()[9]) * 1.01
+    for limit, most in ((least, 10**9), (2 * least, 10**9), (1e9, 6)):
+        passes.clear()
+        found = gradient_gram(model, **batch, params=params, temperature=0.7, memory_limit=limit)
+        assert torch.equal(found, expected) and 6 <= len(passes) <= most
+        assert limit != least or len(passes) > 12
 
 
 # --- choice of parameters -------------------------------------------------------------------------------------------

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from fnmatch import fnmatch
+from functools import partial
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +15,9 @@ import torch
 from helpers import for_all, seeds
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from test_gradients import VOCABULARY, Absolute, advantages_of, padded, qwen2, rollouts
+from test_gradients import VOCABULARY, Absolute, advantages_of, padded, qwen2, rollouts, score_gradients
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
@@ -27,8 +32,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from gcpo import one_pass
-from gcpo.gradients import gradient_variance, score_gradients
+from gcpo import gradients, one_pass
+from gcpo.gradients import checkpointed, distinct_rows, dropout_off, gradient_variance, lengths, pass_bytes
 from gcpo.one_pass import gradient_grams
 from gcpo.runs.gradients import variance
 
@@ -197,6 +202,81 @@ def test_sums_over_many_numbers_keep_their_digits() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
 
 
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def long_rows(size: int = 5) -> dict[str, Tensor]:
+    """Completions of several lengths to a prompt that is most of each row, padded on both sides."""
+    rng = torch.Generator().manual_seed(1)
+    ids = torch.randint(VOCABULARY, (size, 48), generator=rng)
+    ids[:, :40] = ids[0, :40].clone()
+    attended = (torch.arange(48) < 42 + torch.arange(size)[:, None]).long()
+    batch = {"input_ids": ids, "attention_mask": attended, "completion_mask": attended * (torch.arange(48) >= 40)}
+    return padded(batch, 3, 1)
+
+
+def needs(model: nn.Module, batch: dict[str, Tensor]) -> tuple[float, float]:
+    """Return the estimates for all rows at once, as they are and with layers that are computed again."""
+    rows = distinct_rows(**batch)
+    plain, again = (pass_bytes(model, len(rows), *lengths(rows, True), of) for of in ([], checkpointed(model)))
+    return plain, again
+
+
+@pytest.mark.usefixtures("in_one_pass")
+@pytest.mark.parametrize("params", [None, "*.1.*", "*down_proj.weight", "*norm*.weight"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("make", [llama, gpt_neox, gemma, gpt2, lambda tied: adapted(target_modules="all-linear")])
+def test_layers_that_are_computed_again_give_the_same_bits(
+    make: Callable[..., nn.Module], tied: bool, params: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = make(tied), long_rows()
+    if params and not any(fnmatch(name, params) for name, p in model.named_parameters() if p.requires_grad):
+        pytest.skip("no such parameter")
+    options: dict[str, Any] = {"params": params, "temperatures": (0.7, 1.0)}
+    expected, whole = gradient_grams(model, **batch, **options), gradients.computed_again
+    used: list[int] = []
+    monkeypatch.setattr(gradients, "computed_again", lambda layers: used.append(len(layers)) or whole(layers))
+    plain, again = needs(model, batch)
+    assert again < plain
+    found = gradient_grams(model, **batch, **options, memory_limit=(plain + again) / 2)
+    assert used == [2] and all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert gradient_grams(model, **batch, **options, memory_limit=plain)[0].equal(expected[0]) and used[1] == 0
+    assert not any("forward" in module.__dict__ or module._forward_hooks for module in model.modules())
+    assert all(p.requires_grad for p in model.parameters()) or make not in (llama, gpt_neox, gemma, gpt2)
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, mixtral])
+def test_below_that_rows_are_run_one_by_one_in_parts(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = make(), long_rows()
+    monkeypatch.setattr(gradients, "COLUMNS", 64)
+    limit = 1e3
+    for _ in range(150):  # the least that is enough
+        with contextlib.suppress(MemoryError):
+            found = gradient_grams(model, **batch, memory_limit=limit)
+            break
+        limit *= 1.1
+    assert limit < needs(model, batch)[1] * (1.5 if make is mixtral else 1)
+    assert close(found[0], explicit(model, batch))
+
+
+@pytest.mark.parametrize("make", [llama, gpt_neox, gemma, gpt2])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_estimate_covers_what_a_pass_takes(make: Callable[..., PreTrainedModel], attention: str) -> None:
+    model, batch = make(True), {name: values.repeat_interleave(8, 1) for name, values in long_rows().items()}
+    model.set_attn_implementation(attention)
+    rows = distinct_rows(**batch)
+    for layers, estimate in zip(([], checkpointed(model)), needs(model, batch), strict=True):
+        with dropout_off(model):
+            call = partial(one_pass._grams, model, list(rows), [*model.parameters()], (0.9, 1.0), layers)
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+                assert call()
+        events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+        taken = max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+        assert taken < 1.1 * estimate < 5 * taken
+
+
 # --- what is run row by row -------------------------------------------------------------------------------------------
 
 
@@ -246,8 +326,9 @@ def test_a_model_with_other_uses_is_run_row_by_row(
 
 def test_an_input_that_is_changed_in_place_is_not_read() -> None:
     model, batch = Changed(), rollouts()
-    rows = list(one_pass.distinct_rows(**batch))
-    assert one_pass._grams(model, rows, [*model.head.parameters()], [1.0]) is None
+    rows = list(distinct_rows(**batch))
+    with dropout_off(model, model.head.parameters()):
+        assert one_pass._grams(model, rows, [*model.head.parameters()], [1.0]) is None
 
 
 def test_tables_of_adapters_are_run_row_by_row() -> None:

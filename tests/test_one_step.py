@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from gcpo.reports.one_step import blind, by_policy, controls, lead, relative_gains, table
 from gcpo.runs import one_step as module
+from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.one_step import DOTS, FOLDS, Asker, gains, one_step
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
@@ -95,13 +97,29 @@ def test_shared_prompts_give_the_same_gradients() -> None:
     found = []
     for shared in (False, True):
         plan = Plan("one_step", validate({**VALUES, "share_prompts": shared}))
-        asker = Asker.of(plan, *starting_policy(plan))
+        rows = plan.task.load("train", limit=3).rows
+        asker = Asker.of(plan, *starting_policy(plan), rows)
         torch.manual_seed(0)
-        sampled, rollouts = asker.rollouts(plan.task.load("train", limit=3).rows)
+        sampled, rollouts = asker.rollouts(rows)
         sets = [token_coefficients(asker.methods[name], rollouts) for name in ("grpo", "egpo")]
         assert any(of.any() for of in sets)
-        found.append(torch.stack([vector for group in range(3) for vector in asker.gradients(sampled, group, sets)]))
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
+        for room in (asker.room, 0.0):  # with layers that are computed again
+            own = replace(asker, room=room)
+            found.append(torch.stack([vector for group in range(3) for vector in own.gradients(sampled, group, sets)]))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
+    torch.testing.assert_close(found[0], found[2], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [one_step, gradient_statistics])
+def test_what_does_not_fit_is_refused_before_any_pass(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
+    monkeypatch.setattr("gcpo.runs.evaluate.generate", None)
+    with pytest.raises(
+        MemoryError, match=r"^question \S+, a prompt of \d+ tokens: .* may take 1e-05 GB \(memory_limit\)"
+    ):
+        kind(validate({**VALUES, "memory_limit": 1e-5}))
 
 
 @pytest.mark.parametrize(

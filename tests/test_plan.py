@@ -80,11 +80,12 @@ def id_of(kind: str = "train", **values: Any) -> str:
 
 def test_another_value_is_tried_for_every_parameter() -> None:
     named = {"profile", "skip_malformed", "at_step", "report_to", "accelerate", "trained_on", "training_seed"}
-    named |= {"training_values", "context"}
+    named |= {"training_values", "context", "memory_limit"}
     assert set(OTHER) == set(Params.model_fields) - named
     assert id_of(task="qasper", context="evidence") != id_of(task="qasper")
     assert id_of(skip_malformed=True) == id_of()  # it can only turn an error into this very run
     assert id_of(report_to="tensorboard") == id_of()
+    assert all(id_of(kind, memory_limit=0.5) == id_of(kind) for kind in KINDS)
 
 
 def test_any_other_parameter_is_another_training_run() -> None:

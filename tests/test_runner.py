@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import psutil
 import pytest
 from filelock import FileLock
@@ -131,6 +133,39 @@ def test_a_death_outside_the_record_is_written_into_it(executed: Path, monkeypat
     assert (done.manifest["status"], done.manifest["exit"]) == ("failed", "RuntimeError: Kernel died")
     finished()
     assert runner.run(planned()).finished  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_kernel_that_dies_is_started_once_more_and_by_a_grid_only_with_other_room(
+    warm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, notebook = tmp_path / "started", nbformat.v4.new_notebook()
+    given = "\n".join(f"{name} = None" for name in planned().params.model_dump())
+    dies = f"import os; open({str(log)!r}, 'a').write('x'); os.kill(os.getpid(), 9)"
+    notebook.cells = [
+        nbformat.v4.new_code_cell(given, metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell(dies),
+    ]
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, tmp_path / "10_train.ipynb")
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
+    monkeypatch.setattr(runner, "_warm", warm)
+    monkeypatch.setattr(runner.kernels, "IMPORTED", "json")
+    monkeypatch.setenv(runner.kernels.BESIDE, "2")
+    starts, plan = [], planned()
+    for beside, memory_limit in (("2", None), ("2", None), ("1", None), ("1", None), ("1", 0.5), (None, 0.5)):
+        monkeypatch.setenv(runner.kernels.BESIDE, beside) if beside else monkeypatch.delenv(runner.kernels.BESIDE)
+        plan = planned(memory_limit=memory_limit)
+        done = runner.run(plan)
+        assert done is not None and done.fault is None and done.manifest["status"] == "failed"
+        assert done.manifest["exit"] == runner.DIED and "memory_limit" in runner.DIED
+        starts.append(len(log.read_text()))
+    assert starts == [2, 2, 4, 4, 6, 8]
+    monkeypatch.setenv(runner.kernels.BESIDE, "1")
+    killed = json.loads((plan.folder / "manifest.json").read_text())
+    with contextlib.suppress(KeyboardInterrupt), record.record(plan):  # a run that its runner cannot tell of
+        raise KeyboardInterrupt
+    assert runner.run(plan).manifest["died"] == [0.5, "1"] != killed["died"]  # type: ignore[union-attr]
 
 
 @pytest.fixture

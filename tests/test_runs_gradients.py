@@ -13,14 +13,14 @@ import torch
 from helpers import for_all, seeds
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
-from test_gradients import advantages_of, qwen2, rollouts
+from test_gradients import advantages_of, qwen2, rollouts, score_gradients
 
+from gcpo import gradients
 from gcpo.gradients import (
     gradient_gram,
     gradient_variance,
     gram_decomposition,
     gram_distances,
-    score_gradients,
     variance_decomposition,
 )
 from gcpo.methods import base_advantages
@@ -82,11 +82,13 @@ def test_a_run_that_shares_prompts_takes_both_temperatures_from_one_pass(monkeyp
         SimpleNamespace(params=validate({"group_size": 6, "temperature": 0.7, "share_prompts": shares}))
         for shares in (False, True)
     ]
-    gram, plain = module._gradients(plans[0], model, sampled, 0, advantages)
-    monkeypatch.setattr(module, "gradient_gram", None)
-    shared_gram, shared_plain = module._gradients(plans[1], model, sampled, 0, advantages)
-    torch.testing.assert_close(shared_gram, gram)
-    assert shared_plain == pytest.approx(plain, rel=1e-9)
+    gram, plain = module._gradients(plans[0], model, sampled, 0, advantages, math.inf)
+    monkeypatch.setattr(gradients, "gradient_gram", None)
+    monkeypatch.setattr(gradients, "COLUMNS", 1)
+    for plan, limit in ((plans[1], math.inf), (plans[0], 2e5)):  # too little for 6 gradients at a time
+        shared_gram, shared_plain = module._gradients(plan, model, sampled, 0, advantages, limit)
+        torch.testing.assert_close(shared_gram, gram)
+        assert shared_plain == pytest.approx(plain, rel=1e-9)
     assert plain != pytest.approx(variance(gram, advantages), rel=0.1)
 
 

@@ -8,29 +8,34 @@ and pairs are of g_i unless they say otherwise.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gcpo import measures, statistics
-from gcpo.gradients import gradient_gram, gradient_variance, gram_decomposition, gram_distances
+from gcpo import gradients, measures, statistics
 from gcpo.methods import base_advantages
 from gcpo.methods.components import likelihoods
 from gcpo.one_pass import gradient_grams
 from gcpo.rollouts import Rollouts
 from gcpo.runs.evaluate import Sampled, ask, generator, in_parts, measured, parts_of
+from gcpo.runs.kernels import BESIDE
 from gcpo.runs.params import Params
 from gcpo.runs.plan import CHUNK, Plan
 from gcpo.runs.policies import cut_by, rollouts_of
 from gcpo.runs.record import Run
 from gcpo.tasks.base import Row
-from gcpo.tasks.sampling import grade
+from gcpo.tasks.sampling import grade, prompt_ids
 
 PAIRS = 20  # pairs of a query kept in pairs.csv
 
@@ -62,13 +67,13 @@ def gradient_statistics(params: Params) -> Run:
 
 
 def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any) -> None:
-    params = plan.params
+    params, limit = plan.params, limit_of(plan.params, model, tokens, questions)
     rollouts, generates = rollouts_of(plan), generator(plan, model, tokens, questions)
 
     def measure(part: slice, seed: int) -> dict[str, pd.DataFrame]:
         rng, lines, others, pairs = np.random.default_rng(seed), [], [], []
         sampled = ask(plan, model, tokens, questions[part], params.group_size, params.temperature, generates)
-        for line, other, table in _statistics(plan, model, rollouts, questions[part], sampled):
+        for line, other, table in _statistics(plan, model, rollouts, questions[part], sampled, limit):
             lines.append(line)
             others.append(other)
             pairs.append(_some(table, rng))
@@ -123,7 +128,7 @@ def rivals(rollouts: Rollouts) -> dict[str, Float[Tensor, " B"]]:
 
 
 def _statistics(
-    plan: Plan, model: Any, rollouts: Callable[..., Rollouts], rows: Sequence[Row], sampled: Sampled
+    plan: Plan, model: Any, rollouts: Callable[..., Rollouts], rows: Sequence[Row], sampled: Sampled, limit: float
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any], pd.DataFrame]]:
     """Yield the lines of ``queries.csv`` and of ``rivals.csv``, and the table of pairs, of each query."""
     task, size = plan.task, plan.params.group_size
@@ -146,7 +151,10 @@ def _statistics(
     columns, beside = with_half(uncertainties), with_half(rivals)
     advantages, others = base_advantages(rewards), base_advantages(rewards[:, half:]) if half else None
     for i, row in enumerate(rows):
-        gram, plain = _gradients(plan, model, sampled, i, advantages[i])
+        try:
+            gram, plain = _gradients(plan, model, sampled, i, advantages[i], limit)
+        except MemoryError as error:
+            raise MemoryError(f"question {row.id}, {error}") from None
         pairs = pair_table(whole.embeddings[i], gram, advantages[i], whole.clusters[i], groups[i])
         line = {
             "query": row.id,
@@ -166,18 +174,54 @@ def _statistics(
 
 
 def _gradients(
-    plan: Plan, model: Any, sampled: Sampled, query: int, advantages: Float[Tensor, " G"]
+    plan: Plan, model: Any, sampled: Sampled, query: int, advantages: Float[Tensor, " G"], limit: float
 ) -> tuple[Float[Tensor, "G G"], float]:
-    """Return the inner products of a query's gradients at the temperature of sampling, and V(q) at temperature 1."""
+    """Return the inner products of a query's gradients at the temperature of sampling, and V(q) at temperature 1; from
+    one pass of all rows as well where the gradients of all rows at once exceed the limit."""
     params = plan.params
     group = slice(params.group_size * query, params.group_size * (query + 1))
     batch = sampled.ids[group], sampled.attention[group], sampled.completion[group]
-    chosen = params.gradient_parameters
-    if params.share_prompts:
-        gram, plain = gradient_grams(model, *batch, params=chosen, temperatures=(params.temperature, 1.0))
+    chosen, heats = params.gradient_parameters, (params.temperature, 1.0)
+    size, width = sum(p.numel() for p in gradients.chosen_parameters(model, chosen)), batch[0].shape[1]
+    apart = gradients.pass_bytes(model, 1, width, width) + 4 * size * (params.group_size + 4)
+    if params.share_prompts or apart > limit:
+        gram, plain = gradient_grams(model, *batch, params=chosen, temperatures=heats, memory_limit=limit)
         return gram, variance(plain, advantages)
-    gram = gradient_gram(model, *batch, params=chosen, temperature=params.temperature)
-    return gram, gradient_variance(model, *batch, advantages, params=chosen, temperature=1.0).variance
+    gram = gradients.gradient_gram(model, *batch, params=chosen, temperature=params.temperature)
+    return gram, gradients.gradient_variance(model, *batch, advantages, params=chosen, temperature=1.0).variance
+
+
+def limit_of(
+    params: Params, model: Any, tokens: Any, questions: Sequence[Row], rows: int = 1, kept: float = 0.0
+) -> float:
+    """Return the bytes that gradients may take beside the model: ``memory_limit``, or three quarters of what is free
+    now, shared among the runs that are made at once.
+
+    Raises:
+        MemoryError: the prompt of a question, in so many rows and beside the bytes that are kept, needs more.
+    """
+    with contextlib.suppress(AttributeError, TypeError):  # no glibc
+        ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: what is freed goes back, else it takes twice the room
+    own, shared = params.memory_limit, int(os.environ.get(BESIDE, 1))
+    limit = 0.75 * _free(model.device) / shared if own is None else 1e9 * own
+    for row, ids in zip(questions, prompt_ids(tokens, [row.messages for row in questions]), strict=True):
+        if (need := kept + gradients.pass_bytes(model, rows, len(ids) + 1, 2, gradients.checkpointed(model))) > limit:
+            raise gradients.too_much(f"question {row.id}, a prompt of {len(ids)} tokens", need, limit)
+    return limit
+
+
+def _free(device: torch.device) -> float:
+    """Return the free bytes of a GPU, or of this machine and of the control groups that this process is in."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = [float(psutil.virtual_memory().available)]
+    with contextlib.suppress(OSError):
+        own = Path("/sys/fs/cgroup", Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip())
+        for group in (own, *own.parents):
+            with contextlib.suppress(OSError, ValueError, KeyError):  # no limit, or another version of groups
+                used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["anon"]
+                free.append(float(int((group / "memory.max").read_text()) - int(used)))
+    return max(0.0, min(free))
 
 
 def variance(gram: Float[Tensor, "G G"], advantages: Float[Tensor, " G"]) -> float:
@@ -190,8 +234,8 @@ def variances(
 ) -> dict[str, float]:
     """Return V(q), Eq. 20, with its parts within and between clusters (Eq. 3), and those of the variance of g_i."""
     scaled = advantages.double().unsqueeze(-1) * advantages.double() * gram
-    within, between = (float(part) for part in gram_decomposition(scaled, clusters))
-    score_within, score_between = (float(part) for part in gram_decomposition(gram, clusters))
+    within, between = (float(part) for part in gradients.gram_decomposition(scaled, clusters))
+    score_within, score_between = (float(part) for part in gradients.gram_decomposition(gram, clusters))
     return {
         "V": within + between,
         "V_within": within,
@@ -223,8 +267,8 @@ def pair_table(
             "first": first,
             "second": second,
             "embedding_distance": (1 - (unit[first] * unit[second]).sum(-1)).clamp(min=0).round(decimals=6),
-            "gradient_distance": gram_distances(gram)[first, second],
-            "advantage_distance": gram_distances(scaled)[first, second],
+            "gradient_distance": gradients.gram_distances(gram)[first, second],
+            "advantage_distance": gradients.gram_distances(scaled)[first, second],
             "same_cluster": clusters[first] == clusters[second],
             "same_text": [texts[i] == texts[j] for i, j in zip(first.tolist(), second.tolist(), strict=True)],
         }

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from unittest import mock
 
 import torch
 from ipykernel.kernelapp import IPKernelApp
@@ -19,6 +20,7 @@ from ipykernel.kernelapp import IPKernelApp
 from gcpo.processes import exit_with_parent
 
 THREADS = "OMP_NUM_THREADS"
+BESIDE = "GCPO_RUNS_AT_ONCE"  # how many share this machine's memory, or a GPU's
 IMPORTED = "gcpo.runs.warm"  # by the server
 
 
@@ -51,15 +53,9 @@ def start(command: Sequence[str], environment: Mapping[str, str], folder: str | 
 
 def serve() -> None:
     """Start the server of this process, unless it runs; libraries that start threads when imported start none there."""
-    before = os.environ.get(THREADS)
-    os.environ[THREADS] = "1"
-    try:
+    with mock.patch.dict(os.environ, {THREADS: "1"}):
         multiprocessing.set_forkserver_preload([IMPORTED])
         forkserver.ensure_running()
-    finally:
-        os.environ.pop(THREADS)
-        if before is not None:
-            os.environ[THREADS] = before
 
 
 def _work(arguments: list[str], environment: dict[str, str], folder: str) -> None:

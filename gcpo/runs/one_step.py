@@ -26,10 +26,11 @@ from scipy.linalg import block_diag
 from torch import Tensor
 
 from gcpo import seeds, updates
-from gcpo.gradients import chosen_parameters
+from gcpo.gradients import checkpointed, chosen_parameters, computed_again, pass_bytes
 from gcpo.methods import METHODS, Method, modulate
 from gcpo.rollouts import Rollouts
 from gcpo.runs.evaluate import Sampled, ask, in_parts, measured
+from gcpo.runs.gradients import limit_of
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import rollouts_of
@@ -75,7 +76,8 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
     splits["eval"] = plan.load(params.eval_split, params.eval_limit)
     splits = check_disjoint(splits, skip=params.skip_malformed)
     run.manifest["data"] = {name: split.source for name, split in splits.items()}
-    rows, asker = splits["train"].rows, Asker.of(plan, model, tokens)
+    rows = splits["train"].rows
+    asker = Asker.of(plan, model, tokens, [*rows, *questions])
     parts = [slice(at_once * batch, at_once * (batch + 1)) for batch in range(len(rows) // at_once)]
 
     @functools.cache
@@ -108,15 +110,20 @@ class Asker:
     parameters: list[torch.nn.Parameter]
     methods: dict[str, Method]
     read: Callable[..., Rollouts]
+    room: float  # bytes that a pass may take
 
     @classmethod
-    def of(cls, plan: Plan, model: Any, tokens: Any) -> Asker:
-        """Return that of a plan, with only the models that a method reads."""
+    def of(cls, plan: Plan, model: Any, tokens: Any, questions: Sequence[Row]) -> Asker:
+        """Return that of a plan, with only the models that a method reads; errors as in ``gradients.limit_of``."""
         params, task, methods = plan.params, plan.task, updates.of_one_step((BASE, *plan.params.compared))
         embeds = any("embeddings" in row.reads for row in methods.values())
         entails = any(row.needs_entailment(task.full_completion) for row in methods.values())
         parameters = chosen_parameters(model, params.gradient_parameters)
-        return cls(plan, model, tokens, parameters, methods, rollouts_of(plan, embeds, entails))
+        # Of each fold and part of an update, twice when it is scaled, a vector of all parameters; and some in between.
+        vectors = FOLDS + 4 + 2 * (params.prompts_per_step + len(methods))
+        kept = vectors * sum(4.0 * p.numel() for p in parameters)
+        room = limit_of(params, model, tokens, questions, params.group_size, kept) - kept
+        return cls(plan, model, tokens, parameters, methods, rollouts_of(plan, embeds, entails), room)
 
     def rollouts(self, rows: Sequence[Row]) -> tuple[Sampled, Rollouts]:
         """Return G answers to each question, and what methods read of them."""
@@ -134,13 +141,15 @@ class Asker:
         if not any(of[group].any() for of in sets):
             return [torch.zeros(sum(p.numel() for p in self.parameters), device=ids.device)] * len(sets)
         inputs = {"input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
-        with torch.enable_grad(), sharing(params.share_prompts, self.model, width=start):
-            logits = self.model(**inputs, logits_to_keep=ids.shape[1] - start + 1).logits[:, :-1].float()
+        shares = sharing(params.share_prompts, self.model, width=start)
+        fits = pass_bytes(self.model, len(ids), ids.shape[1], sampled.mask.shape[1] + 1) <= self.room
+        with torch.enable_grad(), shares, computed_again([] if fits else checkpointed(self.model)) as options:
+            logits = self.model(**inputs, **options, logits_to_keep=ids.shape[1] - start + 1).logits[:, :-1].float()
             logs = (logits / params.temperature).log_softmax(-1).gather(-1, ids[:, start:].unsqueeze(-1)).squeeze(-1)
             how: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
             sums = [(of[group].to(logs.device) * logs).sum() for of in sets]
-            found = [torch.autograd.grad(one, self.parameters, **how) for one in sums]
-        return [torch.cat([part.flatten().float() for part in parts]) for parts in found]
+            found = (torch.autograd.grad(one, self.parameters, **how) for one in sums)
+            return [torch.cat([part.flatten().float() for part in parts]) for parts in found]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import pandas as pd
 import papermill
 from filelock import FileLock, Timeout
 from jupyter_client.manager import AsyncKernelManager
+from nbclient.exceptions import DeadKernelError
 
 from gcpo import paths
 from gcpo.processes import exit_with_parent
@@ -31,6 +32,7 @@ from gcpo.runs.progress import SHOWN, Board, duration
 from gcpo.runs.record import Run, claim, describe, job, load
 
 PREFIX = "gcpo-"  # prefix of temporary folders
+DIED = "the kernel died without a word, as when memory runs out: change memory_limit or --jobs, or make it by gcpo run"
 _warm = False  # whether kernels of this process are forks of a server
 _gpus: list[str] = []  # GPUs of this worker process; if empty, its kernels see all GPUs that it sees
 
@@ -76,15 +78,10 @@ def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: in
     os.environ[SHOWN] = "1"
     if threads:
         os.environ["OMP_NUM_THREADS"] = str(threads)
-    papermill.execute_notebook(
-        str(path),
-        str(output),
-        parameters,
-        cwd=str(paths.NOTEBOOKS),
-        progress_bar=False,
-        kernel_manager_class="gcpo.runs.runner.IPCKernelManager",
-        extra_arguments=["--log-level=40"],  # a kernel whose parent was ended says so, below the parent's last words
-    )
+    manager = "gcpo.runs.runner.IPCKernelManager"
+    quiet = ["--log-level=40"]  # a kernel whose parent was ended says so, below the parent's last words
+    how: dict[str, Any] = {"cwd": str(paths.NOTEBOOKS), "kernel_manager_class": manager, "extra_arguments": quiet}
+    papermill.execute_notebook(str(path), str(output), parameters, progress_bar=False, **how)
 
 
 def sweep() -> None:
@@ -99,17 +96,19 @@ def sweep() -> None:
                         shutil.rmtree(folder)
 
 
-def run(plan: Plan, threads: int | None = None, wait: bool = True) -> Run | None:
+def run(plan: Plan, threads: int | None = None, wait: bool = True, last: bool = False) -> Run | None:
     """Make one run in a kernel of its own; its folder gets notebook.ipynb as well. A finished run is returned as is.
 
     A failure is in the returned run's manifest, not raised. Without ``wait``, None if another process has the run, or
-    the training run that it begins with.
+    the training run that it begins with. A kernel that dies without a word is started once more, unless this is the
+    ``last`` time; a run of which two have died is not made by a grid again, unless its memory has another limit.
     """
     values, limit = plan.params.model_dump(mode="json"), -1 if wait else 0
+    room = [plan.params.memory_limit, os.environ.get(kernels.BESIDE)]
     try:
         with contextlib.ExitStack() as held:
             found = held.enter_context(job(plan, limit))
-            if found.finished:
+            if found.finished or (room[1] and found.manifest.get("died") == room):
                 return found
             if plan.training and not load(plan.training.folder).finished:  # one that is there many may look at
                 held.enter_context(job(plan.training, limit))
@@ -119,11 +118,15 @@ def run(plan: Plan, threads: int | None = None, wait: bool = True) -> Run | None
     except Timeout:
         return None
     except Exception as error:
+        dead = isinstance(error, DeadKernelError)
         with contextlib.suppress(Timeout), claim(plan, timeout=0) as done:
-            if done.manifest.get("status") not in ("failed", "finished"):  # it died outside the run's own record
-                reason = f"{type(error).__name__}: {error}".strip()
-                done.manifest |= {**describe(plan), "status": "failed", "exit": reason}
+            # It died outside the run's own record, or before that was opened.
+            if done.manifest.get("status") not in (("finished",) if dead else ("failed", "finished")):
+                reason = DIED if dead else f"{type(error).__name__}: {error}".strip()
+                done.manifest |= {**describe(plan), "status": "failed", "exit": reason, "died": room if last else None}
                 done.write()
+        if dead and not last:
+            return run(plan, threads, wait, last=True)
     return load(plan.folder)
 
 
@@ -200,7 +203,7 @@ def _workers(shares: list[list[str]]) -> Iterator[ProcessPoolExecutor]:
     fresh = multiprocessing.get_context("spawn")
     left = fresh.SimpleQueue()
     for one in shares:
-        left.put(one)
+        left.put((one, shares.count(one)))
     pool = ProcessPoolExecutor(len(shares), fresh, initializer=_worker, initargs=(os.getpid(), left))
     try:
         yield pool
@@ -213,10 +216,11 @@ def _workers(shares: list[list[str]]) -> Iterator[ProcessPoolExecutor]:
 
 
 def _worker(parent: int, shares: Any) -> None:
-    """Take a share of the GPUs, and let this process end when its parent has; an interrupt of the terminal is the
-    parent's to handle."""
+    """Take a share of the GPUs and of memory, and let this process end when its parent has; an interrupt of the
+    terminal is the parent's to handle."""
     global _gpus, _warm
-    _gpus = shares.get()
+    _gpus, beside = shares.get()
+    os.environ[kernels.BESIDE] = str(beside)
     _warm = not _gpus and sys.platform == "linux"  # a fork cannot use CUDA if the server has; Apple's libraries crash
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent(parent)
