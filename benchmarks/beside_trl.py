@@ -260,9 +260,8 @@ OPTIONS: dict[str, Given] = {
     "chat": CHAT,
     "shuffle off": {"shuffle_dataset": False, **IN_THREE},
     "nucleus": {"top_p": 0.8, "top_k": 20, "min_p": 0.01},
-    "temperature": {"temperature": 0.5, **IN_THREE},
+    "temperature, head in float32": {"temperature": 0.5, "cast_lm_head_to_fp32": True, **IN_THREE},
     "repetition_penalty": {"repetition_penalty": 1.3},
-    "head in float32": {"cast_lm_head_to_fp32": True},
 }  # fmt: skip
 LIKELY = {"sequence_bias": [[[number], 2.0] for number in tokens().convert_tokens_to_ids(CALLS)]}
 CALLING = {"generation_kwargs": LIKELY, "max_completion_length": 300, "max_tool_calling_iterations": 3}
@@ -307,6 +306,7 @@ FAMILIES: dict[str, Given] = {
         "shape": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, "decoder_sparse_step": 1},
     },
     "phimoe with a window": {"kind": "phimoe", "shape": {"sliding_window": 4, "router_jitter_noise": 0.0}},
+    "phimoe without jitter": {"kind": "phimoe", "shape": {"router_jitter_noise": 0.0}},
     "mixtral with jitter": {"kind": "mixtral", "shape": {"router_jitter_noise": 0.1}},
     "qwen3_moe without auxiliary loss": {"kind": "qwen3_moe", "router_aux_loss_coef": 0.0, **IN_THREE},
     "qwen3_moe with auxiliary loss": {"kind": "qwen3_moe", "router_aux_loss_coef": 0.1, **IN_THREE},

@@ -177,7 +177,8 @@ def difference(config: Any) -> str:
         apart = float((logps - other).abs().max()), max(float((a - b).abs().max()) for a, b in pairs) / max(largest, 1)
         if largest > 0.01 and max(apart) < NEAR and drawn.equal(drawn_too):
             return ""
-    return f"log-probabilities {apart[0]:.2g} and gradients {apart[1]:.2g} of the largest one ({largest:.2g}) apart"
+    samples = "the same" if drawn.equal(drawn_too) else "other"
+    return f"log-probabilities {apart[0]:.2g}, gradients {apart[1]:.2g} of {largest:.2g} apart, {samples} samples"
 
 
 def said(error: Exception) -> str:
