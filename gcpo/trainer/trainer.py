@@ -6,7 +6,7 @@ import json
 import math
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ class GCPOTrainer(GRPOTrainer):
     model: Any
     _scored: tuple[Tensor, list[str]] | None = None
     _loss_inputs: dict[str, Any] | None = None
+    _columns: Sequence[str] = ()
 
     def __init__(
         self,
@@ -124,7 +125,6 @@ class GCPOTrainer(GRPOTrainer):
         # Loaded before the policy: a wrong name should not cost the minutes a large policy takes.
         embedder, entailment = given.models(args, embedder, entailment)
         self._callback = callback
-        self._columns: list[str] = []
         data = train_dataset, eval_dataset, processing_class, reward_processing_classes
         training = callbacks, optimizers, quantization_config, peft_config
         environment = tools, rollout_func, environment_factory
