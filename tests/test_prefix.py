@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import ACCUMULATED, OFF_POLICY, SPLIT, dataset, for_all, make_trainer, reward, seeds, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import Tensor
 from transformers import (
     AttentionInterface,
@@ -317,10 +317,15 @@ def test_noise_on_embeddings_is_refused_while_it_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"), [({"alora_invocation_tokens": [5]}, "alora_invocation_tokens"), ({"lora_dropout": 0.1}, "0.1")]
+    ("adapter", "said"),
+    [
+        (LoraConfig(target_modules="all-linear", alora_invocation_tokens=[5]), "alora_invocation_tokens"),
+        (LoraConfig(target_modules="all-linear", lora_dropout=0.1), "lora_dropout.default=0.1"),
+        (PromptTuningConfig(num_virtual_tokens=2), "learnt prompts"),
+    ],
 )
-def test_adapters_that_cannot_share(changes: dict[str, Any], said: str) -> None:
-    adapter = LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **changes)
+def test_adapters_that_cannot_share(adapter: Any, said: str) -> None:
+    adapter.task_type = "CAUSAL_LM"
     assert said in str(obstacle(get_peft_model(policy(), adapter)))
 
 

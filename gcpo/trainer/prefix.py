@@ -58,10 +58,13 @@ def obstacle(model: Any) -> str | None:
     must agree up to rounding. The answer is kept until the model's adapters, attention or type change. Nothing of the
     model is left changed, and no random number is used up.
     """
-    return _verdict(_bare(model)).why_not
+    return _verdict(model).why_not
 
 
-def _verdict(model: PreTrainedModel) -> Verdict:
+def _verdict(model: Any) -> Verdict:
+    if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
+        return Verdict("its adapters put learnt prompts before each row")
+    model = _bare(model)
     known = _known.setdefault(model, {})
     if None in known:
         return known[None]
@@ -92,7 +95,7 @@ def shares(args: GCPOConfig, model: Any, reference: Any = None) -> bool:
     if args.share_prompts is False:
         return False
     start = time.perf_counter()
-    [found] = broadcast_object_list([Verdict(NEFTUNE) if args.neftune_noise_alpha else _verdict(_bare(model))])
+    [found] = broadcast_object_list([Verdict(NEFTUNE) if args.neftune_noise_alpha else _verdict(model)])
     for one in (model, reference) if args.shares_out else ():
         if one is not None:
             _known.setdefault(_bare(one), {})[None] = found
