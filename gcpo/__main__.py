@@ -13,15 +13,20 @@ def main() -> int:
     os.close(free)
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
     try:
-        if sys.argv[1:] == ["--version"]:  # these two need no extra
-            return _say(f"gcpo {importlib.metadata.version('gcpo')}\n")
-        if sys.argv[1:] == ["methods"]:
+        if sys.argv[1:] == ["--version"]:  # this and the methods need no extra
+            os.write(1, f"gcpo {importlib.metadata.version('gcpo')}\n".encode())
+        elif sys.argv[1:] == ["methods"]:
             from gcpo.reports.methods import methods_page
 
-            return _say(methods_page())
-        from gcpo.cli import main as command
+            os.write(1, methods_page().encode())
+        else:
+            from gcpo.cli import main as command
 
-        return command()
+            return command()
+        return 0
+    except OSError as error:  # the output is full, or nobody reads it
+        print(f"gcpo: {error}", file=sys.stderr)
+        return 2
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gcpo"):
             raise
@@ -30,16 +35,6 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:  # amid the first imports
         return 130
-
-
-def _say(text: str) -> int:
-    """Write a page to the standard output; returns the exit status."""
-    try:
-        os.write(1, text.encode())
-    except OSError as error:
-        print(f"gcpo: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 if __name__ == "__main__":

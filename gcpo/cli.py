@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -79,7 +80,7 @@ def _plan(kind: str, profile: str, given: list[str] | None) -> Plan:
 
 def _make(plans: list[Plan], jobs: int | None = 1, wait: bool = True) -> int:
     """Make runs, with the embedded models that they need first, and name those that fail; returns the exit status."""
-    cli_check.refuse(plans)
+    _refuse(plans)
     io.check_writable(paths.OUTPUTS)
     from gcpo.runs.record import states
     from gcpo.runs.runner import run_grid
@@ -102,6 +103,24 @@ def _make(plans: list[Plan], jobs: int | None = 1, wait: bool = True) -> int:
         where = done.folder / "notebook.ipynb"
         print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')} (traceback: {where})", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _refuse(plans: list[Plan]) -> None:
+    """Raise :class:`ParameterError` with what TRL says against runs that are not finished, or their trainings, as
+    :func:`gcpo.runs.preflight.refused` finds it.
+
+    A process of its own asks TRL, whose config takes memory of a GPU and sets variables that kernels would inherit.
+    """
+    from gcpo.runs.plan import with_trainings
+    from gcpo.runs.record import states
+
+    asked = [plan for plan in with_trainings(plans) if plan.kind == "train" and plan.params.max_steps]
+    if left := [plan for plan, state in zip(asked, states(asked), strict=True) if state != "finished"]:
+        given = json.dumps([(plan.kind, plan.params.model_dump(mode="json")) for plan in left])
+        asks = [sys.executable, "-m", "gcpo.runs.preflight"]
+        done = subprocess.run(asks, input=given, capture_output=True, text=True)
+        if not done.returncode and (bad := json.loads(done.stdout.splitlines()[-1])):
+            raise ParameterError("\n".join(bad))
 
 
 @app.command(cls=WithParameters)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 # As in gcpo.cli, what takes seconds to import is imported where it is used.
 from gcpo import paths
 from gcpo.errors import UserError
 from gcpo.runs.profiles import ParameterError, load_profile, profiles
-
-if TYPE_CHECKING:
-    from gcpo.runs.plan import Plan
 
 
 def check(profile: str, name: list[str] | None, gpu_memory: float | None) -> int:
@@ -44,24 +37,6 @@ def check(profile: str, name: list[str] | None, gpu_memory: float | None) -> int
     bad = [*preflight.refused(asked), *preflight.unreadable(asked), *too_large]
     print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
     return 1 if bad else 0
-
-
-def refuse(plans: list[Plan]) -> None:
-    """Raise :class:`ParameterError` with what TRL says against runs that are not finished, or their trainings, as
-    :func:`gcpo.runs.preflight.refused` finds it.
-
-    A process of its own asks TRL, whose config takes memory of a GPU and sets variables that kernels would inherit.
-    """
-    from gcpo.runs.plan import with_trainings
-    from gcpo.runs.record import states
-
-    asked = [plan for plan in with_trainings(plans) if plan.kind == "train" and plan.params.max_steps]
-    if left := [plan for plan, state in zip(asked, states(asked), strict=True) if state != "finished"]:
-        given = json.dumps([(plan.kind, plan.params.model_dump(mode="json")) for plan in left])
-        command = [sys.executable, "-m", "gcpo.runs.preflight"]
-        done = subprocess.run(command, input=given, capture_output=True, text=True)
-        if not done.returncode and (bad := json.loads(done.stdout.splitlines()[-1])):
-            raise ParameterError("\n".join(bad))
 
 
 def day_one(rehearse: bool) -> int:

@@ -66,7 +66,7 @@ def test_an_end_by_a_signal_says_how_to_go_on(
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
     monkeypatch.setattr("gcpo.runs.runner.run_grid", ends)
     monkeypatch.setattr("gcpo.world.resolve", lambda *_: None)
-    monkeypatch.setattr("gcpo.cli_check.refuse", lambda _: None)
+    monkeypatch.setattr("gcpo.cli._refuse", lambda _: None)
     assert cli.main(["grid", "smoke", "-p", "temperature", "0.5"]) == status
     shown = capsys.readouterr()
     assert shown.err == f"gcpo: {how}; what is finished stays. Go on with: gcpo grid smoke -p temperature 0.5\n"

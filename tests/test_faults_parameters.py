@@ -104,7 +104,7 @@ def test_fields_of_grpo_are_laid_over_the_profile_s_one_by_one(monkeypatch: pyte
     assert plan.params.grpo == {**usual, "use_vllm": True}
     seen: list[Plan] = []
     monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
-    monkeypatch.setattr("gcpo.cli_check.refuse", lambda _: None)
+    monkeypatch.setattr("gcpo.cli._refuse", lambda _: None)
     monkeypatch.setattr("gcpo.runs.runner.run_grid", lambda plans, jobs, *_: seen.extend(plans) or [Run(tmp_path)])
     assert main(["evaluate", "--profile", "paper", "-p", "grpo", "{top_p: 0.9}"]) == 1
     assert seen[0].params.grpo == {**usual, "top_p": 0.9}
@@ -113,7 +113,7 @@ def test_fields_of_grpo_are_laid_over_the_profile_s_one_by_one(monkeypatch: pyte
 def test_a_grid_named_twice_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[Plan] = []
     monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
-    monkeypatch.setattr("gcpo.cli_check.refuse", lambda _: None)
+    monkeypatch.setattr("gcpo.cli._refuse", lambda _: None)
     monkeypatch.setattr("gcpo.runs.runner.run_grid", lambda plans, jobs, *_: seen.extend(plans) or [])
     monkeypatch.setattr("gcpo.world.resolve", lambda name, *_: name)
     assert main(["grid", "smoke", "smoke", "--profile", "smoke"]) == 0

@@ -24,7 +24,7 @@ __all__ = ["executed"]  # the fixture: runs that are recorded without being made
 
 @pytest.fixture(autouse=True)
 def accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gcpo.cli_check.refuse", lambda _: None)  # test_cli.py asks TRL
+    monkeypatch.setattr("gcpo.cli._refuse", lambda _: None)  # test_cli.py asks TRL
 
 
 def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

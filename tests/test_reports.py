@@ -98,7 +98,7 @@ def test_a_profile_of_benchmarks_has_grids_of_its_own(capsys: pytest.CaptureFixt
 
 
 def test_the_page_of_reports_lists_what_was_made_this_time_also_when_a_report_fails(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finish(expand("figure1", "smoke")[0])
     folder = paths.OUTPUTS / "smoke" / "reports"
@@ -108,13 +108,14 @@ def test_the_page_of_reports_lists_what_was_made_this_time_also_when_a_report_fa
 
     def execute(name: str, output: Path, parameters: dict[str, Any]) -> None:
         if name == "90_claims":
-            raise RuntimeError("no ledger")
+            raise papermill.PapermillExecutionError(1, 1, "", "RecordError", "no\nledger", [])
         output.write_text("")
         (output.parent / f"{name[3:]}.png").write_text("")
 
     monkeypatch.setattr(site, "execute", execute)
-    with pytest.raises(RuntimeError, match="no ledger"):
-        site.report("smoke")
+    assert main(["report", "--profile", "smoke"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == f"gcpo: 90_claims: RecordError: no ledger (traceback: {folder}/90_claims.ipynb)"
     page = (folder / "index.md").read_text()
     assert [line for line in page.splitlines() if line.startswith("- [")] == [
         f"- [{name}]({name})" for name in ("20_figure1.ipynb", "29_speed.ipynb", "figure1.png", "speed.png")

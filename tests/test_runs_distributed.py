@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -66,7 +65,8 @@ def test_several_processes_leave_a_record_like_one_and_go_on_after_a_kill(output
 
 @pytest.mark.slow
 def test_a_process_that_fails_is_an_error_with_its_first_words(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text(json.dumps({"params": {"seed": "x"}}))
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "params.yaml").write_text("seed: x\n")
     said = r"2 processes \(ddp\) ended with status 1: [\w.]+\.ParameterError: Bad .*: seed: .*processes\.log$"
     with pytest.raises(ChildProcessError, match=said):
         distributed.launch(planned(), tmp_path, lambda: None)

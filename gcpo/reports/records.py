@@ -321,8 +321,8 @@ def refuse_secrets(found: Iterable[Run]) -> None:
     """Raise :class:`RecordError` for a record that others must not read."""
     for run in found:
         if key := secret(run.manifest):
-            why = "a password or token, which nobody else is to read: take it back, and make the run again without it"
-            raise RecordError(f"{run.folder}: the record of {run.manifest.get('id')} has {key}, {why}.")
+            why = "a password or token: take that back, and make the run again without it"
+            raise RecordError(f"the record of {run.manifest['id']} has {key}, {why}.")
 
 
 def write_reference(folder: Path, finished: list[Run]) -> None:

@@ -93,8 +93,8 @@ def report(
             try:
                 execute(name, folder / f"{name}.ipynb", {**settings, "write_to": str(folder)})
             except PapermillExecutionError as error:
-                said = " ".join(f"{error.ename}: {error.evalue}".split())
-                raise RecordError(f"{name}: {said} (traceback: {folder / name}.ipynb)") from None
+                said = f"{name}: {error.ename}: {error.evalue} (traceback: {folder / name}.ipynb)"
+                raise RecordError(" ".join(said.split())) from None
             made.append(folder / f"{name}.ipynb")
     finally:
         written = sorted(path.name for path in folder.glob("*.*") if path.stat().st_mtime >= start)

@@ -229,9 +229,7 @@ def judges(bench: Bench) -> tuple[str, bool]:
     expected, threshold = exact.pairwise(answers), bench.plan.params.entailment_threshold
     away = float((found - expected).abs().mean())
     crossed = float(((found[..., 0] >= threshold) != (expected[..., 0] >= threshold)).float().mean())
-    said = (
-        f"{own.misses / taken:.0f} pairs a second; probabilities differ from float32 by {away:.1e} (at most {JUDGED:g})"
-    )
+    said = f"{own.misses / taken:.0f} pairs a second; probabilities are {away:.1e} off float32's (at most {JUDGED:g})"
     return f"{said}, and {100 * crossed:.1f} % of pairs are on the other side of {threshold:g}", away <= JUDGED
 
 

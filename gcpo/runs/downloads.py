@@ -59,9 +59,8 @@ def _models(plan: Plan) -> Iterator[Download]:
         if not read or kind in (plan.embedded.keys() | UNREAD[plan.kind]) or Path(name).exists():
             continue
         name, files = (MINILM[1], "all") if name in MINILM else (name, f"{WEIGHTS}, vocab.json, merges.txt")
-        size = KNOWN.downloads.get(name)
-        if name in KNOWN.policies:
-            size = 2 * policy(name)[1] / GB  # the Hub has them in bfloat16
+        # The Hub has the papers' policies in bfloat16.
+        size = 2 * policy(name)[1] / GB if name in KNOWN.policies else KNOWN.downloads.get(name)
         revision = params.policy_revision if kind == "policy" else None
         yield Download("model", name, revision or "main", files, size, cache)
 

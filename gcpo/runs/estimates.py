@@ -208,9 +208,8 @@ class Estimate:
         token = max(chosen["decoding"], self.size * self.weights / gpu["bandwidth"]) * params.max_completion_length
         passes = 3 + settings["gradient_checkpointing"] - bool(params.lora_rank) + bool(settings["beta"])
         trained_on = self.completions * settings["num_iterations"] * passes
-        if (
-            gradients := self.plan.kind in BACKWARD
-        ):  # two for each answer: two temperatures, or two sets of coefficients
+        gradients, judged = self.plan.kind in BACKWARD, chosen["judging"] * gpu["bfloat16"]
+        if gradients:  # two for each answer: two temperatures, or two sets of coefficients
             trained_on = 2 * self.answers * 3
         passes_over = 1 if gradients or not params.eval_samples else 2  # sampled, and greedy
         steps = math.ceil(self.asked / self.together) * passes_over * token
@@ -220,10 +219,7 @@ class Estimate:
             "generate": params.max_steps * self.training * token
             + self.completions / self.gpus * forward / speed[self.computed],
             "train": trained_on * forward / speed[self.computed] / self.gpus,
-            "judge": self.pairs
-            * of_a_pair(2 * params.max_completion_length)
-            / (chosen["judging"] * gpu["bfloat16"])
-            / self.gpus,
+            "judge": self.pairs * of_a_pair(2 * params.max_completion_length) / judged / self.gpus,
             "evaluate": steps + self.answers * forward / speed[self.size],
         }
 

@@ -14,6 +14,7 @@ from gcpo.runs.profiles import read_yaml
 
 KNOWN: dict[str, Any] = read_yaml(Path(__file__).with_name("grpo.yaml"))
 PINNED: dict[str, Any] = KNOWN["pinned"]
+WRITTEN: dict[str, Any] = KNOWN["written"]
 DECIDED: dict[str, str] = KNOWN["decided"]
 REFUSED = {name: why for why, names in KNOWN["refused"].items() for name in names.split()}
 BOUNDS = {name: Field(**bounds) for bounds, names in KNOWN["ranges"] for name in names.split()}
@@ -84,10 +85,9 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             no_truth(value)
         kind = Annotated[kind, BOUNDS[name]] if name in BOUNDS else kind
         return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
-    except ValidationError as error:
-        raise ValueError(f"{name}: {error.errors()[0]['msg']} (got {value!r})") from None
     except ValueError as error:
-        raise ValueError(f"{name}: {error} (got {value!r})") from None
+        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise ValueError(f"{name}: {said} (got {value!r:.400})") from None
 
 
 def _check_generation(given: Mapping[str, Any], by_vllm: bool) -> None:
@@ -97,6 +97,6 @@ def _check_generation(given: Mapping[str, Any], by_vllm: bool) -> None:
     valid = sorted(name for name in vars(GenerationConfig()).keys() - GENERATION.keys() if name[0] != "_")
     for name in given:
         if name in GENERATION:
-            raise ValueError(f"generation_kwargs: {name!r} is set by {GENERATION[name]}")
+            raise ValueError(f"generation_kwargs: {name!r} {GENERATION[name]}")
         if name not in valid and not by_vllm:  # whose names only vLLM knows
             raise ValueError(f"generation_kwargs: there is no {name!r}.{nearest(name, valid)[:200]}")

@@ -60,13 +60,11 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
             plan = Plan(kind, validate(chosen, f"run of {path.name} with {profile}.yaml"))
             listed[plan.id] = plan, set(axes)
     differing = varied((plan.kind, plan.params.model_dump()) for plan, _ in listed.values())
-    return [
-        replace(
-            plan,
-            varied=tuple(key for key in differing[comparison_key(plan.kind, plan.params.max_steps)] if key in axes),
-        )
-        for plan, axes in listed.values()
-    ]
+    made = []
+    for plan, axes in listed.values():
+        shown = differing[comparison_key(plan.kind, plan.params.max_steps)]
+        made.append(replace(plan, varied=tuple(key for key in shown if key in axes)))
+    return made
 
 
 def _read(grid: str) -> tuple[Path, list[dict[str, Any]]]:

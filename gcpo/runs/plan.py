@@ -56,8 +56,7 @@ UNREAD = {
     "train": STEP | {"engine"},
     "gradients": TRAINING | STEP,
     "evaluate": (TRAINING - {"eval_samples"})
-    | {"lora_rank", "group_size", "embedder", "entailment", "entailment_threshold", "gradient_parameters"}
-    | {"entailment_error"}
+    | {*"lora_rank group_size embedder entailment entailment_threshold entailment_error gradient_parameters".split()}
     | STEP,
     "one_step": TRAINING - {"prompts_per_step", "train_split"} | {"engine"},
 }
@@ -85,9 +84,7 @@ class Plan:
         steps = params.max_steps if self.kind == "train" else params.at_step
         for name, split in looked_at.items():
             if (steps or self.kind == "one_step") and split == params.train_split:
-                raise ParameterError(
-                    f"train_split and {name} are both {split!r}: what is trained on cannot be held out."
-                )
+                raise ParameterError(f"train_split and {name} are both {split!r}: it cannot be held out.")
         if params.at_step and self.kind == "train":
             what = "is for gradient statistics, evaluations and one step; a training run's steps are max_steps."
             raise ParameterError(f"at_step: {params.at_step} {what}")

@@ -64,5 +64,5 @@ def asked_splits(plan: Plan) -> list[str]:
     return [params.eval_split, *([params.train_split, *along] if plan.kind == "train" and params.max_steps else [])]
 
 
-if __name__ == "__main__":  # as gcpo.cli_check.refuse asks for it
+if __name__ == "__main__":  # as gcpo.cli asks for it
     print(json.dumps(refused(Plan(kind, validate(values)) for kind, values in json.load(sys.stdin))))

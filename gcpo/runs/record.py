@@ -79,8 +79,7 @@ class Run:
         """
         numbers = "".join(f", {name} {value:.2f}" for name, value in values.items())
         said = f"{what} {done} of {total}{numbers}"
-        state = State(done / total if share is None else share, said, done, values or None)
-        self.show(state)
+        self.show(State(done / total if share is None else share, said, done, values or None))
 
     def show(self, state: State) -> None:
         """Show a state here, and in the run's folder for whoever waits."""

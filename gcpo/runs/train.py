@@ -22,6 +22,7 @@ from gcpo import io, world
 from gcpo.processes import exit_with_parent
 from gcpo.rewards import keeps_format
 from gcpo.runs.distributed import LOG, launch, peak_memory
+from gcpo.runs.fields import WRITTEN
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan, quarters
 from gcpo.runs.policies import cut_by, judge, lora, models, quiet, starting_policy, trained_policy
@@ -238,6 +239,7 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
             f"report_to: {params.report_to} is not installed here. Install it (pip install {params.report_to}), or "
             "set report_to: none; metrics.csv has the same numbers."
         )
+    cpu = {"use_cpu": not torch.cuda.is_available()}  # else bfloat16 is refused there
     return GCPOConfig(
         output_dir=str(folder),
         resolved=plan.method,
@@ -255,17 +257,7 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
         entailment_threshold=params.entailment_threshold,
         use_full_completion_for_clustering=task.full_completion,
         share_prompts=None if params.share_prompts else False,
-        **{
-            "save_total_limit": 2,
-            "report_to": params.report_to,
-            "run_name": folder.name,
-            "disable_tqdm": True,
-            "log_completions": True,
-            "num_completions_to_print": 0,
-            "dataloader_pin_memory": False,
-            "use_cpu": not torch.cuda.is_available(),  # else bfloat16 is refused there
-            **plan.trainer,
-        },
+        **{**WRITTEN, "report_to": params.report_to, "run_name": folder.name, **cpu, **plan.trainer},
     )
 
 
