@@ -9,6 +9,7 @@ They are multiplied as soon as the backward pass has them; where memory is short
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -186,7 +187,8 @@ def _calls(
             apart = apart and (type(module) is not nn.Linear or args[0].ndim == 3)
             lowest = not args[0].requires_grad
             calls.append(call := _Call(module, names, get_gradient_edge(output), apart, lowest, module in inside))
-            output.register_hook(lambda gradient: call.take(gradient))
+            own = weakref.proxy(call)  # a circle through the graph would never be freed
+            output.register_hook(lambda gradient: own.take(gradient))
             if not call.again:
                 call.read(module, args, output)
 
@@ -244,6 +246,7 @@ def _inner_products(
     with ExitStack() as hooks:
         for call in calls:
             call.take = partial(take, call)
+            hooks.callback(setattr, call, "take", None)
             if call.again:
                 hooks.enter_context(call.module.register_forward_hook(call.read))
         # A layer is computed again only for what lies below its outputs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from fnmatch import fnmatch
 from functools import partial
@@ -243,6 +244,17 @@ def test_layers_that_are_computed_again_give_the_same_bits(
     assert gradient_grams(model, **batch, **options, memory_limit=plain)[0].equal(expected[0]) and used[1] == 0
     assert not any("forward" in module.__dict__ or module._forward_hooks for module in model.modules())
     assert all(p.requires_grad for p in model.parameters()) or make not in (llama, gpt_neox, gemma, gpt2)
+
+
+def test_nothing_of_a_pass_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch, held, read = llama(), long_rows(), [], one_pass._Call.read
+    monkeypatch.setattr(
+        one_pass._Call, "read", lambda call, *given: held.append(weakref.ref(call)) or read(call, *given)
+    )
+    for limit, calls in ((None, 20), (1.01 * needs(model, batch)[1], 20 + 18)):
+        held.clear()
+        gradient_grams(model, **batch, memory_limit=limit)
+        assert len(held) >= calls and not any(call() for call in held)  # before any collection of garbage
 
 
 @pytest.mark.parametrize("make", [llama, gpt2, mixtral])

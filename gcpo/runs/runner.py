@@ -240,17 +240,14 @@ def _reached(done: Run) -> str:
     metric = done.manifest["resolved"]["task"]["reward_metric"]
     kinds = (f"avg@{params['eval_samples']}_{metric}", f"sampled_{metric}", f"greedy_{metric}")
     said = [f"{name.replace('_', ' ')} {100 * results[name]:.1f} %" for name in kinds if name in results][:1]
-    said += [
-        f"{name.replace('_', ' ')} {results[name]:.3g}" for name in ("success_rate", "pair_spearman") if name in results
-    ]
+    rates = ("success_rate", "pair_spearman")
+    said += [f"{name.replace('_', ' ')} {results[name]:.3g}" for name in rates if name in results]
     gained = [name for name in results if name.startswith("gain_")][:2]
     said += [f"{name.removeprefix('gain_')} gains {100 * results[name]:+.1f} % over grpo" for name in gained]
     path = done.folder / "validation.csv"
     if path.exists():
         table = pd.read_csv(path)
         table = table[table["decoding"] == table["decoding"].max()]  # sampled goes before greedy
-        means = 100 * table.groupby("step")[metric].mean()
-        said.append(
-            f"on validation {means.iloc[0]:.1f} to {means.iloc[-1]:.1f} ({means.iloc[-1] - means.iloc[0]:+.1f})"
-        )
+        first, *_, last = (100 * table.groupby("step")[metric].mean()).iloc[[0, 0, -1]]
+        said.append(f"on validation {first:.1f} to {last:.1f} ({last - first:+.1f})")
     return ", ".join(said)
