@@ -34,6 +34,7 @@ from trl.trainer.utils import disable_dropout_in_model
 
 from gcpo import GCPOConfig, GCPOTrainer
 from gcpo.tasks.sampling import load_policy
+from gcpo.trainer.obstacles import Call, _unfit
 from gcpo.trainer.prefix import beside, distinct, obstacle, shared
 
 VOCABULARY, PAD = 61, 0
@@ -81,12 +82,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "dropout of attention": ("qwen2", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
     "noise of a router": ("mixtral", {**EXPERTS, "router_jitter_noise": 0.01}, "router_jitter_noise=0.01"),
     "noise between routers' equals, of which few tokens have none": ("phimoe", EXPERTS, "router_jitter_noise=0.01"),
+    "draws without a setting": ("phimoe", {**EXPERTS, **QUIET}, "draws at random in training"),
     "masks made of values": ("doge", {}, "a mask of their own"),
     "tokens that see later ones": ("gemma3_text", BOTH_WAYS, "from those without"),
     "no decoder": ("bert", STILL, "from those without"),
     "a narrow window in the mask": ("qwen2_moe", {**EXPERTS, **WINDOW, "sliding_window": 4}, "sliding_attention"),
     "a wide window in the mask": ("qwen2_moe", {**EXPERTS, **WINDOW, "sliding_window": 4096}, "sliding_attention"),
-    "a wide window without names of layers": ("phimoe", {**EXPERTS, **QUIET, "sliding_window": 4096}, "sliding_window"),
     "soft caps": ("gemma2", {"head_dim": 8}, "no way to replace its attention"),
     "an encoder": ("t5", {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}, "decoder of text"),
     "no attention": ("mamba", {"state_size": 4}, "attention"),
@@ -300,6 +301,23 @@ def test_what_cannot_share_prompts_says_why_and_stays_plain(name: str) -> None:
         plain = model(input_ids=ids, attention_mask=mask).logits
         with pytest.warns(UserWarning, match="reads its prompt anew"), shared(model, 7):
             assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "window", "said"),
+    [
+        ({"sliding_window": 4096}, None, "sliding_window"),
+        ({"sliding_window": 4096}, 4096, None),
+        ({"sliding_window": 4096, "use_sliding_window": False}, None, None),
+        ({"attention_chunk_size": 8192}, None, "attention_chunk_size"),
+        ({"sliding_window": 8, "layer_types": ["full_attention"]}, None, None),
+        ({"layer_types": ["chunked_attention"]}, None, "chunked_attention"),
+    ],
+)
+def test_how_far_a_layer_sees_is_handed_over(settings: dict[str, Any], window: int | None, said: str | None) -> None:
+    call = Call(0, True, torch.float32, window, torch.ones(1))
+    found = _unfit(PreTrainedConfig(**settings), [call], [call])
+    assert found is None if said is None else said in str(found)
 
 
 def test_an_attention_in_the_place_of_transformers_is_not_taken_for_it() -> None:

@@ -64,7 +64,7 @@ class GCPOConfig(GRPOConfig):
             as GCPO does for mathematics.
         share_prompts: compute each distinct prompt of a micro-batch once, for all rows that begin with it
             (:mod:`gcpo.trainer.prefix`), and put rows of one prompt into one micro-batch: loss, gradients and weights
-            are the same up to rounding (the logged ``entropy`` and ``kl`` are means of other micro-batches' means),
+            are the same up to rounding (``entropy``, ``kl`` and clip ratios are logged as means over micro-batches),
             several times faster where prompts are long and passes wait for arithmetic. None: where a small batch has
             the same numbers, else with a warning that says why not; False: TRL's own pass, bit for bit.
         resolved: the method itself, of a caller who has it; it goes before its name, options and alpha.

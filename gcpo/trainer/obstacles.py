@@ -80,27 +80,27 @@ def tried(model: PreTrainedModel, passes: Pass) -> Verdict:
 
 
 def _compared(model: PreTrainedModel, passes: Pass) -> Verdict:
-    batch = _batch(model)
+    batch, found = _batch(model), dict[bool, float]()
     learns = [p for p in model.parameters() if p.requires_grad and torch.is_grad_enabled()]
     before = _random_states(model)
-    with passes(None) as calls:
+    with passes(None) as calls, _forked(model):
         values = _scores(model, *batch)
-        drawn = any(not one.equal(other) for one, other in zip(before, _random_states(model), strict=True))
-        plain = list(calls)
+        after, plain = _random_states(model), list(calls)
         _backward(values, learns)
         with torch.no_grad():
             again = _scores(model, *batch)
     allowed, rates = _rounding(model, plain), _rates(model)
-    # A draw may change nothing in so small a batch; one for a rate of 0 changes nothing in any.
-    if drawn and (rates or not values.equal(again)):
-        return Verdict(f"it draws at random in training, once for rows that draw apart ({rates or 'unnamed'}): {STILL}")
+    draws = Verdict(f"it draws at random in training, once for rows that draw apart ({rates or 'unnamed'}): {STILL}")
+    if not _same(before, after) and (rates or not values.equal(again)):
+        return draws
     if not _apart(values, again) <= allowed:
         return Verdict("two plain passes of it differ")
     norms = [None if p.grad is None else p.grad.norm().item() for p in learns]
-    found = {}
     for counts in (False, True):
-        with passes(counts) as calls, torch.no_grad():
+        with passes(counts) as calls, _forked(model), torch.no_grad():
             found[counts] = _apart(values, _scores(model, *batch))
+            if not _same(after, _random_states(model)):  # for each token, though it changed nothing in so small a batch
+                return draws
             if why := _unfit(model.config.get_text_config(), plain, calls):
                 return Verdict(why)
     counts = allowed / 8 < found[False] > found[True]  # where positions are relative, both are near
@@ -203,14 +203,22 @@ def _random_states(model: nn.Module) -> list[Tensor]:
     return [torch.get_rng_state(), *others]
 
 
+def _same(states: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(map(torch.equal, states, others))
+
+
+def _forked(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Return a context that uses up no random number."""
+    devices = _devices(model)
+    return torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda")
+
+
 @contextlib.contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
+def _untouched(model: PreTrainedModel) -> Iterator[None]:
     """Let a model train, without autocast; then restore its modes, gradients and buffers, and what draws at random."""
     modes = [(module, module.training) for module in model.modules()]
     gradients, buffers = [(p, p.grad) for p in model.parameters()], [(b, b.clone()) for b in model.buffers()]
-    devices = _devices(model)
-    kind = devices[0].type if devices else "cuda"
-    with torch.random.fork_rng(devices, device_type=kind), torch.autocast(kind if devices else "cpu", enabled=False):
+    with _forked(model), torch.autocast(model.device.type, enabled=False):
         model.train()
         for p, _ in gradients:
             p.grad = None
