@@ -140,6 +140,7 @@ GRIDS = {
         "method '-gcpo_bott' leaves out none of them. Did you mean 'gcpo_bot'?",
     ),
     "no method left": ("- {kind: train, method: [grpo, -grpo]}", "no method is left of ['grpo', '-grpo']"),
+    "a password": ("- {kind: train, policy: 'http://bob:SECRET@host'}", "policy: a password or token, which every rec"),
     "profile as an axis": ("- {kind: train, profile: [a, b]}", "profile is no axis of a grid"),
     "a list as a key": ("- {kind: train, ? [a, b] : 1}", "('a', 'b') must be a list of values"),
 }

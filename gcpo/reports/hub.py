@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gcpo import io, paths
 from gcpo.reports import records
+from gcpo.runs.fields import refuse_secrets
 from gcpo.runs.params import profile_name
 from gcpo.runs.record import RecordError
 
@@ -55,7 +56,8 @@ def push_records(profile: str, to: str) -> str:
     kept = paths.REFERENCE / name
     if not (found := records.runs(name, reference=True)):
         raise RecordError(f"{kept}: no reference of {name} is committed.")
-    records.refuse_secrets(found)
+    for run in found:
+        refuse_secrets(run.manifest, f"{kept}: the record of {run.manifest['id']}: ")
     if why := io.broken(kept):
         raise RecordError(f"{why}: restore it from the repository, or publish again.")
     if not to.startswith(HUB):

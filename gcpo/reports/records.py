@@ -22,7 +22,7 @@ import pandas as pd
 
 from gcpo import io, paths, world
 from gcpo.runs.contents import Seen
-from gcpo.runs.fields import secret
+from gcpo.runs.fields import refuse_secrets
 from gcpo.runs.grids import comparison_key, expand, fitting, varied
 from gcpo.runs.params import Params, profile_name
 from gcpo.runs.plan import label, recorded
@@ -317,21 +317,14 @@ def to_publish(profile: str) -> list[Run]:
     return own + [run for run in old if comparable(run.manifest)]
 
 
-def refuse_secrets(found: Iterable[Run]) -> None:
-    """Raise :class:`RecordError` for a record that others must not read."""
-    for run in found:
-        if key := secret(run.manifest):
-            why = "a password or token: take that back, and make the run again without it"
-            raise RecordError(f"the record of {run.manifest['id']} has {key}, {why}.")
-
-
 def write_reference(folder: Path, finished: list[Run]) -> None:
     """Write runs in the form of a reference, into a new folder, with the world that they started from.
 
     Raises:
-        RecordError: a record holds a password or a token.
+        ParameterError: a record holds a password or a token.
     """
-    refuse_secrets(finished)
+    for run in finished:
+        refuse_secrets(run.manifest, f"the record of {run.manifest['id']}: ")
     folder.mkdir(parents=True)
     for name in TABLES:
         tables = [(run.manifest["id"], table_of(run, name)) for run in finished]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from gcpo.errors import nearest
-from gcpo.runs.profiles import read_yaml
+from gcpo.runs.profiles import ParameterError, read_yaml
 
 KNOWN: dict[str, Any] = read_yaml(Path(__file__).with_name("grpo.yaml"))
 PINNED: dict[str, Any] = KNOWN["pinned"]
@@ -31,21 +31,21 @@ SECRET = re.compile(
 _SECRETS = re.compile(r"(?i)(.+[_-])?(api[_-]?key|authorization|passw(or)?d|secret)|((access|auth|hf)[_-])?token")
 
 
-def secret(values: Mapping[str, Any]) -> str | None:
-    """Return the key of the first text with a password or a token in it, None if there is none."""
+def refuse_secrets(values: Mapping[str, Any], where: str = "") -> None:
+    """Raise :class:`ParameterError` that names the key, and not the value, of a text with a password or a token."""
     left: list[tuple[str, Any]] = [("", values)]
     seen: set[int] = set()  # one object may stand in several places of a file, and in itself
     for key, value in left:
         if isinstance(value, str):
             name = key.rpartition(".")[2]
             if SECRET.search("://" * (name in ADDRESSES) + value) or (value and _SECRETS.fullmatch(name)):
-                return key or "a key"
+                why = "a password or token, which every record would keep: set it in the environment"
+                raise ParameterError(f"{where}{key or 'a key'}: {why}")
         elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
             seen.add(id(value))
             left += [(key, one) for one in value]
             if isinstance(value, Mapping):
                 left += [(f"{key}.{name}".lstrip("."), one) for name, one in value.items()]
-    return None
 
 
 def no_truth(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from gcpo import paths, world
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
+from gcpo.runs.fields import refuse_secrets
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import KINDS, Plan, recorded
 from gcpo.runs.profiles import TOY, ParameterError, file_of, load_profile, names_in, over, profiles, read_yaml
@@ -40,6 +41,7 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
     base, toy = load_profile(profile), load_profile("toy") if profile.endswith(TOY) else {}
     listed: dict[str, tuple[Plan, set[str]]] = {}
     for block in blocks:
+        refuse_secrets(block, f"{path}: ")
         kind, axes = block.get("kind"), {key: value for key, value in block.items() if key != "kind"}
         if kind not in [*KINDS]:
             raise ParameterError(f"{path}: kind must be one of {', '.join(KINDS)}, got {kind!r}.")
@@ -61,9 +63,9 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
             listed[plan.id] = plan, set(axes)
     differing = varied((plan.kind, plan.params.model_dump()) for plan, _ in listed.values())
     made = []
-    for plan, axes in listed.values():
+    for plan, named in listed.values():
         shown = differing[comparison_key(plan.kind, plan.params.max_steps)]
-        made.append(replace(plan, varied=tuple(key for key in shown if key in axes)))
+        made.append(replace(plan, varied=tuple(key for key in shown if key in named)))
     return made
 
 

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from gcpo import world
 from gcpo.errors import nearest
 from gcpo.methods import Method, get_method, one_spelling
-from gcpo.runs.fields import TEMPLATE, no_truth, secret, typed
+from gcpo.runs.fields import TEMPLATE, no_truth, refuse_secrets, typed
 from gcpo.runs.profiles import NAME, ParameterError, is_file_name, load_profile, plain_name, sharing
 from gcpo.tasks import check_task, get_task
 from gcpo.tasks.base import parts_of
@@ -240,8 +240,7 @@ class Params(BaseModel):
     def _for_task(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        if key := secret(values):
-            raise ValueError(f"{key}: a password or token, which every record would keep: set it in the environment")
+        refuse_secrets(values)
         task = str(values.get("task", cls.model_fields["task"].default))
         by_task = [key for key, value in values.items() if isinstance(value, Mapping) and key not in WHOLE]
         found = {**values, **{key: _value_for(task, key, values[key]) for key in by_task}}
