@@ -92,6 +92,15 @@ def test_a_run_that_shares_prompts_takes_both_temperatures_from_one_pass(monkeyp
     assert plain != pytest.approx(variance(gram, advantages), rel=0.1)
 
 
+@pytest.mark.parametrize(("given", "beside", "bytes_"), [(None, None, 6e9), (None, "3", 2e9), (0.5, "3", 0.5e9)])
+def test_gradients_may_take_three_quarters_of_what_is_free_shared_or_what_is_given(
+    given: float | None, beside: str | None, bytes_: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_free", lambda device: 8e9)
+    monkeypatch.setenv(module.BESIDE, beside) if beside else monkeypatch.delenv(module.BESIDE, raising=False)
+    assert module.limit_of(validate({"memory_limit": given}), qwen2(), None, []) == bytes_
+
+
 @for_all(seed=seeds, size=sizes)
 def test_distances_are_those_of_a_plain_loop(seed: int, size: int) -> None:
     g = vectors(seed, size)
