@@ -253,10 +253,6 @@ def check(
     replay: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="make N runs of the reference again, and compare")
     ] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="try all that a GPU has to do, and measure it")] = False,
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="the same on a CPU, small")] = False,
-    downloads: Annotated[bool, typer.Option("--list", help="what runs download, and how to bring it")] = False,
-    fetch: Annotated[str | None, typer.Option(metavar="DIR", help="with --list: write the data there")] = None,
     toy: Toy = False,
 ) -> int:
     """Check parameter files and grids, and count what is run.
@@ -270,10 +266,6 @@ def check(
         return cli_check.gate(gate, name, reference)
     if replay:
         return cli_check.replay(profile, replay)
-    if gpu or rehearse:
-        return cli_check.day_one(rehearse)
-    if downloads or fetch:
-        return cli_check.downloads(profile, name, fetch)
     return cli_check.check(profile, name, gpu_memory)
 
 

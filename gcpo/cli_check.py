@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from pathlib import Path
 
 # As in gcpo.cli, what takes seconds to import is imported where it is used.
 from gcpo import paths
@@ -37,41 +36,6 @@ def check(profile: str, name: list[str] | None, gpu_memory: float | None) -> int
     bad = [*preflight.refused(asked), *preflight.unreadable(asked), *too_large]
     print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
     return 1 if bad else 0
-
-
-def day_one(rehearse: bool) -> int:
-    """Try all that a GPU has to do, or rehearse it on a CPU."""
-    from gcpo.runs.day_one import tried
-
-    bad = 0
-    for found in tried(rehearse):
-        print(found, flush=True)
-        bad += not found.good
-    print(f"{bad} of these must be mended before a grid is started" if bad else "all of it works")
-    return 1 if bad else 0
-
-
-def downloads(profile: str, grids: list[str] | None, fetch: str | None) -> int:
-    """List what runs download, or write their data into a folder."""
-    from gcpo.runs import downloads as found_by
-    from gcpo.runs.grids import expand, fitting
-    from gcpo.runs.params import validate
-    from gcpo.runs.plan import Plan
-
-    plans = [
-        Plan("train", validate(load_profile(profile), profile)),
-        *(plan for one in grids or fitting(profile) for plan in expand(one, profile)),
-    ]
-    if fetch:
-        print(*found_by.fetch(plans, Path(fetch)), sep="\n")
-        return 0
-    found = found_by.needed(plans)
-    known = sum(one.size or 0 for one in found)
-    asked = shlex.join(["check", *(grids or []), "--profile", profile, "--list"])
-    print(*found, sep="\n", end="\n" * bool(found))
-    print(f"{len(found)} downloads of {profile}, {known:.1f} GB as far as sizes are known")
-    print(*found_by.commands(found, asked), sep="\n")
-    return 0
 
 
 def replay(profile: str, n: int) -> int:

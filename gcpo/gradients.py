@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 COLUMNS = 2**16  # of gradients that are multiplied at a time
+AMPLE = 4e9  # bytes: gradients that would take more are made in a way that takes less, though more may be free
 
 
 class GradientStats(NamedTuple):

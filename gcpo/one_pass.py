@@ -104,9 +104,9 @@ def gradient_grams(
     shared weights outside their layer), the result is that of `gradient_gram`, row by row. Products are summed in the
     parameters' type, or float32 if that has more digits, over pieces, and these in float64.
 
-    Memory: the activations of a batch of G rows. Where an estimate of them exceeds a `memory_limit` in bytes, layers
-    keep their inputs alone and compute the rest again, for the same numbers in up to twice the time; where that exceeds
-    it as well, the result is that of `gradient_gram` within the limit.
+    Memory: the activations of a batch of G rows. Where an estimate of them exceeds a `memory_limit` in bytes, or with
+    any limit 4 GB, layers keep their inputs alone and compute the rest again, for the same numbers in up to twice the
+    time; where that exceeds the limit as well, the result is that of `gradient_gram` within it.
     """
     for temperature in temperatures:
         if not 0 < temperature < math.inf:
@@ -117,8 +117,9 @@ def gradient_grams(
         return [torch.zeros(len(input_ids), len(input_ids), dtype=torch.float64) for _ in temperatures]
     found, layers = None, gradients.checkpointed(model)
     width, scored = gradients.lengths(rows, keeps(model))
-    for again in ([], layers):
-        if memory_limit is None or gradients.pass_bytes(model, len(rows), width, scored, again) <= memory_limit:
+    limit = math.inf if memory_limit is None else memory_limit
+    for again, most in (([], limit if memory_limit is None else min(limit, gradients.AMPLE)), (layers, limit)):
+        if gradients.pass_bytes(model, len(rows), width, scored, again) <= most:
             with gradients.dropout_off(model, parameters):
                 found = _grams(model, list(rows), parameters, temperatures, again)
             break

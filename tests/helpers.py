@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -211,6 +213,13 @@ def dataset(conversational: bool = True) -> Dataset:
     texts = [f"Say {word}" for word in "one two three four five six seven eight nine ten".split()]
     prompts = [[{"role": "user", "content": text}] if conversational else text for text in texts]
     return Dataset.from_dict({"prompt": prompts})
+
+
+def script(path: str) -> Any:
+    """A script of the repository, as a module that its own processes find too."""
+    file = Path(gcpo.__file__).parents[1] / path
+    sys.path.append(str(file.parent))
+    return importlib.import_module(file.stem)
 
 
 def make_trainer(scratch: Path, folder: Path, method: str, **changes: Any) -> gcpo.GCPOTrainer:

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import script
 
-from gcpo.cli import main
-from gcpo.runs import downloads
-from gcpo.runs.downloads import needed
 from gcpo.runs.estimates import KNOWN
 from gcpo.runs.grids import expand, fitting
 from gcpo.runs.params import validate
@@ -18,6 +16,8 @@ from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import load_profile
 from gcpo.tasks import get_task, sources
 
+downloads = script("workflow/downloads.py")
+needed = downloads.needed
 PAPERS = ("paper", "paper_seed", "paper_egpo", "paper_cw")
 
 
@@ -58,11 +58,11 @@ def test_generated_tasks_and_embedded_models_need_nothing() -> None:
 
 
 def test_the_command_lists_them_offline_and_says_how_to_bring_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "paper_figure1", "--profile", "paper", "--list"]) == 0
+    assert downloads.main(["paper_figure1", "--profile", "paper"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert any("deepmind/narrativeqa @ main: default, test (columns document.id" in line for line in said)
     assert "hf download Qwen/Qwen2.5-1.5B-Instruct" in said
-    assert "gcpo check paper_figure1 --profile paper --list --fetch DIR" in said
+    assert "python workflow/downloads.py paper_figure1 --profile paper --fetch DIR" in said
     assert said[-1].startswith("there: HF_HUB_OFFLINE=1") and said[-1].endswith("GCPO_DATA_DIR=DIR")
     (count,) = (line for line in said if " downloads of paper, " in line)
     assert int(count.split()[0]) == sum(line.startswith(("model ", "data ")) for line in said)

@@ -1,8 +1,8 @@
 """Estimates of a run on a GPU, before it is started: memory, disk, tokens and hours.
 
 Estimates, from counting and from the numbers of ``estimates.yaml``, where each has its source; notebook 29 compares
-them with steps on an H200. What ``gcpo check --gpu`` has measured on this machine's replaces the shares and seconds
-that were chosen (:func:`measured`). Units: bytes, seconds; GB are 10^9 bytes.
+them with steps on an H200. What ``benchmarks/gpu_check.py`` has measured on this machine's replaces the shares and
+seconds that were chosen (:func:`measured`). Units: bytes, seconds; GB are 10^9 bytes.
 
 *Memory* of training, at its highest: weights, of which adapters train a part; a gradient and two Adam states for each
 weight that is trained, in its type; a copy of the policy for the KL term, unless adapters can be switched off instead;
@@ -53,7 +53,7 @@ GB = 1e9
 KNOWN = SimpleNamespace(**read_yaml(Path(__file__).with_suffix(".yaml")))
 # Of a table of runs: memory of one GPU, disk for good, and disk until a run is finished.
 COLUMNS = {"runs": "sum", "GPU": "max", "disk": "sum", "checkpoints": "max", "tokens": "sum", "GPU-hours": "sum"}
-MEASURED = "gpu.yaml"  # of outputs: what `gcpo check --gpu` has measured there
+MEASURED = "gpu.yaml"  # of outputs: what benchmarks/gpu_check.py has measured there
 SMALLER = "a lower micro_batch, prompts_per_step or max_completion_length, lora_rank: 32, or accelerate: zero3"
 
 

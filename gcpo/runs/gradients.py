@@ -177,14 +177,14 @@ def _gradients(
     plan: Plan, model: Any, sampled: Sampled, query: int, advantages: Float[Tensor, " G"], limit: float
 ) -> tuple[Float[Tensor, "G G"], float]:
     """Return the inner products of a query's gradients at the temperature of sampling, and V(q) at temperature 1; from
-    one pass of all rows as well where the gradients of all rows at once exceed the limit."""
+    one pass of all rows as well where the gradients of all rows at once exceed the limit, or what is ample."""
     params = plan.params
     group = slice(params.group_size * query, params.group_size * (query + 1))
     batch = sampled.ids[group], sampled.attention[group], sampled.completion[group]
     chosen, heats = params.gradient_parameters, (params.temperature, 1.0)
     size, width = sum(p.numel() for p in gradients.chosen_parameters(model, chosen)), batch[0].shape[1]
     apart = gradients.pass_bytes(model, 1, width, width) + 4 * size * (params.group_size + 4)
-    if params.share_prompts or apart > limit:
+    if params.share_prompts or apart > min(limit, gradients.AMPLE):
         gram, plain = gradient_grams(model, *batch, params=chosen, temperatures=heats, memory_limit=limit)
         return gram, variance(plain, advantages)
     gram = gradients.gradient_gram(model, *batch, params=chosen, temperature=params.temperature)

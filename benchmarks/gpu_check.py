@@ -1,12 +1,19 @@
 """Day one with a GPU: all that a grid asks of it is tried once and measured, within an hour, or rehearsed on a CPU.
 
-Each thing has a bound that is stated with what was found. Times go to ``outputs/gpu.yaml``, which estimates read.
+Each thing has a bound that is stated with what was found. Times go to ``outputs/gpu.yaml``, which estimates read::
+
+    python benchmarks/gpu_check.py
+    python benchmarks/gpu_check.py --rehearse  # the same on a CPU with tiny models, in minutes
+
+It ends with 1 where something must be mended before a grid is started.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+import torch.multiprocessing
 
 from gcpo import io, paths, world
 from gcpo.errors import UserError
 from gcpo.gradients import gradient_gram
 from gcpo.one_pass import gradient_grams
-from gcpo.runs import estimates, reduce
+from gcpo.runs import estimates
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import quiet, starting_policy
@@ -36,8 +44,8 @@ from gcpo.tasks.vllm import by_vllm
 from gcpo.trainer.prefix import sharing
 
 NO_GPU = (
-    "check --gpu: torch sees no GPU here. Run it on the machine that has one, with a torch for its CUDA, or try the "
-    "same on this CPU: gcpo check --rehearse"
+    "torch sees no GPU here. Run this on the machine that has one, with a torch for its CUDA, or try the same on this "
+    "CPU: python benchmarks/gpu_check.py --rehearse"
 )
 ROUNDING = 1e-3  # nats: of two float32 passes over one token
 BFLOAT16 = 0.05  # nats: mean of a token's difference between bfloat16 and float32
@@ -98,7 +106,7 @@ class Bench:
     def plan(self) -> Plan:
         """The short training run."""
         own = {"profile": "day-one-rehearsed", **REHEARSED} if self.rehearse else {"profile": "day-one", **REAL}
-        return Plan("train", validate(over(load_profile("single_gpu"), own), "gcpo check --gpu"))
+        return Plan("train", validate(over(load_profile("single_gpu"), own), "benchmarks/gpu_check.py"))
 
     @cached_property
     def policy(self) -> tuple[Any, Any]:
@@ -239,8 +247,38 @@ def several(bench: Bench) -> tuple[str, bool]:
     if count < 2:
         return "one GPU: nothing to try", True
     with tempfile.TemporaryDirectory() as folder:
-        speed = reduce.summed(count, Path(folder), 10**4 if bench.rehearse else 2**26)
+        speed = summed(count, Path(folder), 10**4 if bench.rehearse else 2**26)
     return f"{count} processes sum {speed:.2g} GB a second ({'gloo' if bench.rehearse else 'NCCL'})", True
+
+
+def summed(processes: int, folder: Path, numbers: int, repeats: int = 10) -> float:
+    """Return the GB per second of each process that a sum of so many float32 numbers moves.
+
+    Raises:
+        RuntimeError: a process failed, or its sum is wrong.
+    """
+    torch.multiprocessing.spawn(_work, (processes, str(folder), numbers, repeats), processes)
+    return 4 * numbers * repeats / float((folder / "seconds").read_text()) / 1e9
+
+
+def _work(rank: int, processes: int, folder: str, numbers: int, repeats: int) -> None:
+    cuda = torch.cuda.device_count() >= processes
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    meet, backend = f"file://{folder}/meet", "nccl" if cuda else "gloo"
+    torch.distributed.init_process_group(backend, init_method=meet, rank=rank, world_size=processes)
+    values = torch.full((numbers,), float(rank + 1), device=device)
+    torch.distributed.all_reduce(values)
+    expected = processes * (processes + 1) / 2
+    if not (values == expected).all():
+        raise RuntimeError(f"a sum over {processes} processes is {values[0].item()}, not {expected}")
+    started = time.perf_counter()
+    for _ in range(repeats):
+        torch.distributed.all_reduce(values)
+    if cuda:
+        torch.cuda.synchronize(device)
+    if rank == 0:
+        Path(folder, "seconds").write_text(str(time.perf_counter() - started))
+    torch.distributed.destroy_process_group()
 
 
 def training(bench: Bench) -> tuple[str, bool]:
@@ -307,3 +345,23 @@ STEPS: dict[str, Callable[[Bench], tuple[str, bool]]] = {
     "vLLM": by_engine,
     "estimates": written,
 }
+
+
+def main() -> int:
+    """Try all of it; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, small")
+    bad = 0
+    try:
+        for found in tried(parser.parse_args().rehearse):
+            print(found, flush=True)
+            bad += not found.good
+    except UserError as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
+        return 2
+    print(f"{bad} of these must be mended before a grid is started" if bad else "all of it works")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

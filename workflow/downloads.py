@@ -1,16 +1,26 @@
-"""Models and data sets that runs read, for a machine that has no network: which, how large, and how to bring them."""
+"""Models and data sets that runs read, for a machine that has no network: which, how large, and how to bring them::
+
+python workflow/downloads.py --profile paper                      # those of its grids, and the commands
+python workflow/downloads.py paper_figure1 --profile paper --fetch DIR  # the data's files, for GCPO_DATA_DIR there
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from gcpo import io
+from gcpo.errors import UserError
 from gcpo.runs.estimates import GB, KNOWN, policy
+from gcpo.runs.grids import expand, fitting
+from gcpo.runs.params import validate
 from gcpo.runs.plan import UNREAD, Plan, with_trainings
 from gcpo.runs.preflight import asked_splits
+from gcpo.runs.profiles import load_profile
 from gcpo.semantics.loading import MINILM
 from gcpo.tasks import sources
 from gcpo.tasks.reading import Source, hub_records
@@ -91,7 +101,7 @@ def commands(downloads: Sequence[Download], asked: str) -> list[str]:
     """Return the commands that bring downloads, on a machine with a network; ``asked`` is what lists them."""
     models = {(one.name, one.revision) for one in downloads if one.kind == "model"}
     named = [f"hf download {name}" + f" --revision {at}" * (at != "main") for name, at in sorted(models)]
-    data = [f"gcpo {asked} --fetch DIR"] if any(one.kind == "data" for one in downloads) else []
+    data = [f"python workflow/downloads.py {asked} --fetch DIR"] if any(one.kind == "data" for one in downloads) else []
     there = "there: HF_HUB_OFFLINE=1, HF_HOME with these models" + " and GCPO_DATA_DIR=DIR" * bool(data)
     return [*named, *data, there] if named or data else []
 
@@ -114,3 +124,31 @@ def fetch(plans: Sequence[Plan], folder: Path) -> Iterator[Path]:
                 for _, record in hub_records(source, revision):
                     file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
         yield path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """List what runs download, or write their data into a folder; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("grids", nargs="*", help="[those that fit the profile]")
+    parser.add_argument("--profile", required=True)
+    parser.add_argument("--fetch", metavar="DIR", type=Path, help="write the data's files there")
+    given = parser.parse_args(arguments)
+    try:
+        own = Plan("train", validate(load_profile(given.profile), given.profile))
+        plans = [own, *(plan for grid in given.grids or fitting(given.profile) for plan in expand(grid, given.profile))]
+        if given.fetch:
+            print(*fetch(plans, given.fetch), sep="\n")
+            return 0
+    except (UserError, OSError) as error:
+        print(f"downloads: {error}", file=sys.stderr)
+        return 2
+    found = needed(plans)
+    known = sum(one.size or 0 for one in found)
+    print(*found, sep="\n", end="\n" * bool(found))
+    print(f"{len(found)} downloads of {given.profile}, {known:.1f} GB as far as sizes are known")
+    print(*commands(found, " ".join([*given.grids, "--profile", given.profile])), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

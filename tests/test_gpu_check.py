@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from helpers import script
 from test_estimates import plan
 
 from gcpo import paths
-from gcpo.cli import main
-from gcpo.runs import day_one, estimates, reduce
+from gcpo.runs import estimates
 from gcpo.runs.estimates import KNOWN, Estimate
 from gcpo.runs.profiles import read_yaml, yaml_text
+
+gpu_check = script("benchmarks/gpu_check.py")
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", *options])
+    return int(gpu_check.main())
 
 
 def test_without_a_gpu_there_is_one_line_with_the_way_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["check", "--gpu"]) == 2
-    assert re.fullmatch(
-        r"gcpo: check --gpu: torch sees no GPU here\. .*gcpo check --rehearse\n", capsys.readouterr().err
-    )
+    assert main(monkeypatch) == 2
+    assert re.fullmatch(r"gpu_check: torch sees no GPU here\. .*gpu_check.py --rehearse\n", capsys.readouterr().err)
 
 
 def test_what_fails_is_said_in_its_line_and_the_others_are_tried(
@@ -35,8 +41,8 @@ def test_what_fails_is_said_in_its_line_and_the_others_are_tried(
         raise RuntimeError("no\nkernel")
 
     steps = {"one": fails, "two": lambda _: ("three (at most 4)", True), "three": lambda _: ("5", False)}
-    monkeypatch.setattr(day_one, "STEPS", steps)
-    assert main(["check", "--rehearse"]) == 1
+    monkeypatch.setattr(gpu_check, "STEPS", steps)
+    assert main(monkeypatch, "--rehearse") == 1
     one, two, three, last = capsys.readouterr().out.splitlines()
     assert one == "BAD  one: RuntimeError: no kernel [0 s]" and two == "good two: three (at most 4) [0 s]"
     assert three.startswith("BAD  three: 5") and last.startswith("2 of these must be mended")
@@ -52,12 +58,12 @@ def test_what_fails_is_said_in_its_line_and_the_others_are_tried(
     ],
 )
 def test_a_curve_begins_where_it_should_and_does_not_fall(rewards: list[float], good: bool) -> None:
-    said, found = day_one.curve(pd.Series(rewards), 0.4, 1.4)
+    said, found = gpu_check.curve(pd.Series(rewards), 0.4, 1.4)
     assert found is good and "begins between 0.4 and 1.4" in said
 
 
 def test_two_processes_sum(tmp_path: Path) -> None:
-    assert reduce.summed(2, tmp_path, 100) > 0
+    assert gpu_check.summed(2, tmp_path, 100) > 0
 
 
 def test_estimates_take_what_was_measured_on_the_gpu_of_that_name(outputs: Path) -> None:
@@ -80,11 +86,11 @@ def test_estimates_take_what_was_measured_on_the_gpu_of_that_name(outputs: Path)
 
 @pytest.mark.slow
 def test_a_rehearsal_tries_everything_and_writes_times_that_estimates_do_not_read(
-    outputs: Path, capsys: pytest.CaptureFixture[str]
+    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["check", "--rehearse"]) == 0
+    assert main(monkeypatch, "--rehearse") == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("good")]
-    assert [line[5:].partition(":")[0] for line in lines] == list(day_one.STEPS)
+    assert [line[5:].partition(":")[0] for line in lines] == list(gpu_check.STEPS)
     times = read_yaml(outputs / "gpu-rehearsed.yaml")["chosen"]
     assert set(times) >= {"utilisation", "decoding", "judging"} and all(value > 0 for value in times.values())
     assert not (outputs / estimates.MEASURED).exists()
