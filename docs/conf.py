@@ -73,8 +73,8 @@ PARTS = {
     "Laboratory": "notebooks/2*",
 }
 API = "trainer methods measures rollouts semantics rewards tasks statistics gradients updates records"
-LOOK_UP = "docs/explorer docs/cloud docs/ledger docs/exhibits METHODS docs/models docs/runs docs/past_one_machine docs/verl"
-LOOK_UP += " notebooks/90_claims RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
+LOOK_UP = "docs/explorer docs/cloud docs/ledger docs/exhibits METHODS docs/models docs/runs"
+LOOK_UP += " docs/past_one_machine docs/verl notebooks/90_claims RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
 
 
 def pages() -> dict[str, list[str]]:
