@@ -340,7 +340,7 @@ ARGUMENTS = ("eval_dataset", "peft_config", "tools", "rollout_func", "environmen
 
 
 class Training(NamedTuple):
-    """What a training leaves."""
+    """Weights and logs of a training."""
 
     before: dict[str, Tensor]
     after: dict[str, Tensor]
@@ -410,7 +410,7 @@ def trained(given: Given, share: bool | None = None, own: bool = True) -> Traini
 
 
 class Row(NamedTuple):
-    """What became of a set."""
+    """A set and its three trainings, compared."""
 
     name: str
     off: str  # "equal bit for bit", or how far weights and logs are apart

@@ -46,7 +46,7 @@ TINY: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 class Row(NamedTuple):
-    """What was found of a kind of model."""
+    """A kind of model and whether it shares."""
 
     result: str
     why: str

@@ -30,6 +30,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import trl  # now: later the clone, whose folder pytest puts first, would be taken for it
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "trl_tests.csv"
 TRAINER = "GCPO_TRL_OWN"  # the variable that tells pytest's process whose trainer it tests
@@ -102,7 +103,6 @@ def hub(folder: Path) -> None:
 
 def tokenizer() -> Any:
     """Return a tokenizer of bytes with the special tokens and the chat template of Qwen 2.5."""
-    import trl
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -140,8 +140,6 @@ def zen(folder: Path) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put our trainer and its config in the place of TRL's, before the tests import them."""
-    import trl
-
     import_utils = importlib.import_module("trl.import_utils")
 
     # Tests of another version ask for packages that this TRL no longer knows.

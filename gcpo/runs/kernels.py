@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from unittest import mock
 
 import torch
+from accelerate.utils import patch_environment
 from ipykernel.kernelapp import IPKernelApp
 
 from gcpo.processes import exit_with_parent
@@ -53,7 +53,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], folder: str | 
 
 def serve() -> None:
     """Start the server of this process, unless it runs; libraries that start threads when imported start none there."""
-    with mock.patch.dict(os.environ, {THREADS: "1"}):
+    with patch_environment(**{THREADS: "1"}):
         multiprocessing.set_forkserver_preload([IMPORTED])
         forkserver.ensure_running()
 

@@ -299,7 +299,8 @@ def record(plan: Plan) -> Iterator[Run]:
     spent, spent_cpu = before.get("seconds", 0.0), before.get("cpu_seconds", 0.0)
     start, start_cpu = time.monotonic(), _cpu_seconds()
     run.manifest = {**describe(plan), **here, "status": "running", "exit": None, "pid": os.getpid()}
-    run.manifest |= {"started": before.get("started") or _now(), "attempts": before.get("attempts", 0) + 1}
+    run.manifest["started"] = before.get("started") or _now()
+    run.manifest["attempts"] = before.get("attempts", 0) + 1
     run.manifest |= {"seconds": spent, "cpu_seconds": spent_cpu}
     run.write()
     run.show(State(said="loading"))

@@ -78,10 +78,15 @@ def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: in
     os.environ[SHOWN] = "1"
     if threads:
         os.environ["OMP_NUM_THREADS"] = str(threads)
-    manager = "gcpo.runs.runner.IPCKernelManager"
-    quiet = ["--log-level=40"]  # a kernel whose parent was ended says so, below the parent's last words
-    how: dict[str, Any] = {"cwd": str(paths.NOTEBOOKS), "kernel_manager_class": manager, "extra_arguments": quiet}
-    papermill.execute_notebook(str(path), str(output), parameters, progress_bar=False, **how)
+    papermill.execute_notebook(
+        str(path),
+        str(output),
+        parameters,
+        cwd=str(paths.NOTEBOOKS),
+        progress_bar=False,
+        kernel_manager_class="gcpo.runs.runner.IPCKernelManager",
+        extra_arguments=["--log-level=40"],  # a kernel whose parent was ended says so, below the parent's last words
+    )
 
 
 def sweep() -> None:
@@ -248,6 +253,7 @@ def _reached(done: Run) -> str:
     if path.exists():
         table = pd.read_csv(path)
         table = table[table["decoding"] == table["decoding"].max()]  # sampled goes before greedy
-        first, *_, last = (100 * table.groupby("step")[metric].mean()).iloc[[0, 0, -1]]
+        means = 100 * table.groupby("step")[metric].mean()
+        first, last = means.iloc[0], means.iloc[-1]
         said.append(f"on validation {first:.1f} to {last:.1f} ({last - first:+.1f})")
     return ", ".join(said)

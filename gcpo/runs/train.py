@@ -168,10 +168,18 @@ def _evaluate(
     plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], progress: Callable[[int, int], None]
 ) -> pd.DataFrame:
     params = plan.params
-    how: dict[str, Any] = {"n": params.eval_samples, "temperature": params.temperature, "seed": params.seed}
     with weights_arithmetic(model), sharing(params.share_prompts, model):
-        longest = params.max_completion_length
-        return evaluate(model, tokens, plan.task, rows, max_new_tokens=longest, progress=progress, **how)
+        return evaluate(
+            model,
+            tokens,
+            plan.task,
+            rows,
+            n=params.eval_samples,
+            temperature=params.temperature,
+            max_new_tokens=params.max_completion_length,
+            seed=params.seed,
+            progress=progress,
+        )
 
 
 class _Recorded(transformers.TrainerCallback):

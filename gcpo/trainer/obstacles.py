@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-NEFTUNE = "NEFTune's noise goes by the length of a row, and one row has all prompts (leave neftune_noise_alpha out)"
-
-STILL = "set it to 0, in model_init_kwargs or for adapters in theirs; disable_dropout=True reaches nn.Dropout alone"
+# What to do about draws at random.
+WAY_OUT = "set it to 0, in model_init_kwargs or for adapters in theirs; disable_dropout=True reaches nn.Dropout alone"
 
 # The batch that is tried: two prompts, padded on the left, and three completions of each, cut on the right.
 PROMPTS, _COMPLETIONS, _PLACE = (3, 7), (5, 4, 2, 5, 3, 1), (0, 1, 0, 1, 1, 0)
@@ -39,17 +38,20 @@ class Call(NamedTuple):
     mask: Any  # likewise
 
 
-# A model's passes, plain for None, else with shared prompts, by whether the model counts positions from the mask.
-Pass = Callable[[bool | None], contextlib.AbstractContextManager[list[Call]]]
+# A context in which passes note their calls: plain ones for None; else shared ones, and whether positions are counted.
+Passes = Callable[[bool | None], contextlib.AbstractContextManager[list[Call]]]
 
 
-def known_beforehand(model: PreTrainedModel, attention: Any, neftune: float | None) -> str | None:
+def known_beforehand(
+    model: PreTrainedModel, attention: Any, noise: float | None, adapters: Iterable[Any]
+) -> str | None:
     """Return why a model cannot share prompts, as far as that is known without a pass of it.
 
     Args:
         model: without adapters.
         attention: the function that transformers takes for its attention.
-        neftune: the noise that is added to its embeddings.
+        noise: that NEFTune adds to its embeddings.
+        adapters: the configurations of its adapters.
     """
     text = model.config.get_text_config()
     if model.config is not text or getattr(model.config, "is_encoder_decoder", False):
@@ -62,12 +64,17 @@ def known_beforehand(model: PreTrainedModel, attention: Any, neftune: float | No
     layers = {type(layer) for layer in DynamicCache(config=text).layers} - {DynamicLayer, DynamicSlidingWindowLayer}
     if layers:
         return f"its cache keeps more than keys and values ({', '.join(sorted(kind.__name__ for kind in layers))})"
-    if any(getattr(one, "alora_invocation_tokens", None) for one in getattr(model, "peft_config", {}).values()):
-        return "its activated LoRA looks for its invocation tokens in every row (alora_invocation_tokens)"
-    return NEFTUNE if neftune else None
+    for adapter in adapters:
+        if adapter.is_prompt_learning:
+            return "its adapters put learnt prompts before each row"
+        if getattr(adapter, "alora_invocation_tokens", None):
+            return "its activated LoRA looks for its invocation tokens in every row (alora_invocation_tokens)"
+    if noise:
+        return "NEFTune's noise goes by a row's length, and one row has all prompts (leave neftune_noise_alpha out)"
+    return None
 
 
-def tried(model: PreTrainedModel, passes: Pass) -> Verdict:
+def tried(model: PreTrainedModel, passes: Passes) -> Verdict:
     """Return what a small batch says: its passes draw nothing at random, and shared prompts change neither
     log-probabilities nor, unless gradients are off, the gradient of any parameter, beyond rounding; and what so few
     tokens cannot show is as it should be (:func:`_unfit`)."""
@@ -79,9 +86,9 @@ def tried(model: PreTrainedModel, passes: Pass) -> Verdict:
             return Verdict(f"a small batch of it ends with {type(error).__name__}: {lines[0]}")
 
 
-def _compared(model: PreTrainedModel, passes: Pass) -> Verdict:
+def _compared(model: PreTrainedModel, passes: Passes) -> Verdict:
     batch, found = _batch(model), dict[bool, float]()
-    learns = [p for p in model.parameters() if p.requires_grad and torch.is_grad_enabled()]
+    learns = {name: p for name, p in model.named_parameters() if p.requires_grad and torch.is_grad_enabled()}
     before = _random_states(model)
     with passes(None) as calls, _forked(model):
         values = _scores(model, *batch)
@@ -90,12 +97,12 @@ def _compared(model: PreTrainedModel, passes: Pass) -> Verdict:
         with torch.no_grad():
             again = _scores(model, *batch)
     allowed, rates = _rounding(model, plain), _rates(model)
-    draws = Verdict(f"it draws at random in training, once for rows that draw apart ({rates or 'unnamed'}): {STILL}")
+    draws = Verdict(f"it draws at random in training, once for rows that draw apart ({rates or 'unnamed'}): {WAY_OUT}")
     if not _same(before, after) and (rates or not values.equal(again)):
         return draws
     if not _apart(values, again) <= allowed:
         return Verdict("two plain passes of it differ")
-    norms = [None if p.grad is None else p.grad.norm().item() for p in learns]
+    norms = _norms(learns)
     for counts in (False, True):
         with passes(counts) as calls, _forked(model), torch.no_grad():
             found[counts] = _apart(values, _scores(model, *batch))
@@ -108,7 +115,7 @@ def _compared(model: PreTrainedModel, passes: Pass) -> Verdict:
         return Verdict(f"its log-probabilities with shared prompts are {found[counts]:.2g} from those without")
     with passes(counts):
         _backward(-_scores(model, *batch), learns)
-    return Verdict(_left(model, learns, norms, 3 * allowed), counts)
+    return Verdict(_left(norms, _norms(learns), 3 * allowed), counts)
 
 
 def _batch(model: PreTrainedModel) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -137,22 +144,23 @@ def _scores(model: Any, ids: Tensor, mask: Tensor, options: dict[str, Any]) -> T
     return torch.cat([logps[mask[:, width:].bool()], *routed])
 
 
-def _backward(values: Tensor, learns: Sequence[nn.Parameter]) -> None:
+def _backward(values: Tensor, learns: dict[str, nn.Parameter]) -> None:
     """Add the gradient of a sum that weighs every value differently to that of every parameter."""
     if learns:
         (values * torch.linspace(-1, 1, len(values), device=values.device)).sum().backward()
 
 
-def _left(
-    model: nn.Module, learns: Sequence[nn.Parameter], norms: Sequence[float | None], allowed: float
-) -> str | None:
-    """Return which gradient of the plain pass has another one left when that of the shared pass is taken off."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    whole = sum(norm**2 for norm in norms if norm is not None) ** 0.5
-    for p, norm in zip(learns, norms, strict=True):
-        left = 0.0 if p.grad is None else p.grad.norm().item()
-        if not left <= allowed * ((norm or 0.0) + 0.01 * whole):
-            return f"the gradient of {names[id(p)]} is another one with shared prompts ({left:.2g} of {norm or 0:.2g})"
+def _norms(learns: dict[str, nn.Parameter]) -> dict[str, float]:
+    """Return the norm of each gradient; one that is missing has none."""
+    return {name: 0.0 if p.grad is None else p.grad.norm().item() for name, p in learns.items()}
+
+
+def _left(norms: dict[str, float], left: dict[str, float], allowed: float) -> str | None:
+    """Return which gradient of the plain pass, of these norms, has too much left without the shared pass's."""
+    whole = sum(norm**2 for norm in norms.values()) ** 0.5
+    for name, norm in norms.items():
+        if not left[name] <= allowed * (norm + 0.01 * whole):
+            return f"the gradient of {name} is another one with shared prompts ({left[name]:.2g} of {norm:.2g})"
     return None
 
 

@@ -37,14 +37,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer.utils import split_tensor_dict
 
 from gcpo.trainer.config import GCPOConfig
-from gcpo.trainer.obstacles import NEFTUNE, PROMPTS, Call, Verdict, known_beforehand, tried
+from gcpo.trainer.obstacles import PROMPTS, Call, Verdict, known_beforehand, tried
 from gcpo.trainer.scores import logger
 
 # Inputs of a backbone with a value for each token, and for the whole call; a call with others (pictures, states that
 # are to be returned) is not shared.
 _BY_TOKEN = ("input_ids", "attention_mask", "position_ids")
 _BY_CALL = ("use_cache", "past_key_values", "return_dict", "output_router_logits")
-
 
 # What is known of models, by what may change of them; of a model that is in parts by now, under None.
 _known: WeakKeyDictionary[nn.Module, dict[Any, Verdict]] = WeakKeyDictionary()
@@ -53,28 +52,27 @@ _known: WeakKeyDictionary[nn.Module, dict[Any, Verdict]] = WeakKeyDictionary()
 def obstacle(model: Any) -> str | None:
     """Return why a model, with adapters or without, cannot share prompts, or None if it can.
 
-    Where nothing is known to be in the way, two prompts with three completions each run plain twice and shared once, in
-    the mode of training: in log-probabilities, and in the gradient of every parameter unless gradients are off, all
-    must agree up to rounding. The answer is kept until the model's adapters, attention or type change. Nothing of the
+    Where nothing is known to be in the way, two prompts with three completions each run plain and shared, in the mode
+    of training: all passes must agree up to rounding, in log-probabilities and, unless gradients are off, in the
+    gradient of every parameter. The answer is kept until the model's adapters, attention or type change. Nothing of the
     model is left changed, and no random number is used up.
     """
     return _verdict(model).why_not
 
 
-def _verdict(model: Any) -> Verdict:
-    if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
-        return Verdict("its adapters put learnt prompts before each row")
+def _verdict(model: Any, noise: float | None = None) -> Verdict:
+    adapters: dict[str, Any] = getattr(model, "peft_config", {})
     model = _bare(model)
     known = _known.setdefault(model, {})
     if None in known:
         return known[None]
     attention = ALL_ATTENTION_FUNCTIONS.get(str(model.config.get_text_config()._attn_implementation))
     plain = attention.plain if isinstance(attention, Attention) else attention
-    noise = getattr(model.get_input_embeddings(), "neftune_noise_alpha", None)
-    state = plain, noise, model.dtype, *getattr(model, "peft_config", ())
+    noise = noise or getattr(model.get_input_embeddings(), "neftune_noise_alpha", None)
+    state = plain, noise, model.dtype, *adapters
     place = state, (state, True) in known or torch.is_grad_enabled()
     if place not in known:
-        why = known_beforehand(model, plain, noise)
+        why = known_beforehand(model, plain, noise, adapters.values())
         known[place] = Verdict(why) if why else tried(model, partial(_passes, model))
     return known[place]
 
@@ -95,10 +93,9 @@ def shares(args: GCPOConfig, model: Any, reference: Any = None) -> bool:
     if args.share_prompts is False:
         return False
     start = time.perf_counter()
-    [found] = broadcast_object_list([Verdict(NEFTUNE) if args.neftune_noise_alpha else _verdict(model)])
-    for one in (model, reference) if args.shares_out else ():
-        if one is not None:
-            _known.setdefault(_bare(one), {})[None] = found
+    [found] = broadcast_object_list([_verdict(model, args.neftune_noise_alpha)])
+    for one in filter(None, (model, reference)) if args.shares_out else ():
+        _known.setdefault(_bare(one), {})[None] = found
     if (why := found.why_not) and args.share_prompts:
         raise ValueError(f"share_prompts=True: this model cannot share prompts, as {why}. Leave share_prompts out.")
     if why:
