@@ -1,107 +1,55 @@
-"""Parts that benchmarks share: times of alternating calls, and a table of ratios with quartiles and limits."""
+"""Lines of code of each room beside its budget, and of the longest files: ``python benchmarks/lines.py [--lower]``.
+
+A room is a line of tests/budget.yaml: a folder, or a file of the package's ground floor. ``--lower`` writes the lines
+of today into the budget of each room that has fewer; a budget is never raised.
+"""
 
 from __future__ import annotations
 
-import csv
-import os
-import platform
-import statistics
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+import sys
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
 
 from gcpo.runs.profiles import read_yaml
-from gcpo.runs.record import environment
+from gcpo.size import code_lines
 
-RESULTS = Path(__file__).parent / "results"
-MISSES = RESULTS / "misses.yaml"  # part, case: why a limit is missed, in one sentence
-
-
-def now() -> float:
-    """Return the processor's time or, where there is a GPU, the clock's when all that was asked of it is done."""
-    if not torch.cuda.is_available():
-        return time.process_time()
-    torch.cuda.synchronize()
-    return time.perf_counter()
+ROOT = Path(__file__).parents[1]
+BUDGET = ROOT / "tests" / "budget.yaml"
 
 
-class Line(NamedTuple):
-    """A figure: the median over rounds, with its quartiles, and the most that it may be."""
-
-    case: str
-    over: str  # what it is a multiple of; "" where it is none
-    figure: float
-    low: float
-    high: float
-    unit: str = "ratio"
-    limit: float | None = None
-    rounds: int = 1
-
-    @property
-    def missed(self) -> bool:
-        """Return whether the figure is above its limit."""
-        return self.limit is not None and self.figure > self.limit
+def files(room: str) -> list[Path]:
+    """Return the Python files of a room."""
+    path = ROOT / room
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path] * path.exists()
 
 
-def quartiles(values: Iterable[float]) -> tuple[float, float, float]:
-    """Return the median, and the values a quarter from either end."""
-    ordered = sorted(values)
-    quarter = len(ordered) // 4
-    return statistics.median(ordered), ordered[quarter], ordered[-1 - quarter]
+def rooms() -> dict[str, tuple[int, int]]:
+    """Return the lines of each room, and its budget."""
+    budget: dict[str, int] = read_yaml(BUDGET)
+    return {room: (sum(len(code_lines(path)) for path in files(room)), most) for room, most in budget.items()}
 
 
-def alternating(calls: Mapping[str, Callable[[], Any]], rounds: int, warm: int = 1) -> dict[str, list[float]]:
-    """Return the seconds of each call, in rounds of all calls: a slow minute of the machine hits all of them."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for round_ in range(warm + rounds):
-        for name, call in calls.items():
-            start = now()
-            call()
-            if round_ >= warm:  # caches and allocators are warm
-                seconds[name].append(now() - start)
-    return seconds
+def lower(found: dict[str, tuple[int, int]]) -> None:
+    """Write smaller budgets where rooms have become smaller."""
+    text = BUDGET.read_text()
+    for room, (lines, most) in found.items():
+        if lines < most:
+            text = re.sub(rf"(?m)^{re.escape(room)}: \d+", f"{room}: {lines}", text)
+    BUDGET.write_text(text)
 
 
-def ratio(case: str, over: str, times: Mapping[str, Sequence[float]], limit: float | None = None) -> Line:
-    """Return how many times as long one call takes as another, round by round."""
-    own = [a / b for a, b in zip(times[case], times[over], strict=True)]
-    return Line(case, over, *quartiles(own), limit=limit, rounds=len(own))
+def main() -> int:
+    """Print every room; the status is 1 where one is over its budget."""
+    found = rooms()
+    if "--lower" in sys.argv:
+        lower(found)
+        found = rooms()
+    for room, (lines, most) in found.items():
+        print(f"{room:28s} {lines:6,d} of {most:6,d}{' OVER' if lines > most else ''}")
+    longest = sorted(((len(code_lines(path)), path) for path in files("gcpo")), reverse=True)[:5]
+    print("longest:", *(f"{path.relative_to(ROOT)} {lines}" for lines, path in longest), sep="\n  ")
+    return int(any(lines > most for lines, most in found.values()))
 
 
-def report(part: str, lines: Sequence[Line]) -> int:
-    """Print the figures of a part, write them to ``results``, and return how many limits are missed. What is known of a
-    miss stands below it."""
-    known = read_yaml(MISSES).get(part, {})
-    machine = environment()["hardware"]
-    names = [gpu if isinstance(gpu, str) else str(gpu) for gpu in machine["gpus"]] or [str(machine["processor"])]
-    about = {
-        "hardware": ", ".join(names),
-        "clock": "wall" if torch.cuda.is_available() else "processor, one thread, on a machine shared with other work",
-        "packages": f"Python {platform.python_version()}, torch {torch.__version__}",
-    }
-    RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / f"{part}.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*Line._fields, "missed", *about])
-        for line in lines:
-            numbers = [f"{value:.4g}" for value in (line.figure, line.low, line.high)]
-            limit = "" if line.limit is None else line.limit
-            writer.writerow(
-                [line.case, line.over, *numbers, line.unit, limit, line.rounds, line.missed, *about.values()]
-            )
-    for line in lines:
-        said = f"{part:9s} {line.case:42s} {line.figure:9.4g} {line.unit}"
-        said += (f" of {line.over}" if line.over else "") + f" [{line.low:.4g}, {line.high:.4g}]"
-        print(said + (f", limit {line.limit}{' MISSED' if line.missed else ''}" if line.limit else ""), flush=True)
-        if line.missed:
-            print(f"{'':9s} {known.get(line.case, 'not explained yet: misses.yaml')}", flush=True)
-    return sum(line.missed for line in lines)
-
-
-def children() -> float:
-    """Return the processor seconds of all finished child processes."""
-    times = os.times()
-    return times.children_user + times.children_system
+if __name__ == "__main__":
+    sys.exit(main())

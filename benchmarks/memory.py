@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lines import Line, quartiles, report
 from overhead import Case, generations, make
 from parts import group, loss_of_group, scored
+from timing import Line, quartiles, report
 from torch.profiler import ProfilerActivity, profile
 
 from gcpo.runs.policies import quiet

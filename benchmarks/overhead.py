@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lines import Line, now, ratio, report
+from timing import Line, now, ratio, report
 from trl import GRPOConfig, GRPOTrainer
 
 from gcpo import world

@@ -30,11 +30,11 @@ from typing import Any, NamedTuple
 import torch
 import trl.trainer.grpo_trainer
 from datasets import Dataset
-from lines import Line, alternating, now, quartiles, ratio, report
 from parts import group, loss_of_group
 from peft import LoraConfig, get_peft_model
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Pooling, Transformer
+from timing import Line, alternating, now, quartiles, ratio, report
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.autograd import DeviceType
 from torch.profiler import profile

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lines import Line, alternating, children, quartiles, ratio, report
+from timing import Line, alternating, children, quartiles, ratio, report
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import psutil
-from lines import ratio, report
+from timing import ratio, report
 
 from gcpo import paths
 

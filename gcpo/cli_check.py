@@ -9,6 +9,7 @@ from collections import Counter
 from gcpo import paths
 from gcpo.errors import UserError
 from gcpo.runs.profiles import ParameterError, load_profile, profiles
+from gcpo.size import size
 
 
 def check(profile: str, name: list[str] | None, gpu_memory: float | None) -> int:
@@ -22,7 +23,7 @@ def check(profile: str, name: list[str] | None, gpu_memory: float | None) -> int
 
     for one in profiles():
         validate(load_profile(one), f"params/{one}.yaml")
-    print(f"profiles: {', '.join(profiles())}: good")
+    print(size(), f"profiles: {', '.join(profiles())}: good", sep="\n")
     too_large, asked = [], []
     for one in name or fitting(profile):
         plans = expand(one, profile)

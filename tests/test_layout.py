@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 import gcpo
+from gcpo.runs.profiles import read_yaml
+from gcpo.size import code_lines
 
 PACKAGE = Path(gcpo.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 # From the ground up: a file imports its own room and what is below it.
 FLOORS = [
-    {"errors", "grader", "io", "masked", "papers", "paths", "processes", "seeds"},
+    {"errors", "grader", "io", "masked", "papers", "paths", "processes", "seeds", "size"},
     {"clustering", "mathematics", "measures", "statistics", "gradients", "one_pass", "rewards"},
     {"rollouts"},
     {"methods"},
@@ -135,14 +137,21 @@ def test_no_file_has_more_than_300_lines_of_code_and_no_function_more_than_40() 
                 assert len(lines & {*range(node.lineno, node.end_lineno + 1)}) <= 40, f"{path.name}: {node.name}"
 
 
-def code_lines(path: Path) -> set[int]:
-    """Numbers of the lines of code: no docstrings, comments or blank lines."""
-    source = path.read_text()
-    documented = {
-        line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, node.end_lineno + 1)
-    }
-    lines = enumerate(source.splitlines(), start=1)
-    return {n for n, text in lines if text.strip() and not text.strip().startswith("#") and n not in documented}
+BUDGET: dict[str, int] = read_yaml(Path(__file__).with_name("budget.yaml"))
+
+
+@pytest.mark.parametrize("room", BUDGET)
+def test_no_room_has_more_lines_of_code_than_its_budget(room: str) -> None:
+    path = PACKAGE.parent / room
+    lines = sum(len(code_lines(file)) for file in (path.rglob("*.py") if path.is_dir() else [path]))
+    assert lines <= BUDGET[room], f"{room} has {lines} lines: what comes in goes out elsewhere (CONTRIBUTING.md)"
+
+
+def test_every_file_of_the_package_is_in_a_room_with_a_budget() -> None:
+    for path in FILES:
+        inside = path.relative_to(PACKAGE.parent)
+        assert {str(inside), *map(str, inside.parents)} & ({*BUDGET} - {"gcpo"}), f"{inside} has no budget"
+
+
+def test_a_room_has_no_budget_of_a_file_that_is_gone() -> None:
+    assert [room for room in BUDGET if not (PACKAGE.parent / room).exists()] == []
