@@ -1,7 +1,7 @@
 """Lines of code of each room beside its budget, and of the longest files: ``python benchmarks/lines.py [--lower]``.
 
 A room is a line of tests/budget.yaml: a folder, or a file of the package's ground floor. ``--lower`` writes the lines
-of today into the budget of each room that has fewer; a budget is never raised.
+of today into the budget of each room that has fewer, and drops rooms that are gone; a budget is never raised.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def rooms() -> dict[str, tuple[int, int]]:
 
 
 def lower(found: dict[str, tuple[int, int]]) -> None:
-    """Write smaller budgets where rooms have become smaller."""
+    """Write smaller budgets where rooms have become smaller, and none for those that are gone."""
     text = BUDGET.read_text()
     for room, (lines, most) in found.items():
-        if lines < most:
-            text = re.sub(rf"(?m)^{re.escape(room)}: \d+", f"{room}: {lines}", text)
+        new = f"{room}: {min(lines, most)}\n" if files(room) else ""
+        text = re.sub(rf"(?m)^{re.escape(room)}: \d+\n", new, text)
     BUDGET.write_text(text)
 
 
