@@ -25,7 +25,7 @@ FLOORS = [
     {"clustering", "mathematics", "measures", "statistics", "gradients", "one_pass", "rewards"},
     {"rollouts"},
     {"methods"},
-    {"weights", "updates"},
+    {"toys", "weights", "updates"},
     {"semantics"},
     {"trainer", "engines"},
     {"tasks"},

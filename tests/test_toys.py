@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gcpo import toys
 from gcpo.methods import base_advantages
-from gcpo.world import toys
 
 
 def double(values: object) -> torch.Tensor:
