@@ -1,4 +1,5 @@
-"""Write the answers of the answer cloud, gcpo/reports/cloud/answers.json: run this file (five minutes on two cores).
+"""Write the answers of the answer cloud, docs/pieces/cloud.json, and their picture: run this file (five minutes on two
+cores); with ``--picture`` the picture alone, from the answers that are there.
 
 GRPO trains on tinyqa with the laptop profile and seed 0. The starting policy and four checkpoints answer the first test
 questions sixteen times each; shown is the question on which the share of right answers rises most, as training should
@@ -8,14 +9,18 @@ look. Its texts lie in the plane in which MiniLM's embeddings of all of them spr
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from sklearn.decomposition import PCA
 
 from gcpo import measures
+from gcpo.reports.figures import PALETTE, set_style
 from gcpo.runs.evaluate import evaluation
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
@@ -23,7 +28,8 @@ from gcpo.runs.policies import rollouts_of
 from gcpo.runs.profiles import load_profile
 from gcpo.semantics import Embedder
 
-FILE = Path(__file__).resolve().parents[1] / "gcpo" / "reports" / "cloud" / "answers.json"
+DOCS = Path(__file__).resolve().parent
+FILE, PICTURE = DOCS / "pieces" / "cloud.json", DOCS / "pictures" / "answer_cloud.png"
 STEPS, QUESTIONS, SAMPLES = (0, 16, 32, 48, 64), 24, 16
 
 
@@ -49,7 +55,8 @@ def group(plan: Plan, row: Any, given: list[str]) -> dict[str, float]:
 
 
 def cloud() -> dict[str, Any]:
-    """Return the answers as :func:`gcpo.reports.cloud.read` has them."""
+    """Return the answers: question, references, samples, texts (each with x, y and whether it is right) and, for each
+    checkpoint, its step, how often each text was given, and the measures of the group."""
     found = {step: asked(step) for step in STEPS}
     plan, _ = found[0]
     rows = {row.id: row for row in plan.load("test", QUESTIONS).rows}
@@ -81,5 +88,24 @@ def cloud() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def picture(cloud: dict[str, Any]) -> Figure:
+    """Return a panel per checkpoint, with a dot per text, as large as it was given often."""
+    set_style()
+    drawn, axes = plt.subplots(1, len(cloud["checkpoints"]), figsize=(10.4, 3.4), sharex=True, sharey=True)
+    for axis, point in zip(axes, cloud["checkpoints"], strict=True):
+        for text, count in zip(cloud["texts"], point["counts"], strict=True):
+            if count:
+                look = {"color": PALETTE[0 if text["right"] else 1], "marker": "o" if text["right"] else "X"}
+                axis.scatter(text["x"], text["y"], s=22 * count, alpha=0.75, linewidth=0, **look)
+        said = "\n".join(f"{name} {value:.2f}" for name, value in point["measures"].items())
+        axis.set(title=f"step {point['step']}", xticks=[], yticks=[])
+        axis.set_xlabel(said, fontsize=8)
+    axes[0].margins(0.2)
+    return drawn
+
+
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(cloud(), ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+    if "--picture" not in sys.argv:
+        FILE.write_text(json.dumps(cloud(), ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+    drawn = picture(json.loads(FILE.read_text(encoding="utf-8")))
+    drawn.savefig(PICTURE, bbox_inches="tight", metadata={"Software": None})

@@ -17,13 +17,12 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from gcpo.methods import METHODS
-from gcpo.reports import cloud, explorer
 from gcpo.runs.profiles import read_yaml
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
-api_reference, cards, method_pages, notebook_pages = map(
-    importlib.import_module, ("api_reference", "cards", "method_pages", "notebook_pages")
+api_reference, cards, method_pages, notebook_pages, pieces = map(
+    importlib.import_module, ("api_reference", "cards", "method_pages", "notebook_pages", "pieces")
 )
 
 # Where the project and its site are public, for links to issues and sources; empty: nowhere yet, and no such links.
@@ -99,18 +98,10 @@ def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:
 class Piece(SphinxDirective):
     """A piece of HTML, whole: its script and its data stand in the page."""
 
-    of = explorer
-
     def run(self) -> list[nodes.Node]:
-        for path in self.of.HERE.iterdir():
+        for path in pieces.HERE.iterdir():
             self.env.note_dependency(str(path))
-        return [nodes.raw("", self.of.fragment(), format="html")]
-
-
-class Cloud(Piece):
-    """The answers to one question along a training."""
-
-    of = cloud
+        return [nodes.raw("", getattr(pieces, self.name)(), format="html")]
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:
@@ -134,4 +125,4 @@ def setup(app: Sphinx) -> None:
     app.add_config_value("repository", "", "env")
     app.add_directive("ledger", cards.Ledger)
     app.add_directive("explorer", Piece)
-    app.add_directive("cloud", Cloud)
+    app.add_directive("cloud", Piece)

@@ -1,4 +1,4 @@
-"""Write the explorer's answers with their embeddings, gcpo/reports/explorer/answers.json: run this file.
+"""Write the explorer's answers with their embeddings, docs/pieces/explorer.json: run this file.
 
 Measures of a group read nothing of the embeddings but their inner products. So each answer is stored as its row of the
 Cholesky factor of those products: as many numbers as there are answers before it, at the same angles to all others as
@@ -14,7 +14,7 @@ import torch
 
 from gcpo.semantics import Embedder
 
-FILE = Path(__file__).resolve().parents[1] / "gcpo" / "reports" / "explorer" / "answers.json"
+FILE = Path(__file__).resolve().parent / "pieces" / "explorer.json"
 SCENES = {
     "Lena lives in what?": "a house on the coast; a house by the sea; a house near the forest; a house close to the "
     "woods; a flat in the city; a flat in the town; a boat by the sea; a cabin up the mountain; a cabin in the hills; "

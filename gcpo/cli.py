@@ -317,17 +317,6 @@ def methods() -> None:
 
 
 @app.command()
-def push(
-    to: Annotated[str, typer.Argument(help="a folder, or hub:OWNER/NAME for a data set of the Hub", metavar="TO")],
-    profile: Profile = "smoke",
-) -> None:
-    """Write the committed records as a data set with a card."""
-    from gcpo.reports.hub import push_records
-
-    print(f"the records of {profile} are in {push_records(profile, to)}")
-
-
-@app.command()
 def world(
     reference: Annotated[
         bool, typer.Option("--reference", help="the one that the reference's runs start from")

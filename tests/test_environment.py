@@ -15,10 +15,10 @@ import pytest
 
 from gcpo import paths
 from gcpo.__main__ import main as command
-from gcpo.reports import reach
+from gcpo.reports.real_answers import FOLDER
 from gcpo.runs.profiles import read_yaml
 
-PACKED = (paths.NOTEBOOKS, paths.PARAMS, paths.MEASURED, *paths.READY, reach.FOLDER)
+PACKED = (paths.NOTEBOOKS, paths.PARAMS, paths.MEASURED, *paths.READY, FOLDER)
 
 
 def name_of(requirement: str) -> str:

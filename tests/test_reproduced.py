@@ -1,20 +1,15 @@
-"""This machine's numbers beside the committed ones, and the committed records as a data set."""
+"""This machine's numbers beside the committed ones."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pandas as pd
 import pytest
-import yaml
 from record_builders import finished, publish, write_grid
 
-from gcpo import io, paths
-from gcpo.cli import main
-from gcpo.reports import hub, records, reproduced
+from gcpo.reports import records, reproduced
 
 pytestmark = pytest.mark.usefixtures("places")
 
@@ -88,49 +83,3 @@ def test_runs_of_every_kind_have_a_number_to_compare(kind: str, results: dict[st
     (row,) = reproduced.compare("p", "few").to_dict("records")
     assert (row["figure"], row["runs"], row["found"]) == (figure, "2 of 2", reproduced.IDENTICAL)
     assert row["here"] == 50.0 if figure else math.isnan(row["here"])
-
-
-# --- the records as a data set --------------------------------------------------------------------------------------
-
-
-def front_matter(card: str) -> dict[str, Any]:
-    return dict(yaml.safe_load(card.split("---")[1]))
-
-
-def test_records_are_written_to_a_folder_with_a_card(both: None, tmp_path: Path, capsys: Any) -> None:
-    to = tmp_path / "to"
-    assert main(["push", str(to), "--profile", "p"]) == 0
-    assert capsys.readouterr().out == f"the records of p are in {to}\n"
-    assert io.broken(to) is None and (to / "eval.parquet").exists()
-    card = (to / "README.md").read_text()
-    assert front_matter(card)["license"] == "apache-2.0"
-    assert front_matter(card)["configs"] == [{"config_name": "eval", "data_files": "eval.parquet"}]
-    assert "8 runs of methods" in card and "`metrics.parquet`" not in card
-    assert main(["push", str(to), "--profile", "p"]) == 2 and "is there already" in capsys.readouterr().err
-
-
-def test_only_a_whole_reference_is_handed_on(both: None, tmp_path: Path, capsys: Any) -> None:
-    (paths.REFERENCE / "p" / "eval.parquet").write_text("edited")
-    assert main(["push", str(tmp_path / "to"), "--profile", "p"]) == 2
-    assert "eval.parquet is not what was written" in capsys.readouterr().err
-    assert main(["push", str(tmp_path / "to"), "--profile", "nobody"]) == 2
-    assert "no reference of nobody is committed" in capsys.readouterr().err and not (tmp_path / "to").exists()
-
-
-def test_records_go_to_the_hub_when_asked(both: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, Any]] = []
-
-    class Api:
-        def create_repo(self, name: str, **given: Any) -> huggingface_hub.RepoUrl:
-            calls.append((name, given))
-            return huggingface_hub.RepoUrl(f"https://huggingface.co/datasets/{name}")
-
-        def upload_folder(self, *, folder_path: Path, **given: Any) -> None:
-            calls.append(("files", sorted(path.name for path in folder_path.iterdir())))
-            calls.append(("to", given))
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    assert hub.push_records("p", "hub:me/records") == "https://huggingface.co/datasets/me/records"
-    assert calls[0] == ("me/records", {"repo_type": "dataset", "exist_ok": True})
-    assert {"README.md", "runs.jsonl", "eval.parquet", io.SUMS} <= set(calls[1][1])
-    assert calls[2] == ("to", {"repo_id": "me/records", "repo_type": "dataset"})

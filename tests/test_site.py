@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import html
 import importlib
 import re
 import runpy
-import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -22,8 +17,6 @@ import pytest
 from docutils import nodes
 from filelock import FileLock
 from PIL import Image, ImageChops, ImageStat
-from selenium.webdriver import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 from sphinx.util.inventory import InventoryFile
 
 import gcpo
@@ -32,21 +25,6 @@ from gcpo.methods import METHODS
 from gcpo.reports import ledger
 from gcpo.runs.profiles import read_yaml
 
-PAGES = [
-    "index",
-    "docs/explorer",
-    "docs/cloud",
-    "docs/ledger",
-    "docs/runs",
-    "docs/verl",
-    "docs/past_one_machine",
-    "docs/api/trainer",
-    "docs/api/methods",
-    "RESULTS",
-    "notebooks/30_bounds",
-    "notebooks/21_table1",
-]
-PAGES += ["notebooks/90_claims"]
 # Names that users' code rests on.
 PUBLIC = """GCPOConfig GCPOTrainer measures.cosine_dispersion measures.barycentric_transport measures.semantic_entropy
 measures.kernel_language_entropy measures.token_entropy measures.predictive_entropy measures.sequence_entropy
@@ -59,7 +37,6 @@ statistics.precision_at_top statistics.paired_bootstrap statistics.heldout_predi
 statistics.minimal_detectable statistics.holm statistics.equivalent rewards.token_f1 rewards.exact_match rewards.bleu1
 rewards.math_correct rollouts.Rollouts methods.weights methods.advantages methods.Method updates.ceiling tasks.get_task
 records.find"""
-SEVERE = ("SEVERE", "WARNING")
 
 
 def test_the_diagram_is_what_its_script_draws(tmp_path: Path) -> None:
@@ -150,161 +127,6 @@ def test_the_site_is_small_enough_to_carry_and_has_a_page_for_every_method(site:
         page = html.unescape(re.sub(r"<[^>]+>", "", (site / "docs" / "methods" / f"{name}.html").read_text()))
         assert row.paper in page and row.rule in page
         assert all(f"class {type(part).__name__}" in page for part in row.parts)
-
-
-@pytest.fixture(params=[(1280, 1000), (390, 800)], ids=["desk", "phone"])
-def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if not (chromium and shutil.which("chromedriver")):
-        pytest.skip("needs Chromium or Chrome, and its driver (Debian: chromium, chromium-driver)")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    width, height = request.param
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.add_experimental_option("mobileEmulation", {"deviceMetrics": {"width": width, "height": height}})
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
-
-
-@pytest.mark.slow
-def test_pages_load_without_errors_and_fit_the_screen(site: Path, browser: Any) -> None:
-    for page in PAGES:
-        browser.get((site / f"{page}.html").as_uri())
-        done = "const done = arguments[0]; window.MathJax?.startup ? MathJax.startup.promise.then(done) : done()"
-        browser.execute_async_script(done)
-        assert [line for line in browser.get_log("browser") if line["level"] in SEVERE] == [], page
-        load = "Promise.all([...document.images].map(i => (i.loading = 'eager', i.decode().catch(() => 0))))"
-        browser.execute_async_script(f"const done = arguments[0]; {load}.then(() => done())")
-        missing = "return [...document.images].filter(i => !i.naturalWidth).map(i => i.src)"
-        assert browser.execute_script(missing) == [], page
-        width, shown = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
-        assert width <= shown, f"{page} is {width} wide on a screen of {shown}"
-
-
-@pytest.mark.slow
-def test_set_up_cells_are_folded_and_code_can_be_copied(site: Path, browser: Any) -> None:
-    browser.get((site / "notebooks" / "00_start_here.html").as_uri())
-    folds = browser.find_elements("css selector", "details.set-up")
-    assert [fold.text for fold in folds] == ["Parameters", "Set-up: imports and settings"]
-    inside = folds[0].find_element("css selector", ".cell_input")
-    assert not inside.is_displayed()
-    folds[0].find_element("tag name", "summary").send_keys(Keys.ENTER)
-    assert inside.is_displayed()
-    button = inside.find_element("css selector", "button.copy")
-    button.send_keys(Keys.ENTER)
-    WebDriverWait(browser, 5).until(lambda _: button.text in ("copied", "selected"))
-    if button.text == "selected":  # a page from a disk may not write to the clipboard
-        assert "group_size = 8" in browser.execute_script("return getSelection().toString()")
-    assert browser.execute_script("return document.querySelector('iframe').title") == "Explorer of one group"
-
-
-@pytest.mark.slow
-def test_every_notebook_has_its_parameters_folded_and_all_its_code_to_copy(site: Path, browser: Any) -> None:
-    for path in sorted(paths.NOTEBOOKS.glob("*.ipynb")):
-        browser.get((site / "notebooks" / f"{path.stem}.html").as_uri())
-        fold = WebDriverWait(browser, 10).until(
-            lambda _: browser.find_element("css selector", "details.set-up summary")
-        )
-        assert fold.text == "Parameters", path.stem
-        bare = "return document.querySelectorAll('.cell_input div.highlight:not(:has(> button.copy))').length"
-        assert browser.execute_script(bare) == 0, path.stem
-
-
-SHOWN = "return [...document.querySelectorAll('#ledger > article')].filter(c => c.offsetHeight).map(c => c.id)"
-CHOOSE = (
-    "const field = document.querySelector(`#ledger-form [name=${arguments[0]}]`); field.value = arguments[1];"
-    "field.dispatchEvent(new Event('input', {bubbles: true}))"
-)
-COUNTS = "return document.querySelector('#ledger-form output').textContent"
-
-
-def shown(browser: Any, expected: list[str]) -> bool:
-    """Whether these cards are the visible ones, once the page is laid out."""
-    return bool(WebDriverWait(browser, 10).until(lambda _: browser.execute_script(SHOWN) == expected))
-
-
-@pytest.mark.slow
-def test_the_ledger_is_searched_filtered_and_linked_by_its_address(site: Path, browser: Any) -> None:
-    table = pd.read_csv(paths.REFERENCE / "laptop" / "ledger.csv", keep_default_na=False)
-    browser.get((site / "docs" / "ledger.html").as_uri())
-    assert shown(browser, table["id"].tolist())
-    left = table
-    for name, value in (("paper", "GCPO"), ("verdict", "holds"), ("scope", "theorem")):
-        options = "return [...document.querySelector(`select[name=${arguments[0]}]`).options].map(o => o.textContent)"
-        assert f"{value} ({(left[name] == value).sum()})" in browser.execute_script(options, name)
-        browser.execute_script(CHOOSE, name, value)
-        left = left[left[name] == value]
-        assert browser.execute_script(SHOWN) == left["id"].tolist()
-    assert 0 < len(left) < len(table)
-    assert browser.execute_script(COUNTS) == f"{len(left)} of {len(table)} claims · holds {len(left)}"
-    browser.get(browser.current_url)  # as linked
-    assert shown(browser, left["id"].tolist())
-    browser.execute_script(CHOOSE, "words", 'ENTROPY "gini impurity"')
-    said = left["quote"].str.lower()
-    found = left[said.str.contains("entropy") & said.str.contains("gini impurity")]
-    assert 0 < len(found) < len(left)
-    assert set(found["id"]) <= set(browser.execute_script(SHOWN)) < set(left["id"])
-    browser.find_element("css selector", "#ledger-form [type=reset]").send_keys(Keys.ENTER)
-    assert shown(browser, table["id"].tolist())
-    assert "?" not in browser.current_url
-
-
-@pytest.mark.slow
-def test_cards_are_sorted_unfolded_and_linked_with_the_keyboard(site: Path, browser: Any) -> None:
-    table = pd.read_csv(paths.REFERENCE / "laptop" / "ledger.csv", keep_default_na=False)
-    browser.get((site / "docs" / "ledger.html").as_uri())
-    browser.execute_script(CHOOSE, "order", "claim")
-    assert browser.execute_script(SHOWN) == sorted(table["id"])
-    browser.execute_script(CHOOSE, "order", "verdict")
-    words = ["holds", "inconclusive", "ruled out", "fails", "not tested", "differs"]
-    assert browser.execute_script(SHOWN) == [name for word in words for name in table[table["verdict"] == word]["id"]]
-    browser.execute_script(CHOOSE, "paper", "EGPO")
-    fold = browser.find_element("css selector", "#ledger article:not([hidden]) details")
-    fold.find_element("tag name", "summary").send_keys(Keys.ENTER)
-    assert fold.find_element("tag name", "li").is_displayed()
-    claim = table["id"].iloc[-1]  # of another paper: its link shows it, whatever is filtered
-    card = browser.find_element("id", claim)
-    assert not card.is_displayed()
-    browser.get(f"{browser.current_url}#{claim}")
-    WebDriverWait(browser, 5).until(lambda _: browser.find_element("id", claim).is_displayed())
-    button = browser.find_element("css selector", f"#{claim} button.link")
-    button.send_keys(Keys.ENTER)
-    WebDriverWait(browser, 5).until(lambda _: button.text in ("copied", "selected"))
-    if button.text == "selected":
-        assert browser.execute_script("return getSelection().toString()") == claim
-
-
-@pytest.fixture
-def served(site: Path) -> Iterator[str]:
-    """The address of the site on a server of its own: results of a search fetch their pages."""
-    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(quiet, directory=str(site))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.mark.slow
-def test_a_search_for_a_public_name_finds_the_reference_first(served: str, browser: Any) -> None:
-    browser.get(f"{served}/search.html?q=GCPOTrainer")
-    first = WebDriverWait(browser, 20).until(lambda _: browser.find_element("css selector", "ul.search li a"))
-    assert first.get_attribute("href").split("?")[0].endswith("docs/api/trainer.html#gcpo.GCPOTrainer")
-
-
-@pytest.mark.slow
-def test_snippets_of_a_search_are_sentences_and_no_contents(served: str, browser: Any) -> None:
-    browser.get(f"{served}/search.html?q=entropy")
-    snippets = "return [...document.querySelectorAll('ul.search p.context')].map(p => p.textContent)"
-    WebDriverWait(browser, 20).until(lambda _: len(browser.execute_script(snippets)) > 5)
-    for snippet in browser.execute_script(snippets):
-        assert "entrop" in snippet.lower() and len(snippet) <= 302
-        assert not re.search(r"\d\. .*\d\. .*\d\. ", snippet), snippet  # the numbered sections of a notebook
 
 
 # --- parts of pages -------------------------------------------------------------------------------------------------

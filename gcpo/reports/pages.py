@@ -9,11 +9,12 @@ from typing import Any
 import pandas as pd
 
 from gcpo import paths
-from gcpo.reports import reach, records
+from gcpo.reports import records
 from gcpo.reports.claims import DEPENDS, DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
 from gcpo.reports.headline import WORLDS
 from gcpo.reports.methods import markdown
 from gcpo.reports.names import people
+from gcpo.reports.real_answers import ALPHA, real_answers
 from gcpo.reports.sweep import taken
 from gcpo.reports.tables import with_interval, written
 from gcpo.runs import estimates
@@ -136,13 +137,13 @@ def trained() -> str:
 
 
 def movable(group_size: int = 16, prompts: int = 8) -> str:
-    """Return in words how far GCPO's weights move on groups of real answers (:mod:`gcpo.reports.reach`)."""
-    known = reach.numbers()
+    """Return in words how far GCPO's weights move on groups of real answers (:mod:`gcpo.reports.real_answers`)."""
+    known = real_answers()
     found = known["measures"].query("group_size == @group_size and wrong == 'dispersed'")
     of_group = found.groupby("measure")["q50"].max()
     steps = known["steps"].query("group_size == @group_size and prompts == @prompts")
     of_step = 100 * steps.groupby("method")["q50"].max()
-    off = {name: 100 * alpha_g(reach.ALPHA, group_size) * of_group[name] ** 2 for name in ("bot", "cd")}
+    off = {name: 100 * alpha_g(ALPHA, group_size) * of_group[name] ** 2 for name in ("bot", "cd")}
     added = 100 * (weight_range("rd_only", None, group_size)[1] - 1)
     return (
         f"On groups of {group_size} real answers, from the papers' own benchmarks, BoT takes at most "

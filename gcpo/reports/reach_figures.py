@@ -1,4 +1,4 @@
-"""Figures of what GCPO's weights can do on real answers (:mod:`gcpo.reports.reach`)."""
+"""Figures of what GCPO's weights can do on real answers (:mod:`gcpo.reports.real_answers`)."""
 
 from __future__ import annotations
 

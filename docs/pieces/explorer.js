@@ -1,5 +1,5 @@
 // The explorer of one group of answers: gcpo's formulas for a group, and a page to change the group by hand.
-// gcpo.reports.explorer puts this file, its page and its answers into one piece of HTML; tests compare the formulas.
+// docs/pieces puts this file, its page and its answers into one piece of HTML.
 (() => {
   const RANGE = [0, 2]; // of a reward
   const FLOOR = 1e-6; // shorter centres have no direction

@@ -1,14 +1,25 @@
-"""How far GCPO's weights can move on real answers, whatever the policy.
+"""How far GCPO's weights can move on real answers, whatever the policy: the tables of outputs/reference/real_answers.
+
+``python benchmarks/real_answers.py`` makes them from the rows below ``$GCPO_DATA_DIR``, in a quarter of an hour on one
+core; notebook 36 does so with ``recompute``.
 
 A policy can only write groups of answers. Here groups are made and not sampled: k of G answers are correct answers to a
 question of a benchmark, the others are wrong. Wrong answers are those to other questions ("others"), which lie farther
-off than a policy would go that reads its question, or near ones ("near": :mod:`gcpo.reports.answers`).
+off than a policy would go that reads its question, or near ones ("near"), of the same kind as a correct one: the answer
+to another question on the same story or paper, the title of another paragraph, or the correct solution with the last
+digit of its answer raised by one. Texts stay in memory.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,32 +28,143 @@ from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gcpo import measures, paths
+from gcpo import measures
 from gcpo.methods import weights
-from gcpo.reports.answers import BENCHMARKS, Pool, read
+from gcpo.reports.real_answers import ALPHA, FOLDER, NAMES
 from gcpo.reports.tables import write_table
+from gcpo.rewards import boxed_answer
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder
+from gcpo.tasks.gsm8k import final_line
 
-FOLDER = paths.READY[0].parents[1] / "real_answers"  # numbers alone: no text of a benchmark
 SIZES = (8, 16)  # answers of a group, G
 PROMPTS = (4, 8, 32)  # of a step
-ALPHA = 0.6  # GCPO, App. E.3
-NAMES = ("texts", "measures", "steps")
 METHODS = ("cd_only", "bot_only", "rd_only", "gcpo_cd", "gcpo_bot", "se", "kle")
 CHUNK = 1024  # groups weighed at a time: a hundred megabytes of embeddings
+YES_NO = {"yes": "no", "no": "yes"}
 
 Array = NDArray[np.float64]
 
 
-def numbers(recompute: bool = False) -> dict[str, pd.DataFrame]:
-    """Return the :func:`tables` of all benchmarks, as committed; with ``recompute`` they are made and written first."""
-    if recompute:
-        embedder = Embedder("all-MiniLM-L6-v2", batch_size=1)  # hardly two texts have one length
-        made = [tables(benchmark, embedder) for benchmark in BENCHMARKS]
-        for name in NAMES:
-            write_table(pd.concat([found[name] for found in made]), FOLDER, name, source=None)
-    return {name: pd.read_csv(FOLDER / f"{name}.csv") for name in NAMES}
+class Question(NamedTuple):
+    """The correct answers to a question, and near wrong ones."""
+
+    right: Sequence[str]
+    near: Sequence[str]
+
+
+class Pool(NamedTuple):
+    """The distinct texts of a benchmark and, of each question, the places of correct and of near wrong ones."""
+
+    texts: list[str]
+    right: list[list[int]]
+    near: list[list[int]]
+
+
+def pool(questions: Iterable[Question]) -> Pool:
+    """Return the texts of questions, each once; surrounding white space does not count."""
+    place: dict[str, int] = {}
+
+    def places(texts: Iterable[str]) -> list[int]:
+        return list(dict.fromkeys(place.setdefault(text.strip(), len(place)) for text in texts))
+
+    listed = [(places(question.right), places(question.near)) for question in questions]
+    return Pool(list(place), [right for right, _ in listed], [near for _, near in listed])
+
+
+def of_one_text(texts: Iterable[Sequence[Sequence[str]]]) -> Iterator[Question]:
+    """Questions on the same text, given by their correct answers: answers to the others are near wrong ones."""
+    for asked in texts:
+        for own in asked:
+            yield Question(own, [answer for other in asked for answer in other if answer not in own])
+
+
+def changed(text: str, answer: str) -> list[str]:
+    """Return a text with the last digit of its answer, where that stands last, raised by one (9 becomes 0).
+
+    Nothing for an answer without a digit, or that is not in the text.
+    """
+    digit = re.search(r"\d(?=\D*$)", answer)
+    before, found, after = text.rpartition(answer) if digit else ("", "", "")
+    if not (digit and found):
+        return []
+    raised = str((int(digit[0]) + 1) % 10)
+    return [before + answer[: digit.start()] + raised + answer[digit.end() :] + after]
+
+
+def _records(folder: str, *splits: str) -> Iterator[dict[str, Any]]:
+    for split in splits:
+        with (Path(os.environ["GCPO_DATA_DIR"]) / folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
+
+
+def _narrativeqa() -> Iterator[Question]:
+    books: dict[str, list[list[str]]] = {}
+    for record in _records("narrativeqa", "test"):
+        books.setdefault(record["document"]["id"], []).append([answer["text"] for answer in record["answers"]])
+    return of_one_text(books.values())
+
+
+def _qasper() -> Iterator[Question]:
+    papers = [paper["qas"]["answers"] for paper in _records("qasper", "train", "validation", "test")]
+    return of_one_text([[_reference(answer) for answer in asked["answer"]] for asked in paper] for paper in papers)
+
+
+def _reference(answer: dict[str, Any]) -> str:
+    """Return the string of Qasper's official evaluator."""
+    if answer["unanswerable"]:
+        return "Unanswerable"
+    for text in (", ".join(answer["extractive_spans"]), answer["free_form_answer"]):
+        if text.strip(", \n"):
+            return " ".join(text.split())
+    return "Yes" if answer["yes_no"] else "No"
+
+
+def _hotpotqa() -> Iterator[Question]:
+    for record in _records("hotpotqa", "train", "validation"):
+        answer, titles = record["answer"], record["context"]["title"]
+        near = [YES_NO[answer]] if answer in YES_NO else [title for title in titles if title != answer]
+        yield Question([answer], near)
+
+
+def _math() -> Iterator[tuple[list[str], str]]:
+    for record in _records("math_train", "train"):
+        yield [record["solution"]], boxed_answer(record["solution"]) or ""
+
+
+def _olympiadbench() -> Iterator[tuple[list[str], str]]:
+    for record in _records("olympiadbench", "train"):  # one file for both splits
+        yield record["solution"], record["answer"]
+
+
+def _gsm8k() -> Iterator[tuple[list[str], str]]:
+    for record in _records("gsm8k", "train"):
+        yield [record["answer"]], final_line(record["answer"]) or ""
+
+
+def _solved(problems: Callable[[], Iterator[tuple[list[str], str]]], whole: bool) -> Iterator[Question]:
+    """Problems with their solutions, which GCPO embeds (App. E.3), or with their final answers."""
+    for solutions, answer in problems():
+        texts = solutions if whole else [answer]
+        yield Question(texts, changed(texts[0], answer))
+
+
+BENCHMARKS: dict[str, Callable[[], Iterator[Question]]] = {
+    "narrativeqa": _narrativeqa,
+    "qasper": _qasper,
+    "hotpotqa": _hotpotqa,
+    "math": partial(_solved, _math, True),
+    "olympiadbench": partial(_solved, _olympiadbench, True),
+    "gsm8k": partial(_solved, _gsm8k, True),
+    "math_answers": partial(_solved, _math, False),
+    "olympiadbench_answers": partial(_solved, _olympiadbench, False),
+}
+"""The benchmarks that GCPO trains on, GSM8K, and final answers where GCPO embeds solutions."""
+
+
+def read(benchmark: str) -> Pool:
+    """Return the texts of a benchmark, from its files below ``$GCPO_DATA_DIR``."""
+    return pool(BENCHMARKS[benchmark]())
 
 
 def mixtures(answers: Pool, wrong: str, size: int, seed: int = 0) -> Int64[Tensor, "Q counts size"]:
@@ -150,7 +272,7 @@ def over_steps(weight: Array, prompts: int, seed: int = 0, n: int = 200, steps: 
 
 
 def tables(benchmark: str, embedder: Embedder, sizes: tuple[int, ...] = SIZES) -> dict[str, pd.DataFrame]:
-    """Return the numbers of a benchmark, from its texts (:func:`gcpo.reports.answers.read`).
+    """Return the numbers of a benchmark, from its texts (:func:`read`).
 
     - "texts": how many questions, distinct correct texts, questions with several of them or with near wrong ones; the
       share of these whose first near wrong text has the embedding of the correct one; ``clustered`` of the largest G.
@@ -200,3 +322,12 @@ def _counts(answers: Pool, embeddings: Tensor) -> dict[str, float]:
         "near": len(near),
         "unseen": float((one == other).all(-1).double().mean()),
     }
+
+
+if __name__ == "__main__":
+    if "GCPO_DATA_DIR" not in os.environ:
+        raise SystemExit("GCPO_DATA_DIR is not set: let it name a folder with <benchmark>/<split>.jsonl")
+    minilm = Embedder("all-MiniLM-L6-v2", batch_size=1)  # hardly two texts have one length
+    made = [tables(name, minilm) for name in BENCHMARKS]
+    for table in NAMES:
+        write_table(pd.concat([found[table] for found in made]), FOLDER, table, source=None)

@@ -1,0 +1,16 @@
+"""How far GCPO's weights can move on real answers: the committed tables, which benchmarks/real_answers.py makes."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from gcpo import paths
+
+FOLDER = paths.MEASURED.parents[1] / "outputs" / "reference" / "real_answers"  # numbers alone: no text of a benchmark
+ALPHA = 0.6  # GCPO, App. E.3
+NAMES = ("texts", "measures", "steps")
+
+
+def real_answers() -> dict[str, pd.DataFrame]:
+    """Return the tables by name: texts, measures and steps, as ``tables`` of ``benchmarks/real_answers.py`` says."""
+    return {name: pd.read_csv(FOLDER / f"{name}.csv") for name in NAMES}

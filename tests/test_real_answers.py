@@ -1,0 +1,109 @@
+"""GCPO's weights on real answers: the study of benchmarks/real_answers.py, and its committed tables."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import runpy
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from gcpo import paths
+from gcpo.reports.real_answers import real_answers
+from gcpo.semantics import Embedder
+
+study = SimpleNamespace(**runpy.run_path(str(paths.ROOT / "benchmarks" / "real_answers.py")))
+ALPHA_4 = 0.6 / math.log(4)
+# Two questions with two wordings each and two near wrong answers; two with one correct answer and none.
+ANSWERS = study.Pool(list("abcdefghij"), [[0, 1], [2, 3], [4], [5]], [[6, 7], [8, 9], [], []])
+
+
+def test_near_wrong_answers_are_those_to_other_questions_on_the_same_text() -> None:
+    found = study.of_one_text([[["Rome"], ["1920", "in 1920"], ["Rome", "Italy"]], [["Oslo"]]])
+    near = [question.near for question in found]
+    assert near == [["1920", "in 1920", "Italy"], ["Rome", "Rome", "Italy"], ["1920", "in 1920"], []]
+    assert study.changed("so 12 and 12, or \\boxed{12}.", "12") == ["so 12 and 12, or \\boxed{13}."]
+    assert study.changed("\\frac{3}{9}", "\\frac{3}{9}") == ["\\frac{3}{0}"] and study.changed("twelve", "12") == []
+
+
+def test_a_group_has_k_correct_answers_and_others_that_are_not_correct() -> None:
+    groups = study.mixtures(ANSWERS, "others", 3)
+    assert groups.shape == (4, 4, 3)
+    for own, by_count in zip(ANSWERS.right, groups.tolist(), strict=True):
+        for count, group in enumerate(by_count):
+            assert group[:count] == [*own, *own, *own][:count] and not {*group[count:]} & {*own}
+    near = study.mixtures(ANSWERS, "near", 4)  # of the two questions that have near ones
+    assert near.shape == (2, 5, 4) and sorted(near[0, 0].tolist()) == [6, 6, 7, 7]
+
+
+def test_measures_and_weights_of_orthogonal_answers_are_those_of_the_formulas() -> None:
+    # Four correct copies of one text, replaced one by one by four texts that are orthogonal to it and to one another.
+    groups = torch.where(torch.arange(4) < torch.arange(5).unsqueeze(1), 0, torch.arange(1, 5)).unsqueeze(0)
+    found = {name: values[0] for name, values in study.weigh(torch.eye(5), groups).items()}
+    for k in range(5):
+        squares = k**2 + (4 - k)  # squared length of the sum of four unit vectors
+        cd, bot, p = 1 - squares / 16, (1 - math.sqrt(squares) / 4) / 2, k / 4
+        entropy = (4 - k) / 4 * math.log(4) - (p * math.log(p) if k else 0)
+        expected = {
+            "cd": cd,
+            "bot": bot,
+            "cd_only": 1 - ALPHA_4 * cd**2,
+            "bot_only": 1 - ALPHA_4 * bot**2,
+            "rd_only": 1 + ALPHA_4 * 4 * p * (1 - p),
+            "gcpo_bot": (1 - ALPHA_4 * bot**2) * (1 + ALPHA_4 * 4 * p * (1 - p)),
+            "se": 1 - ALPHA_4 * entropy,
+        }
+        for name, value in expected.items():
+            assert found[name][k] == pytest.approx(value, abs=1e-6), (name, k)
+    assert found["kle"][0] == pytest.approx(0.4)  # no edge: the entropy of four strangers is log 4
+
+
+def test_the_search_finds_the_most_dispersed_group_of_a_small_pool() -> None:
+    unit = torch.nn.functional.normalize(torch.randn(9, 3, generator=torch.Generator().manual_seed(2)), dim=1)
+    cosine = unit @ unit.T
+    for pairs in ((1 - cosine).clamp(0, 1), -cosine):
+        sums = {group: float(pairs[list(group)][:, list(group)].sum()) for group in itertools.combinations(range(9), 2)}
+        assert tuple(sorted(study.most_dispersed(pairs, 2).tolist())) == max(sums, key=lambda group: sums[group])
+        group = study.most_dispersed(pairs, 5).tolist()
+        best = max(float(pairs[list(g)][:, list(g)].sum()) for g in itertools.combinations(range(9), 5))
+        assert len({*group}) == 5 and float(pairs[group][:, group].sum()) >= best - 0.5
+
+
+def test_the_range_of_a_step_is_that_of_groups_with_an_advantage() -> None:
+    weight = np.array([[9.0, 1.0, 1.0, 2.0, 9.0]] * 7)  # with no or only correct answers: never drawn
+    found = study.over_steps(weight, prompts=2, n=20)
+    # Two weights of 1, 1, 2 are equal in five cases of nine; else (2 - 1) / 1.5.
+    assert found["q05"] == found["q50"] == 0 and found["q95"] == pytest.approx(2 / 3)
+    assert study.over_steps(weight, prompts=40, n=20)["q05"] == pytest.approx(1 / (1 + 1 / 3), abs=0.15)
+    assert study.over_steps(np.ones((3, 5)), prompts=4, n=5)["q95"] == 0
+
+
+def test_committed_numbers_keep_within_what_the_formulas_allow() -> None:
+    found = real_answers()
+    scores, steps = found["measures"], found["steps"]
+    assert {*found["texts"]["benchmark"]} == {*scores["benchmark"]} == {*steps["benchmark"]} == {*study.BENCHMARKS}
+    cd, bot = (scores[scores["measure"] == measure] for measure in ("cd", "bot"))
+    assert (cd["q95"] <= 1 - 1 / cd["group_size"]).all() and (bot["q95"] <= 0.5).all()
+    assert (scores["low"] <= scores["q50"]).all() and (scores["q50"] <= scores["high"]).all()
+    dispersed = scores[scores["wrong"] == "dispersed"].set_index(["benchmark", "group_size", "measure"])["q50"]
+    others = scores[(scores["wrong"] == "others") & (scores["right"] == 0)]
+    assert (others.set_index(["benchmark", "group_size", "measure"])["q95"] < dispersed).all()
+    low, high = 1 - 0.6 / np.log(16) * 0.25, 1.0
+    narrow = steps[(steps["method"] == "bot_only") & (steps["group_size"] == 16)]
+    assert (narrow["q95"] <= (high - low) / low).all()
+
+
+@pytest.mark.data
+@pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")
+def test_committed_numbers_are_those_of_the_benchmark_s_texts() -> None:
+    made = study.tables("qasper", Embedder("all-MiniLM-L6-v2"), sizes=(8,))
+    for name, keys in (("measures", ["wrong", "right", "measure"]), ("steps", ["wrong", "method", "prompts"])):
+        committed = real_answers()[name].query("benchmark == 'qasper' and group_size == 8")
+        columns = [*keys, "q05", "q50", "q95", "low", "high", "questions"]
+        both = [table[columns].sort_values(keys).reset_index(drop=True) for table in (committed, made[name])]
+        pd.testing.assert_frame_equal(*both, rtol=0, atol=2e-4)
