@@ -51,7 +51,7 @@ def page(name: str, row: Method) -> str:
     ]
     if curves:
         parts.append("## Weight against measure\n\n" + "\n\n".join(curves))
-    if sources := dict.fromkeys(type(part) for part in row.parts):
+    if sources := dict.fromkeys(type(one) for one in row.components):
         code = "\n\n".join(f"```python\n{inspect.getsource(source)}```" for source in sources)
         parts.append(f"## Code\n\n{code}")
     if rows := choices(name):

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 
-from gcpo.methods import BASES, Method, base_advantages, get_method
-from gcpo.methods.advantages import expand, modulate
+from gcpo.methods import BASES, Method, base_advantages, expand, get_method, modulate
 from gcpo.rollouts import Rollouts
 
 Array = NDArray[np.float64]
@@ -29,15 +28,14 @@ def of_one_step(names: Iterable[str]) -> dict[str, Method]:
 
     Raises:
         ValueError: an unknown name, or a method that one step does not show: it acts in the loss, on the ratios of
-            later steps, masks tokens there, or reads a reference policy, logits or the tokens of the answer.
+            later steps, has settings of TRL's loss, or reads a reference policy or the tokens of the answer.
     """
     methods = {name: get_method(name) for name in dict.fromkeys(names)}
     for name, row in methods.items():
         for refused, why in (
             (row.in_loss, "acts on the ratios of later steps"),
             (row.reads & {"ref_logps", "answer_mask"}, "reads a reference policy"),
-            (row.reads & {"certainties", "token_logits"}, "reads the logits of sampling"),
-            ("top_entropy_quantile" in row.trl, "has a loss of some tokens"),
+            (row.trl, "has settings of TRL's loss"),
         ):
             if refused:
                 raise ValueError(f"{name} {why}, which one step does not have; leave it out")
@@ -46,7 +44,7 @@ def of_one_step(names: Iterable[str]) -> dict[str, Method]:
 
 def one_family(row: Method) -> bool:
     """Return True for a method that weighs the questions of plain GRPO and changes nothing else."""
-    plain = row.base == "grpo" and row.reward is None and row.own is None and row.penalty is None
+    plain = row.base == "grpo" and row.reward is None and row.penalty is None
     return plain and all(factor.granularity == "group" for factor in row.factors)
 
 

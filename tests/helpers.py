@@ -57,7 +57,6 @@ G, PROMPTS, STEPS = 4, 3, 3
 ROWS = G * PROMPTS
 LONGEST = 6  # tokens of a completion; the untrained policy's token is a byte
 
-PRODUCT = "bot_only*egpo*cw_grpo"  # a weight per group, per response and per token
 OFF_POLICY = {"num_iterations": 2}
 SPLIT = {"per_device_train_batch_size": G, "steps_per_generation": PROMPTS}  # off-policy: a step per group's worth
 ACCUMULATED = {"per_device_train_batch_size": G, "gradient_accumulation_steps": PROMPTS}
@@ -467,7 +466,6 @@ DISTRIBUTED: dict[str, tuple[str, dict[str, Any]]] = {
         for method in "dr_grpo dapo gcpo_bot gcpo_shuffled seed_grpo empo care edge_grpo egpo cw_grpo".split()
     },
     **{f"{method}, 2 iterations": (method, {**STRADDLING, **OFF_POLICY}) for method in ("egpo", "r2vpo", "kl_cov")},
-    "a product": (PRODUCT, STRADDLING),
     "clip_cov": ("clip_cov", {**STRADDLING, **BAND}),
     "gcpo_bot, one group": ("gcpo_bot", {"per_device_train_batch_size": G}),  # half of it in each process
     "gcpo_bot, shared prompts": ("gcpo_bot", {**STRADDLING, "share_prompts": True}),

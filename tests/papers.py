@@ -21,7 +21,7 @@ Vector = Sequence[float]
 
 TOP = 2.0  # of the range of rewards, which begins at 0
 LONGEST = 4  # tokens that a response can have
-TOKENS = ("logps", "entropies", "ref_logps", "ratios", "certainties", "token_logits", "answer_mask")
+TOKENS = ("logps", "entropies", "ref_logps", "ratios", "answer_mask")
 
 
 def clip(x: float, low: float = 0.0, high: float = 1.0) -> float:
@@ -319,76 +319,6 @@ def ppo_stops(advantage: float, ratio: float) -> bool:
     return (advantage > 0 and ratio > 1.2) or (advantage < 0 and ratio < 0.8)
 
 
-# --- later papers ---------------------------------------------------------------------------------------------------
-
-
-def nsr(rewards: Vector, positive: float) -> list[float]:
-    """Zhu et al. 2025: REINFORCE of +1 and -1, the positive part times lambda (0: NSR; 0.1: W-REINFORCE)."""
-    return [positive if ok else -1.0 for ok in right(rewards)]
-
-
-def dra(rewards: Vector, embeddings: Sequence[Vector]) -> list[float]:
-    """DRA-GRPO: r / (1 + SMI), the graph cut sum_j cos(i, j) over the others; cosines are not below 0."""
-    mu = [unit(e) for e in embeddings]
-    return [r / (1 + sum(max(dot(a, b), 0) for b in mu if b is not a)) for r, a in zip(rewards, mu, strict=True)]
-
-
-def shares(values: Sequence[float | None], inverse: bool) -> list[float]:
-    """GTPO's H_i / sum_k H_k times their number, or that of 1/H; nothing where there is no token."""
-    known = [None if h is None else 1 / (h + 1e-8) if inverse else h + 1e-8 for h in values]
-    among = [u for u in known if u is not None]
-    return [0.0 if u is None else u / sum(among) * len(among) for u in known]
-
-
-def gtpo_rewards(rewards: Vector, entropies: Sequence[Vector], bonus: float = 0.1) -> list[list[float]]:
-    """GTPO Eq. 3 and 5 with alpha_1 = 1 and alpha_2 = 0.1: of right responses 1 + 0.1 share, of wrong ones -1 - 0.1
-    share, among the responses of the kind that have a token at this place."""
-    ok, longest = right(rewards), max(map(len, entropies))
-    found: list[list[float]] = [[] for _ in rewards]
-    for t in range(longest):
-        for kind in (True, False):
-            at = [row[t] if len(row) > t and mine is kind else None for row, mine in zip(entropies, ok, strict=True)]
-            for row, h, share in zip(found, at, shares(at, not kind), strict=True):
-                row.extend([] if h is None else [(1 if kind else -1) * (1 + bonus * share)])
-    return found
-
-
-def gtpo(rewards: Vector, entropies: Sequence[Vector]) -> list[list[float]]:
-    """GTPO: its rewards over all tokens of the group, less their mean, over their deviation."""
-    shaped = gtpo_rewards(rewards, entropies)
-    every = iter(grpo([r for row in shaped for r in row]) if len(set(rewards)) > 1 else [0.0] * sum(map(len, shaped)))
-    return [[next(every) for _ in row] for row in shaped]
-
-
-def grpo_s(rewards: Vector, entropies: Sequence[Vector]) -> list[float]:
-    """GRPO-S: the same of whole responses and their mean entropies, before GRPO's own normalisation."""
-    if len(set(rewards)) < 2:
-        return list(rewards)
-    shaped = gtpo_rewards(rewards, [[fmean(row)] if row else [] for row in entropies])
-    return [row[0] if row else 1.0 if ok else -1.0 for row, ok in zip(shaped, right(rewards), strict=True)]
-
-
-def ucas(
-    advantages: Vector, certainties: Sequence[Vector], logits: Sequence[Vector], low: float, high: float
-) -> list[list[float]]:
-    """UCAS: A exp(-0.25 z) above 0, A exp(0.35 z) elsewhere, z of the summed certainties; less 0.05 of the logit
-    between the batch's ends, but not from above 0 to below it."""
-    sums = [sum(row) for row in certainties]
-    spread = stdev(sums) if len(sums) > 1 else 0.0
-    z = [(c - fmean(sums)) / (spread + 1e-6) for c in sums]
-    weighed = [a * math.exp(-0.25 * x if a > 0 else 0.35 * x) for a, x in zip(advantages, z, strict=True)]
-    level = [[(x - low) / (high - low + 1e-6) if high > low else 0.5 for x in row] for row in logits]
-    return [
-        [max(a - 0.05 * x, 0) if a > 0 else a - 0.05 * x for x in row] for a, row in zip(weighed, level, strict=True)
-    ]
-
-
-def omega(advantage: float, logp: float, ratio: float, entropy: float) -> float:
-    """STEER: A / pi_old * pi (1 - pi) (log pi + H)."""
-    pi = math.exp(logp) * ratio
-    return advantage / math.exp(logp) * pi * (1 - pi) * (math.log(pi) + entropy)
-
-
 # --- methods --------------------------------------------------------------------------------------------------------
 
 
@@ -411,7 +341,7 @@ class Group(SimpleNamespace):
 class Expected(NamedTuple):
     """Results of a method on a batch: lists by group and response, and by token where it weighs tokens."""
 
-    base: list[list[Any]]  # the advantages that are weighed, by token where a rule makes them so
+    base: list[list[float]]  # the advantages that are weighed
     weights: list[list[Any]]
     paid: list[list[list[float]]] | None = None  # 1 for tokens that may pay a penalty in the loss
 
@@ -528,38 +458,10 @@ def kl_cov(groups: Sequence[Group], alpha: float | None) -> Expected:
     return each()(groups, None)._replace(paid=by_group(paid, groups))
 
 
-def steer(groups: Sequence[Group], alpha: float | None) -> Expected:
-    """STEER: exp(-k |Omega|), k such that the largest of the batch, of at least 0.02, weighs 0.8."""
-    base, ratios, _ = rows_of(groups)
-    tokens = [(logps, h) for g in groups for logps, h in zip(g.logps, g.entropies, strict=True)]
-    changes = [
-        [abs(omega(a, *token)) for token in zip(logps, rho, h, strict=True)]
-        for a, rho, (logps, h) in zip(base, ratios, tokens, strict=True)
-    ]
-    most = max([0.02, *(x for row in changes for x in row)])
-    weights = [[0.8 ** (x / most) for x in row] for row in changes]
-    return Expected(by_group(base, groups), by_group(weights, groups))
-
-
-def ucas_of(groups: Sequence[Group], alpha: float | None) -> Expected:
-    """UCAS, whose logits are compared over the batch."""
-    logits = [x for g in groups for row in g.token_logits for x in row]
-    ends = min(logits), max(logits)
-    base = [ucas(grpo(g.rewards), g.certainties, g.token_logits, *ends) for g in groups]
-    return Expected(base, [[1.0] * len(g.rewards) for g in groups])
-
-
 METHODS: dict[str, Method] = {
     "grpo": each(),
     "dr_grpo": each(lambda g: dr_grpo(g.rewards)),
     "dapo": each(dapo),
-    "gspo": each(),
-    "top_entropy": each(dapo),
-    # advantages of their own
-    "nsr": each(lambda g: nsr(g.rewards, 0.0)),
-    "w_reinforce": each(lambda g: nsr(g.rewards, 0.1)),
-    "ucas": ucas_of,
-    "gtpo": each(lambda g: gtpo(g.rewards, g.entropies)),
     # one weight per group
     "se": per_group(lambda g, a: clip(1 - a * se_counts(g.clusters))),
     "seed_grpo": per_group(
@@ -582,8 +484,6 @@ METHODS: dict[str, Method] = {
     "empo": each(lambda g: grpo(empo(g.clusters, g.answered))),
     "care": rewarded(lambda g: care(g.accuracy, g.answers())),
     "care_agreement": rewarded(lambda g: care_agreement(g.accuracy, g.embeddings)),
-    "dra_grpo": each(lambda g: grpo(dra(g.rewards, g.embeddings))),
-    "grpo_s": each(lambda g: grpo(grpo_s(g.rewards, g.entropies))),
     # one weight per response
     "egspo": each(weigh=lambda g: egspo(g.means("entropies"))),
     "edge_grpo": each(weigh=lambda g: edge_grpo(g.means("entropies"))),
@@ -598,7 +498,6 @@ METHODS: dict[str, Method] = {
     # one weight per token
     "cw_grpo": each(weigh=lambda g: cw_grpo(g.logps, grpo(g.rewards))),
     "clip_cov": clip_cov,
-    "steer": steer,
     "kl_cov": kl_cov,
 }
 
@@ -687,7 +586,7 @@ def features(*groups: Group) -> dict[str, torch.Tensor]:
 
 def sampled(seed: int, groups: int, size: int, shortest: int = 1) -> list[Group]:
     """Random groups; some of them are entirely wrong. The first response of each has a token, whatever the shortest."""
-    rng, more = random.Random(seed), random.Random(seed + 1)
+    rng = random.Random(seed)
 
     def group(rewards: Sequence[float]) -> Group:
         def draw(one: Callable[[], Any]) -> list[Any]:
@@ -715,8 +614,6 @@ def sampled(seed: int, groups: int, size: int, shortest: int = 1) -> list[Group]
             ref_logps=tokens(lambda scale: -scale * rng.uniform(0.01, 1)),
             ratios=tokens(lambda scale: math.exp(rng.uniform(-0.5, 0.5))),
             answer_mask=tokens(lambda scale: rng.random() < 0.6),
-            certainties=tokens(lambda scale: more.uniform(2, 8)),
-            token_logits=tokens(lambda scale: more.gauss(5, 3)),
         )
 
     return [group(rng.choice([(0, 0.25, 0.5, 1), (0, 0.5, 1, 1.25, 2), (0, 0.25, 1, 1.5, 2)])) for _ in range(groups)]

@@ -16,7 +16,7 @@ from record_builders import evaluated, finished, publish, write_grid
 from gcpo import paths
 from gcpo.cli import main
 from gcpo.methods import METHODS, table
-from gcpo.methods.components import Part
+from gcpo.methods.components import Component
 from gcpo.methods.response import EntropyFactor
 from gcpo.reports import records, replay
 from gcpo.runs import plan as plans
@@ -69,7 +69,7 @@ def test_a_constant_added_later_leaves_every_run_as_it_was(monkeypatch: pytest.M
 
 def test_what_a_class_is_called_is_no_part_of_an_id() -> None:
     before = ids()[::40]
-    classes = {type(part) for method in METHODS.values() for part in method.parts}
+    classes = {type(part) for method in METHODS.values() for part in method.components}
     names = {cls: cls.__name__ for cls in classes}
     try:
         for cls in classes:
@@ -84,7 +84,7 @@ def test_every_rule_has_a_kind_of_its_own() -> None:
     def below(cls: type) -> list[type]:
         return [one for sub in cls.__subclasses__() for one in (sub, *below(sub))]
 
-    ours = [cls for cls in below(Part) if cls.__module__.startswith("gcpo.") and not isabstract(cls)]
+    ours = [cls for cls in below(Component) if cls.__module__.startswith("gcpo.") and not isabstract(cls)]
     kinds = [vars(cls)["kind"] for cls in ours]
     assert len(set(kinds)) == len(kinds) >= 15
 

@@ -1,12 +1,12 @@
-"""The table of methods, and how rows are applied: the shuffled control, products, options."""
+"""The table of methods, and how rows are applied: the shuffled control, a Method of one's own, options."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
-import papers
 import pytest
 import torch
 from helpers import for_all, seeds
@@ -28,8 +28,7 @@ def rollouts_of(seed: int, groups: int, size: int) -> Rollouts:
 
 
 def factors(row: Method) -> list[Any]:
-    """The parts that weigh."""
-    return [part for part in row.parts if hasattr(part, "weight")]
+    return list(row.factors)
 
 
 # --- the table of methods -------------------------------------------------------------------------------------------
@@ -129,9 +128,11 @@ def test_the_product_of_the_factors_is_the_weight_and_each_is_logged_under_its_n
     torch.testing.assert_close(found.advantages, advantages(method, rollouts))
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("gcpo_bt", "gcpo_bot"), ("GRPO", None), ("rd", "rd_only")])
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("gcpo_bt", "gcpo_bot"), ("GRPO", None), ("rd", "rd_only"), ("se*egpo", None), ("", None)]
+)
 def test_an_unknown_method_is_an_error_with_the_nearest_name(name: str, nearest: str | None) -> None:
-    with pytest.raises(ValueError, match=f"Unknown method '{name}'.*Valid names: .*gcpo_cd") as raised:
+    with pytest.raises(ValueError, match=f"Unknown method '{re.escape(name)}'.*Valid names: .*gcpo_cd") as raised:
         get_method(name)
     assert (f"Did you mean {nearest!r}?" in str(raised.value)) == (nearest is not None)
 
@@ -167,156 +168,35 @@ def test_one_group_cannot_be_shuffled() -> None:
         weights("gcpo_shuffled", rollouts_of(0, 1, 4))
 
 
-# --- products -------------------------------------------------------------------------------------------------------
-
-
-def test_a_product_is_the_product_of_weights_on_the_base_of_egpo() -> None:
-    groups = sampled(4, 3, 5)
-    groups[1].rewards = [0.0, 1.0, 0.5, 0.0, 0.0]  # entirely wrong
-    rollouts = Rollouts(**features(*groups))
-    geometry, confidence = weights("bot_only", rollouts), weights("egpo", rollouts)
-    assert geometry.std() > 1e-3
-    assert confidence.std() > 1e-2
-    torch.testing.assert_close(weights("bot_only*egpo", rollouts), geometry * confidence)
-    base = torch.tensor([papers.egpo_eq13(g.rewards) for g in groups], dtype=torch.float64)
-    torch.testing.assert_close(advantages("bot_only*egpo", rollouts), base * geometry * confidence)
-
-
-def test_a_product_takes_rewards_base_and_penalty_of_the_parts_that_have_them() -> None:
-    rollouts = rollouts_of(4, 3, 5)
-    base = base_advantages(METHODS["empo"].reward(rollouts), "none")
-    # Weights read the task's rewards, whatever EMPO makes of them.
-    expected = base * weights("rd_only", rollouts) * weights("seed_grpo", rollouts)
-    torch.testing.assert_close(advantages("rd_only*empo*seed_grpo", rollouts), expected)
-    row = get_method("care*kl_cov*se")
-    assert (row.reward, row.penalty) == (METHODS["care"].reward, METHODS["kl_cov"].penalty)
-    assert row.trl == METHODS["care"].trl
-    assert get_method("dapo*se").drops_equal
-    assert get_method("grpo*se").base == "grpo"
-    assert get_method("seed_grpo*dr_grpo").base == "dr_grpo"
-
-
-@pytest.mark.parametrize(
-    ("name", "acts", "granularity"),
-    [
-        ("se*rd_only", "advantage", "group"),
-        ("se*egpo", "advantage", "response"),
-        ("empo*se", "advantage", "group"),
-        ("empo*grpo", "reward", "response"),
-        ("se*cw_grpo*egpo", "advantage", "token"),
-        ("egpo*r2vpo", "loss", "response"),
-        ("se*kl_cov", "loss", "token"),
-        ("dapo*rd_only", "advantage", "group"),
-    ],
-)
-def test_a_product_acts_where_its_last_part_acts_and_is_as_fine_as_its_finest(
-    name: str, acts: str, granularity: str
-) -> None:
-    row = get_method(name)
-    assert (row.acts, row.granularity) == (acts, granularity)
-    assert row.reads == frozenset().union(*(METHODS[part].reads for part in name.split("*")))
-
-
-def test_a_list_of_names_is_the_product_written_out() -> None:
-    assert get_method(["bot_only", "egpo"]) == get_method("bot_only*egpo") == get_method(" bot_only * egpo ")
-    assert get_method(("egpo",)) == METHODS["egpo"]
-    rollouts = rollouts_of(4, 3, 5)
-    assert torch.equal(weights(["bot_only", "egpo"], rollouts), weights("bot_only*egpo", rollouts))
-    assert weight_range(["bot_only", "egpo"], 0.6, 4) == weight_range("bot_only*egpo", 0.6, 4)
-
-
-@pytest.mark.parametrize(
-    ("product", "renamed"),
-    [
-        ("cd_only*bot_only", ["u_geo_bot_only", "w_geo_bot_only"]),
-        ("bot_only*gcpo_cd", ["u_geo_gcpo_cd", "w_geo_gcpo_cd"]),
-        ("se*seed_grpo", ["se_seed_grpo", "w_se_seed_grpo"]),
-        ("egspo*edge_grpo*egpo", ["entropy_edge_grpo", "w_entropy_edge_grpo", "entropy_egpo", "w_entropy_egpo"]),
-        ("cw_grpo*clip_cov", ["cov_clip_cov", "w_clip_clip_cov"]),  # only the measures are of one name
-    ],
-)
-def test_columns_of_one_name_are_kept_apart_in_a_product(product: str, renamed: list[str]) -> None:
-    rollouts = rollouts_of(4, 3, 5)
-    columns = modulate(get_method(product), rollouts).columns
-    alone = {name: modulate(METHODS[name], rollouts).columns for name in product.split("*")}
-    expected = {
-        f"{column}_{name}" if f"{column}_{name}" in renamed else column: values
-        for name, own in alone.items()
-        for column, values in own.items()
-    }
-    torch.testing.assert_close(columns, expected)
-    assert set(renamed) <= set(columns) and len(columns) == sum(map(len, alone.values()))
+def together(names: str) -> Method:
+    """A method of a user's own, with the factors of several."""
+    return Method(paper="", rule="", factors=tuple(f for name in names.split() for f in METHODS[name].factors))
 
 
 @for_all(10, seed=seeds)
 def test_group_response_and_token_weights_are_multiplied_with_one_another(seed: int) -> None:
     rollouts = rollouts_of(seed, 3, 4)
-    parts = {name: weights(name, rollouts) for name in ("se", "egpo", "cw_grpo", "r2vpo")}
+    own = {name: weights(name, rollouts) for name in ("se", "egpo", "cw_grpo", "r2vpo")}
     # EGPO's A = -1 leaves no covariance in an entirely wrong group.
-    token = torch.where(rollouts.rewards.le(1).all(1)[:, None, None], 1.0, parts["cw_grpo"])
-    expected = (parts["se"] * parts["egpo"] * parts["r2vpo"]).unsqueeze(-1) * token
-    for order in ("se*egpo*cw_grpo*r2vpo", "cw_grpo*r2vpo*egpo*se"):
-        torch.testing.assert_close(weights(order, rollouts), expected)
+    token = torch.where(rollouts.rewards.le(1).all(1)[:, None, None], 1.0, own["cw_grpo"])
+    expected = (own["se"] * own["egpo"] * own["r2vpo"]).unsqueeze(-1) * token
+    for order in ("se egpo cw_grpo r2vpo", "cw_grpo r2vpo egpo se"):
+        torch.testing.assert_close(modulate(together(order), rollouts).weight, expected)
 
 
 def test_stages_choose_factors_and_only_the_first_one_reinforces() -> None:
     groups = sampled(4, 2, 4)
     groups[0].rewards = [0.0] * 4
-    rollouts, row = Rollouts(**features(*groups)), get_method("se*egpo*r2vpo")
+    rollouts, row = Rollouts(**features(*groups)), together("se egpo r2vpo")
     early = modulate(row, rollouts, stages=("advantage",))
     assert set(early.columns) == {"se", "w_se", "entropy", "w_entropy"}
-    torch.testing.assert_close(early.weight, weights("se*egpo", rollouts))
+    torch.testing.assert_close(early.weight, weights("se", rollouts) * weights("egpo", rollouts))
     assert early.base[0].eq(-1).all()
     base = torch.full((2, 4), 0.7, dtype=torch.float64)
     late = modulate(row, rollouts, base, stages=("loss",))
     assert set(late.columns) == {"ratio_variance", "w_ratio"}
     torch.testing.assert_close(late.weight, weights("r2vpo", rollouts))
     assert torch.equal(late.base, base)
-
-
-@pytest.mark.parametrize(
-    "names", ["gcpo_bot*egpo", "se*r2vpo", "seed_grpo*egspo*rd_only", "cw_grpo*clip_cov", "se*cw_grpo", "empo*kle"]
-)
-def test_the_range_of_a_product_is_the_product_of_ranges(names: str) -> None:
-    low, high = map(math.prod, zip(*(weight_range(name, 0.9, 5) for name in names.split("*")), strict=True))
-    assert weight_range(names, 0.9, 5) == pytest.approx((low, high))
-    found = weights(names, rollouts_of(2, 6, 5), alpha=0.9)
-    assert low - 1e-6 <= found.min() <= found.max() <= high + 1e-6
-
-
-@pytest.mark.parametrize(
-    ("product", "message"),
-    [
-        ("empo*se*care", r"empo and care both change rewards.*keep one of them"),
-        ("dapo*empo", r"dapo and empo both change rewards"),
-        ("grpo*seed_grpo", r"grpo and seed_grpo have different base advantages.*keep one of them"),
-        ("dr_grpo*se*dapo", r"dr_grpo and dapo have different base advantages"),
-        ("egpo*egpo_c4", r"egpo and egpo_c4 both set the advantage of an entirely wrong group.*keep one of them"),
-        ("egpo_c1*se*egpo_c2", r"egpo_c1 and egpo_c2 both set the advantage"),
-        ("dapo*egpo", r"dapo drops the groups without reward variance that egpo reinforces"),
-        ("dapo*egpo_c4", r"dapo drops the groups without reward variance that egpo_c4 reinforces"),
-        ("gcpo_bot*bot_only", r"bot_only has the weight 'w_geo', which another part has already"),
-        ("rd_only*gcpo_cd", r"gcpo_cd has the weight 'w_rd'"),
-        ("gcpo_bot*gcpo_cd", r"gcpo_cd has the weight 'w_rd'"),
-        ("egpo*gcpo_shuffled", r"gcpo_shuffled is a control on its own"),
-        ("se*se", r"'se\*se' is not a product of different methods"),
-        ("se*rd_only*se", r"is not a product of different methods"),
-        ("se*egpoo", r"Unknown method 'egpoo'\. Did you mean 'egpo'\? Valid names: grpo"),
-        ("se*", r"Unknown method ''.*Valid names: grpo"),
-        ("", r"Unknown method ''.*Valid names: grpo"),
-    ],
-)
-def test_a_product_that_makes_no_sense_is_an_error_that_says_why(product: str, message: str) -> None:
-    for name in (product, product.split("*")):
-        for function in (get_method, lambda n: weight_range(n, 0.6, 4), lambda n: weights(n, rollouts_of(0, 2, 4))):
-            with pytest.raises(ValueError, match=message):
-                function(name)
-
-
-def test_dapo_may_stand_beside_what_reinforces_nothing_and_an_empty_list_is_no_product() -> None:
-    assert get_method("dapo*edge_grpo").drops_equal
-    with pytest.raises(ValueError, match="not a product"):
-        get_method([])
 
 
 # --- options --------------------------------------------------------------------------------------------------------
@@ -343,7 +223,6 @@ def test_dapo_may_stand_beside_what_reinforces_nothing_and_an_empty_list_is_no_p
         ("dapo", "length", "share"),
         ("grpo", "form", ""),
         ("cw_grpo", "sigma", ""),
-        ("se*egpo", "share", "form alpha_norm estimator clusters correct wrong renorm all_wrong scope epsilon"),
     ],
 )
 def test_an_unknown_option_is_an_error_that_names_the_valid_ones(method: str, option: str, valid: str) -> None:
@@ -377,7 +256,6 @@ def test_an_unknown_option_is_an_error_that_names_the_valid_ones(method: str, op
         ("egpo", "all_wrong", "drop", r"all_wrong is 'drop', expected one of none, weighted, locked\."),
         ("egpo", "correct", (2.0, 1.0), r"correct is \(2\.0, 1\.0\), expected \(low, high\) with 0 <= low <= high"),
         ("egpo", "wrong", [-1.0, 1.0], r"wrong is \(-1\.0, 1\.0\), expected \(low, high\)"),
-        ("bot_only*egpo", "scope", "prompt", r"scope is 'prompt', expected one of joint"),
         ("dapo", "share", 0.0, r"share is 0\.0"),  # no room for a penalty, and 0/0 at its end
         ("dapo", "share", 1.1, r"share is 1\.1"),
         *(("r2vpo", "lambda_", value, "lambda_ must be at least 0") for value in (-0.5, INF, math.nan)),
@@ -401,24 +279,14 @@ def test_a_wrong_value_is_an_error_that_names_the_valid_ones(
         get_method(method, **{option: value})
 
 
-def test_options_of_a_product_go_to_the_parts_that_have_them() -> None:
-    row = get_method("se*egpo*clip_cov*care", form="reciprocal", epsilon=0.5, share=0.5, margin=0.1, wrong=[0.5, 1])
-    se, egpo, clip = factors(row)
-    assert (se.form, egpo.epsilon, egpo.wrong, clip.share) == ("reciprocal", 0.5, (0.5, 1), 0.5)
-    assert row.reward.margin == 0.1
-    both = get_method("kl_cov*clip_cov", share=0.25)
-    assert (factors(both)[0].share, both.penalty.share) == (0.25, 0.25)
+def test_options_go_to_every_component_that_has_them() -> None:
+    (egpo,) = factors(get_method("egpo", epsilon=0.5, wrong=[0.5, 1]))
+    assert (egpo.epsilon, egpo.wrong) == (0.5, (0.5, 1))
+    assert (
+        get_method("care", margin=0.1).reward.margin == 0.1 and get_method("kl_cov", share=0.25).penalty.share == 0.25
+    )
     assert [factor.form for factor in factors(get_method("gcpo_bot", form="exponential"))] == ["exponential"] * 2
     assert factors(METHODS["se"])[0].form == "linear"  # the table stays as it is
-
-
-@pytest.mark.parametrize("scope", ["thinking", "answer"])
-def test_one_mask_of_the_answer_serves_care_or_a_scope(scope: str) -> None:
-    with pytest.raises(ValueError, match=f"^care\\*egpo: .* scope='{scope}' .* Leave scope at \"joint\""):
-        get_method("care*egpo", scope=scope)
-    assert "answer_mask" in get_method("care*egpo", scope="joint").reads
-    for others in ("dapo*edge_grpo", "empo*egpo", "care_agreement*egpo"):
-        assert "answer_mask" in get_method(others, scope=scope).reads
 
 
 def test_equalize_mean_leaves_out_what_is_not_finite() -> None:
@@ -435,9 +303,8 @@ def test_equalize_mean_leaves_out_what_is_not_finite() -> None:
 def test_alpha_geo_and_alpha_rd_are_alpha_where_they_are_not_given() -> None:
     assert get_method("gcpo_bot", alpha_geo=0.3, alpha_rd=0.3) == get_method("gcpo_bot", alpha=0.3)
     assert get_method("gcpo_bot", alpha_geo=0.6) == get_method("gcpo_bot", alpha_rd=None) == METHODS["gcpo_bot"]
-    row = get_method("gcpo_cd*se", alpha=0.2, alpha_rd=0.9)
-    assert [factor.alpha for factor in factors(row)] == [0.2, 0.9, 0.2] and row.alpha is None
-    assert [factor.alpha for factor in factors(get_method("gcpo_cd*se", alpha_geo=0))] == [0, 0.6, 0.6]
+    row = get_method("gcpo_cd", alpha=0.2, alpha_rd=0.9)
+    assert [factor.alpha for factor in factors(row)] == [0.2, 0.9] and row.alpha is None
 
 
 def test_options_change_what_is_read() -> None:

@@ -119,5 +119,3 @@ def test_a_power_raises_weights_and_their_range() -> None:
         assert weight_range("gcpo_strong", None, 2, power=power) == pytest.approx((low**power, high**power))
     with pytest.raises(ValueError, match="power must be at least 0, got -1"):
         weights("gcpo_strong", x, power=-1)
-    with pytest.raises(ValueError, match="gcpo_strong is a control on its own; it raises its weights to a power"):
-        weights(["gcpo_strong", "egpo"], x)

@@ -189,29 +189,3 @@ def test_dapo_leaves_groups_of_equal_rewards_untouched() -> None:
     assert advantages("dapo", Rollouts(**features(group))).eq(0).all()
     varied = Rollouts(torch.tensor([[1.3, 1.2]]), mask=torch.ones(1, 2, 5))
     assert get_method("dapo").reward(varied).tolist()[0] == pytest.approx([0.3, 0.2])
-
-
-# --- DRA-GRPO -------------------------------------------------------------------------------------------------------
-
-
-def test_dra_grpo_divides_by_what_is_alike() -> None:
-    """At 0, 0, 60 and 180 degrees: the first two have cosines 1, 1 and 1/2, the third 1/2, 1/2 and 1; the last is
-    alone, as cosines below 0 count as 0."""
-    group = at(0, 0, 60, 180, rewards=[2, 1, 2, 0.5])
-    assert rewards_of("dra_grpo", group) == pytest.approx([0.8, 0.4, 1, 0.5])
-    unscored = at(0, 0, 60, 180, rewards=[2, NAN, 2, 0.5])
-    assert rewards_of("dra_grpo", unscored) == pytest.approx([4 / 3, NAN, 4 / 3, 0.5], nan_ok=True)
-
-
-# --- GRPO-S ---------------------------------------------------------------------------------------------------------
-
-
-def test_grpo_s_shapes_rewards_by_the_mean_entropy_of_a_response() -> None:
-    """Mean entropies of the right ones are 3 and 1: shares 3/4 and 1/4, times 2. Those of the wrong ones are 4 and 1,
-    whose inverses share 1/5 and 4/5."""
-    group = Group(rewards=[2, 1.5, 0, 1], entropies=[[2, 4], [1], [4], [0.5, 1.5]])
-    assert rewards_of("grpo_s", group) == pytest.approx([1.15, 1.05, -1.04, -1.16])
-    assert rewards_of("grpo_s", group, bonus=0.5) == pytest.approx([1.75, 1.25, -1.2, -1.8])
-    empty = Group(rewards=[2, 1.5, 0, 1], entropies=[[2, 4], [], [4], [0.5, 1.5]])
-    assert rewards_of("grpo_s", empty)[:2] == pytest.approx([1.1, 1.0])  # the share of the only one is 1
-    assert rewards_of("grpo_s", Group(rewards=[0, 0], entropies=[[1], [2]])) == [0, 0]

@@ -146,35 +146,6 @@ def test_clip_cov_without_a_candidate_drops_nothing() -> None:
     assert weights("clip_cov", calm).eq(1).all()
 
 
-# --- STEER ----------------------------------------------------------------------------------------------------------
-
-
-def test_steer_weighs_by_the_change_of_the_entropy() -> None:
-    """A = +-0.707. Omega is A rho (1 - pi)(log pi + H): with pi = 1/2 and H = 1, 1/2 (1 - log 2) = 0.1534; with
-    pi = 1/4 and H = log 4 nothing changes; with pi = 1/4, H = 0 and rho = 2, pi is 1/2: 2 times 1/2 log 2, the
-    largest."""
-    half, quarter = math.log(1 / 2), math.log(1 / 4)
-    group = rollouts(
-        rewards=[2, 0],
-        logps=[[half, quarter], [half, quarter]],
-        entropies=[[1, -quarter], [1, 0]],
-        ratios=[[1, 1], [1, 2]],
-    )
-    ratio = 0.5 * (1 - math.log(2)) / math.log(2)
-    expected = [[0.8**ratio, 1], [0.8**ratio, 0.8]]
-    assert weights("steer", group)[0].tolist() == [pytest.approx(row) for row in expected]
-    assert weights("steer", group, lowest=0.5)[0, 1].tolist() == pytest.approx([0.5**ratio, 0.5])
-
-
-def test_steer_leaves_tokens_alone_that_hardly_change_anything() -> None:
-    """With pi = 0.99 and H = 0.05, |Omega| = 0.707 * 0.01 * (0.05 - 0.01005) is far below 0.02."""
-    group = rollouts(rewards=[2, 0], logps=[[math.log(0.99)]] * 2, entropies=[[0.05]] * 2, ratios=[[1]] * 2)
-    change = base_advantages(group.rewards)[0, 0].item() * 0.01 * (0.05 + math.log(0.99))
-    assert weights("steer", group).flatten().tolist() == pytest.approx([0.8 ** (change / 0.02)] * 2)
-    with pytest.raises(ValueError, match=r"lowest is 0, expected a weight above 0"):
-        weights("steer", group, lowest=0)
-
-
 # --- KL-Cov ---------------------------------------------------------------------------------------------------------
 
 

@@ -253,7 +253,6 @@ def test_the_name_of_the_profile_is_no_other_run_but_another_folder() -> None:
 def test_an_id_reads_task_method_seed_hash() -> None:
     assert re.fullmatch("tinymath-se-7-[0-9a-f]{8}", id_of(task="tinymath", method="se", seed=7))
     assert re.fullmatch("tinymath-gradients-7-[0-9a-f]{8}", id_of("gradients", task="tinymath", method="se", seed=7))
-    assert id_of(method="bot_only*egpo").startswith("tinyqa-bot_only+egpo-0-")  # any file system takes it
 
 
 @pytest.mark.parametrize(
@@ -307,7 +306,7 @@ def test_the_config_that_runs_has_the_settings_that_the_plan_names(method: str) 
     assert config.resolved_method().constants() == {"power": 1.0} | made.values["method"]  # a default later than ids
 
 
-@pytest.mark.parametrize("method", ["clip_cov", "clip_cov*dapo", "egpo"])
+@pytest.mark.parametrize("method", ["clip_cov", "egpo"])
 def test_the_method_that_runs_is_the_plan_s_also_where_the_loss_clips_elsewhere(method: str) -> None:
     made = Plan("train", validate({"method": method, "grpo": {"epsilon": 0.1, "num_iterations": 2}}))
     assert GCPOConfig("x", method=method, use_cpu=True, **made.trainer).resolved_method() == made.method

@@ -126,7 +126,7 @@ def test_the_site_is_small_enough_to_carry_and_has_a_page_for_every_method(site:
     for name, row in METHODS.items():
         page = html.unescape(re.sub(r"<[^>]+>", "", (site / "docs" / "methods" / f"{name}.html").read_text()))
         assert row.paper in page and row.rule in page
-        assert all(f"class {type(part).__name__}" in page for part in row.parts)
+        assert all(f"class {type(part).__name__}" in page for part in row.components)
 
 
 # --- parts of pages -------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from helpers import (
     ACCUMULATED,
     MIXED,
     OFF_POLICY,
-    PRODUCT,
     PROMPTS,
     ROWS,
     STEPS,
@@ -63,7 +62,7 @@ from gcpo.trainer.trainer import text_of
 from gcpo.weights import weight_range
 
 WITH_ALPHA = [name for name, row in METHODS.items() if row.alpha is not None]
-IN_LOSS = ("r2vpo", "clip_cov", "kl_cov", "steer")  # test_trainer_loss.py
+IN_LOSS = ("r2vpo", "clip_cov", "kl_cov")  # test_trainer_loss.py
 GRPO = {"loss_type": "grpo", "scale_rewards": "group"}  # the base of all, seed_grpo too
 
 Make = Callable[..., GCPOTrainer]
@@ -150,7 +149,6 @@ def over_tokens(values: Tensor, mask: Tensor) -> Tensor:
     ("method", "changes"),
     [
         *((method, {}) for method in METHODS if method not in IN_LOSS),
-        (PRODUCT, {}),
         *((method, {"scale_rewards": scale}) for method in ("egpo", "empo") for scale in ("batch", "none")),
         *((method, OFF_POLICY) for method in ("egpo", "edge_grpo")),  # TRL's own pass is there, without entropies
         *((method, {"bf16": True}) for method in ("egpo", "cw_grpo")),
@@ -193,7 +191,7 @@ def test_the_loss_reads_the_methods_advantages_of_whole_groups(
     assert spy.advantages.dtype == torch.float32
     assert_close(tokens_of(spy.advantages, spy.mask), tokens_of(expected, spy.mask), "what the loss reads")
     assert_close(logged_advantages(trainer), over_tokens(expected, spy.mask), "what is logged")
-    if METHODS.get(method, trainer.method).parts:
+    if METHODS.get(method, trainer.method).components:
         assert_close(extra(trainer, "weight"), over_tokens(weight, spy.mask), "the logged weight")
         assert_close(extra(trainer, "abs_advantage"), over_tokens(expected.abs(), spy.mask), "its logged size")
         assert_close(extra(trainer, "no_answer"), ~rollouts.answered, "the logged missing answers")
@@ -258,7 +256,6 @@ def test_empo_rewards_agreement_and_logs_the_tasks_rewards(make: Make, scripted:
     [
         ("care", {"margin": 1e-6}, "the answer"),
         ("egpo", {"scope": "answer"}, "after the thought"),
-        ("care_agreement*egpo", {"scope": "answer"}, "after the thought"),  # a rule for rewards that reads no tokens
     ],
     ids=case_id,
 )
@@ -351,8 +348,7 @@ def test_correctness_is_the_column_that_is_named(make: Make, spy: Spy, scripted:
     assert (expected != advantages("egpo", rollouts_of(trainer, spy, sums.tolist()))).any()
 
 
-ASKING = ["care", "care_agreement", "egpo", *(f"egpo_c{i}" for i in range(1, 7)), PRODUCT]
-ASKING += ["nsr", "w_reinforce", "gtpo", "grpo_s"]
+ASKING = ["care", "care_agreement", "egpo", *(f"egpo_c{i}" for i in range(1, 7))]
 
 
 def test_methods_that_ask_what_is_right_need_its_name_among_several_rewards(make: Make) -> None:
@@ -462,7 +458,7 @@ def test_equal_rewards_leave_the_policy_as_it_is(make: Make, scratch: Path) -> N
 # --- logs and evaluation --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["dapo", "gcpo_bot", "kl_cov", PRODUCT])
+@pytest.mark.parametrize("method", ["dapo", "gcpo_bot", "kl_cov", "cw_grpo"])
 def test_an_evaluation_is_trls_own(make: Make, method: str) -> None:
     def evaluated(name: str, **changes: Any) -> dict[str, float]:
         trainer = make(name, per_device_eval_batch_size=2 * G, **changes)
@@ -539,7 +535,7 @@ def test_the_reference_is_of_the_commit_that_the_policy_is(
         ("care", {"ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}),
         ("clip_cov", {"num_iterations": 1, "method_options": {"band": (0.0, 5.0), "share": 0.2}}),
         ("gcpo_shuffled", {"alpha": 1.5}),
-        (PRODUCT, {"beta": 0.01}),
+        ("cw_grpo", {"beta": 0.01}),
     ],
     ids=case_id,
 )
@@ -671,7 +667,7 @@ def test_a_weight_that_is_not_finite_is_replaced_by_one_and_counted(make: Make, 
 @pytest.mark.parametrize("changes", [{}, ACCUMULATED, {"logging_steps": 2}, {"logging_steps": 5}], ids=case_id)
 def test_replaced_weights_are_counted_where_trl_would_log_their_mean(make: Make, changes: dict[str, Any]) -> None:
     """Over the passes of the loss, each of which counts its own, and over the steps between two logs."""
-    trainer = make("cd_only*r2vpo", embedder=no_direction_in_the_first_group, **OFF_POLICY, **changes)
+    trainer = make("cd_only", embedder=no_direction_in_the_first_group, **OFF_POLICY, **changes)
     trainer.train()
     counts = [entry.get("gcpo/replaced_weights", 0) for entry in trainer.state.log_history]
     assert sum(counts) == 2 * G  # in three steps there are two generations

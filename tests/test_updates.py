@@ -140,8 +140,6 @@ def test_methods_that_weigh_questions_of_plain_grpo() -> None:
     [
         (["gcpo_bot", "clip_cov"], "clip_cov acts on the ratios of later steps, which one step does not have"),
         (["care"], "care reads a reference policy, which one step does not have; leave it out"),
-        (["ucas"], "ucas reads the logits of sampling, which one step does not have; leave it out"),
-        (["top_entropy"], "top_entropy has a loss of some tokens, which one step does not have; leave it out"),
         (["gcpo_bott"], "Unknown method 'gcpo_bott'. Did you mean 'gcpo_bot'"),
     ],
 )

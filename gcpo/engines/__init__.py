@@ -26,11 +26,9 @@ _LOSSES = {
 
 def refusal(row: Method) -> str:
     """Return why a method cannot run in another engine, or an empty text."""
-    if row.in_loss or row.base == "gspo" or "top_entropy_quantile" in row.trl:
+    if row.in_loss:
         return "acts in the loss, of which an engine's estimator of advantages sees nothing"
-    if row.reads & {"certainties", "token_logits"}:
-        return "reads logits, which an engine does not hand over"
-    return "moves its reference model, and an engine's stands still" if row.trl.get("sync_ref_model") else ""
+    return "needs settings of TRL's trainer, such as a reference model that moves" if row.trl else ""
 
 
 def asks(row: Method) -> list[str]:
@@ -52,10 +50,9 @@ def settings(method: str) -> list[str]:
     """Return verl's settings for a method, as for its command line."""
     row = checked(method)
     base = BASES[row.base]
-    product = ["algorithm.adv_estimator=gcpo", f"+algorithm.gcpo.method={method}"]
     clip = f"clip_ratio_high={base.get('epsilon_high', 0.2)}"
     return [
-        *(product if "*" in method else [f"algorithm.adv_estimator=gcpo/{method}"]),
+        f"algorithm.adv_estimator=gcpo/{method}",
         *["+algorithm.gcpo.reward_range=[0,1]"] * (row.reads_range or row.needs_correctness),
         *(f"actor_rollout_ref.actor.{setting}" for setting in (*_LOSSES[base["loss_type"]], clip)),
         *["algorithm.filter_groups.enable=true"] * row.drops_equal,

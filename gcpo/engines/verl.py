@@ -2,8 +2,8 @@
 
 verl loads this module by its entry point ``verl.plugins``. A method that reads rewards alone needs nothing else. What
 the others read, verl hands to no estimator; ``trainer.v1.trainer_mode=gcpo_sync`` is verl's synchronous trainer, which
-does. Constants stand below ``algorithm.gcpo`` (:class:`gcpo.engines.rows.Settings`), and so do products of methods:
-``algorithm.adv_estimator=gcpo +algorithm.gcpo.method=bot_only*egpo``. ``gcpo check verl METHOD`` prints the settings.
+does. Constants stand below ``algorithm.gcpo`` (:class:`gcpo.engines.rows.Settings`). ``gcpo check verl METHOD`` prints
+the settings.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def settings_of(algorithm: Any, **known: Any) -> Settings:
     if engine != "gcpo":
         raise UserError(f"algorithm.adv_estimator is {engine}: {MODE} is for gcpo's, such as gcpo/gcpo_bot.")
     settings = Settings.of({**known, **given, **({"method": method} if method else {})}, "algorithm.gcpo")
-    if settings.row.parts and algorithm.get("use_kl_in_reward"):
+    if settings.row.components and algorithm.get("use_kl_in_reward"):
         way = "set it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL term in the loss"
         raise UserError(f"algorithm.use_kl_in_reward adds to the rewards that {settings.method} measures: {way}.")
     return settings

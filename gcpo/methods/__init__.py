@@ -1,13 +1,12 @@
 """The methods of the four papers: a table of rows, and the functions that apply a row to rollouts."""
 
-from gcpo.methods.advantages import (
+from gcpo.methods.apply import (
     Modulation,
     advantages,
     base_advantages,
     expand,
     get_method,
     modulate,
-    one_spelling,
     permutation,
     weights,
 )
@@ -26,7 +25,6 @@ __all__ = [
     "get_method",
     "is_correct",
     "modulate",
-    "one_spelling",
     "permutation",
     "weights",
 ]

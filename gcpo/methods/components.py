@@ -1,4 +1,4 @@
-"""Parts of methods: weights of groups, responses and tokens, and rules that change rewards.
+"""Components of methods: weights of groups, responses and tokens, and rules that change rewards.
 
 Every class here is a frozen set of constants with one function of the rollouts. A weight reads the task's own rewards
 and the base advantages A; responses without a reward take no part in any mean, and their weight is 1.
@@ -54,24 +54,24 @@ def likelihoods(rollouts: Rollouts) -> tuple[Float[Tensor, "B G"], Bool[Tensor, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(ABC):
+class Component(ABC):
     """A frozen set of constants with one function of the rollouts, and the properties that the trainer asks for.
 
     ``kind`` names the rule in the ids of runs, and never changes, whatever the class is called. ``OPTIONS`` are the
     constants that a user may set, ``CHOICES`` the valid values of those that are names, and ``NOT_NEGATIVE`` those that
-    are finite numbers of at least 0; ``reads`` are the features of the rollouts that the part needs beside rewards.
+    are finite numbers of at least 0; ``reads`` are the features that the component needs beside rewards.
     """
 
     kind: ClassVar[str]
     OPTIONS: ClassVar[tuple[str, ...]] = ()
     CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {}
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ()
-    has_alpha: ClassVar[bool] = False  # the part has a strength called alpha
+    has_alpha: ClassVar[bool] = False  # the component has a strength called alpha
     alpha_key: ClassVar[Literal["", "geo", "rd"]] = ""  # alpha_geo, alpha_rd; a shuffle's name
     needs_off_policy_steps: ClassVar[bool] = False  # the weight is 1 while pi = pi_old
-    reads_range: ClassVar[bool] = False  # the part reads the range that rewards can reach
+    reads_range: ClassVar[bool] = False  # the component reads the range that rewards can reach
 
-    clusters: str | None = None  # a key of CLUSTERS, for a part that reads clusters
+    clusters: str | None = None  # a key of CLUSTERS, for a component that reads clusters
 
     def __post_init__(self) -> None:
         one_of("clusters", self.clusters, (None, *CLUSTERS))
@@ -83,21 +83,21 @@ class Part(ABC):
     @property
     @abstractmethod
     def reads(self) -> frozenset[str]:
-        """Return the names of the features that the part reads, beside rewards."""
+        """Return the names of the features that the component reads, beside rewards."""
 
     @property
     def labels(self) -> frozenset[str]:
-        """Return the name of the feature that holds the part's clusters."""
+        """Return the name of the feature that holds the component's clusters."""
         return frozenset({"nli" if self.clusters == "bidirectional" else "clusters"})
 
     @property
     @abstractmethod
     def direction(self) -> str:
-        """Return a short phrase for the part's effect on advantages."""
+        """Return a short phrase for the component's effect on advantages."""
 
     @property
     def needs_correctness(self) -> bool:
-        """Return True if the part reads the correctness of responses."""
+        """Return True if the component reads the correctness of responses."""
         return False
 
     @property
@@ -107,7 +107,7 @@ class Part(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Factor(Part):
+class Factor(Component):
     """One weight of a method, w(rollouts, A). ``measure`` and ``weight`` name its columns in logs."""
 
     stage: ClassVar[Literal["advantage", "loss"]] = "advantage"
@@ -130,20 +130,9 @@ class Factor(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardStage(Part):
+class RewardStage(Component):
     """A rule that changes rewards before they are normalised to advantages."""
 
     @abstractmethod
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
         """Return the changed rewards, (B, G); NaN stays NaN."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdvantageRule(Part):
-    """A rule that puts advantages of its own in the place of the base advantages A."""
-
-    granularity: ClassVar[Literal["response", "token"]] = "response"
-
-    @abstractmethod
-    def __call__(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> Float[Tensor, "B G"] | Float[Tensor, "B G T"]:
-        """Return the advantages, (B, G) or (B, G, T) as ``granularity`` says; 0 without a reward or a token."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from gcpo.masked import deviations, mean
 from gcpo.methods.components import ROUNDING, RewardStage, check_share, is_correct, is_graded
 from gcpo.rollouts import Rollouts
-
-NO_ENTROPY = 1e-8  # added to every entropy before it is divided by (GTPO)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,59 +101,6 @@ class AgreementBonus(RewardStage):
         low, high = rollouts.reward_range
         bonus = self.coefficient * rollouts.correctness * (high - low)
         return rollouts.rewards + torch.where(agree, bonus, 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiversityDiscount(RewardStage):
-    """DRA-GRPO: r / (1 + the graph-cut mutual information with the group's other responses), which is r over the sum of
-    the response's cosines with all of the group, itself among them. Cosines below 0 count as 0."""
-
-    kind = "DiversityDiscount"
-    reads = frozenset({"embeddings"})
-    direction = "rewards responses unlike the others"
-
-    def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
-        unit = torch.nn.functional.normalize(rollouts.embeddings, dim=-1).to(rollouts.rewards.dtype)
-        others = rollouts.scorable.unsqueeze(1) & ~torch.eye(rollouts.group_size, dtype=torch.bool, device=unit.device)
-        return rollouts.rewards / (1 + torch.where(others, (unit @ unit.mT).clamp(min=0), 0).sum(2))
-
-
-@dataclass(frozen=True, kw_only=True)
-class EntropyReward(RewardStage):
-    """GRPO-S: a right response gets r = 1 + ``bonus`` * u, a wrong one -1 - ``bonus`` * u, with u its entropy, or of a
-    wrong one the inverse of its entropy, over the mean of its kind in the group. Its entropy is the mean over its
-    tokens. Groups without reward variance are left as they are: DAPO, on which GRPO-S is built, drops them.
-    """
-
-    kind = "EntropyReward"
-    OPTIONS = NOT_NEGATIVE = ("bonus",)
-    bonus: float = 0.1
-
-    reads = frozenset({"entropies", "mask"})
-    direction = "rewards unsure responses that are right, penalises sure ones that are wrong"
-    needs_correctness = True
-
-    def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B G"]:
-        tokens = rollouts.mask.bool()
-        entropy = mean(rollouts.entropies, tokens)
-        shaped = entropy_shaped(rollouts, entropy, tokens.any(-1, keepdim=True), self.bonus).squeeze(-1)
-        varied = deviations(rollouts.rewards, is_graded(rollouts)).ne(0).any(1, keepdim=True)
-        return torch.where(varied, shaped, rollouts.rewards).masked_fill(~is_graded(rollouts), torch.nan)
-
-
-def entropy_shaped(
-    rollouts: Rollouts, entropy: Float[Tensor, "B G T"], spoken: Bool[Tensor, "B G T"], bonus: float
-) -> Float[Tensor, "B G T"]:
-    """Return the rewards of GTPO (per token, its Eq. 3 and 5) or GRPO-S (T = 1): 1 + ``bonus`` * u where the response
-    is right and -1 - ``bonus`` * u where it is wrong. u is H, or of wrong responses 1/H, over the mean of its kind at
-    this place of the group: the paper's share of the sum times the number of its kind. Where nothing is said u is 0.
-    """
-    right, said = is_correct(rollouts).unsqueeze(-1), spoken & is_graded(rollouts).unsqueeze(-1)
-    raised = torch.where(said, entropy, 0).clamp(min=0) + NO_ENTROPY
-    share = torch.zeros_like(raised)
-    for kind, value in ((right, raised), (~right, 1 / raised)):
-        share = torch.where(kind & said, value / mean(value, kind & said, 1).clamp(min=NO_ENTROPY), share)
-    return torch.where(right, 1.0, -1.0) * (1 + bonus * share)
 
 
 @dataclass(frozen=True, kw_only=True)

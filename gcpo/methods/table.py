@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from gcpo.methods.components import AdvantageRule, Factor, Part, RewardStage
+from gcpo.methods.components import Component, Factor, RewardStage
 from gcpo.methods.group import (
     BarycentricTransport,
     CosineDispersion,
@@ -19,16 +19,8 @@ from gcpo.methods.group import (
     SemanticEntropy,
 )
 from gcpo.methods.response import EntropyFactor, RatioVariance
-from gcpo.methods.reward import (
-    AgreementBonus,
-    ClusterShare,
-    DiversityDiscount,
-    EntropyReward,
-    OverlongPenalty,
-    ReferenceBonus,
-)
-from gcpo.methods.rule import EntropyShaping, SampleReinforcement, UncertaintyShaping
-from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty, EntropyChange
+from gcpo.methods.reward import AgreementBonus, ClusterShare, OverlongPenalty, ReferenceBonus
+from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty
 from gcpo.papers import Paper, cited
 
 # Settings of TRL's GRPOConfig for each base advantage, unless the user sets others.
@@ -36,15 +28,12 @@ BASES: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "scale_rewards": "group"},
     "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
     "dapo": {"loss_type": "dapo", "scale_rewards": "group", "epsilon_high": 0.28},
-    "reinforce": {"loss_type": "dapo", "scale_rewards": "none"},
-    "gspo": {"loss_type": "grpo", "scale_rewards": "group", "importance_sampling_level": "sequence", "epsilon": 3e-4,
-             "epsilon_high": 4e-4},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A row of the table of methods, or the product of several.
+    """A row of the table of methods.
 
     Attributes:
         paper: where the rule is from; the papers' names are ``shorthand`` in ``gcpo/papers.bib``, apart by "; ", the
@@ -53,7 +42,6 @@ class Method:
         acts: "base", "reward" (before advantages are normalised), "advantage" or "loss".
         factors: weights whose product multiplies the advantages.
         reward: the rule that changes rewards.
-        own: the rule that puts other advantages in the place of the base ones.
         penalty: a term of the loss beside the advantages.
         base: the base advantage, a key of :data:`BASES`.
         trl: further settings of TRL's GRPOConfig that the method needs.
@@ -68,7 +56,6 @@ class Method:
     acts: Literal["base", "reward", "advantage", "loss"] = "advantage"
     factors: tuple[Factor, ...] = ()
     reward: RewardStage | None = None
-    own: AdvantageRule | None = None
     penalty: CovariancePenalty | None = None
     base: str = "grpo"
     trl: Mapping[str, Any] = field(default_factory=dict)
@@ -88,62 +75,61 @@ class Method:
         return self.shuffle is not None
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """Return the rules, the factors and the penalty, as far as the method has them."""
-        return tuple(part for part in (self.reward, self.own, *self.factors, self.penalty) if part is not None)
+    def components(self) -> tuple[Component, ...]:
+        """Return the rule for rewards, the factors and the penalty, as far as the method has them."""
+        return tuple(one for one in (self.reward, *self.factors, self.penalty) if one is not None)
 
     @property
     def reads(self) -> frozenset[str]:
         """Return the names of the features that the method reads beside rewards."""
-        return frozenset().union(*(part.reads for part in self.parts))
+        return frozenset().union(*(one.reads for one in self.components))
 
     @property
     def granularity(self) -> Literal["group", "response", "token"]:
         """Return the finest unit with its own weight; bases and reward rules act on responses."""
-        finest = {part.granularity for part in (self.own, *self.factors) if part is not None}
-        finest |= {"token"} if self.penalty else set()
-        return next((g for g in ("token", "response", "group") if g in finest), "response")
+        units = {factor.granularity for factor in self.factors} | ({"token"} if self.penalty else set())
+        return next((unit for unit in ("token", "response", "group") if unit in units), "response")
 
     @property
     def direction(self) -> str:
         """Return a short phrase for the method's effect on advantages."""
         if self.permuted:
             return "moves weights to other groups"
-        return "; ".join(dict.fromkeys(part.direction for part in self.parts))
+        return "; ".join(dict.fromkeys(one.direction for one in self.components))
 
     @property
     def reads_range(self) -> bool:
-        """Return True if a part measures rewards by the range that they can reach."""
-        return any(part.reads_range for part in self.parts)
+        """Return True if a component measures rewards by the range that they can reach."""
+        return any(one.reads_range for one in self.components)
 
     @property
     def needs_correctness(self) -> bool:
-        """Return True if a part reads the correctness of responses."""
-        return any(part.needs_correctness for part in self.parts)
+        """Return True if a component reads the correctness of responses."""
+        return any(one.needs_correctness for one in self.components)
 
     @property
     def negative_reinforcement(self) -> bool:
         """Return True if groups without a correct response get A = -1 (EGPO, Eq. 13)."""
-        return any(part.negative_reinforcement for part in self.parts)
+        return any(one.negative_reinforcement for one in self.components)
 
     def needs_entailment(self, full_completion: bool) -> bool:
         """Return True if the method needs an entailment model; the task's clusters of full completions do not."""
-        kinds = {part.clusters for part in self.parts}
+        kinds = {one.clusters for one in self.components}
         return "nli" in self.reads or "greedy" in kinds or ("task" in kinds and not full_completion)
 
     @property
     def needs_off_policy_steps(self) -> bool:
-        """Return True if the method, or a part of it, differs from GRPO in the ratios pi / pi_old alone."""
-        return self.base == "gspo" or any(part.needs_off_policy_steps for part in self.parts)
+        """Return True if a component acts by the ratios pi / pi_old alone."""
+        return any(one.needs_off_policy_steps for one in self.components)
 
     @property
     def in_loss(self) -> bool:
-        """Return True if a part reads the ratios of each optimiser step."""
+        """Return True if a component reads the ratios of each optimiser step."""
         return self.penalty is not None or any(factor.stage == "loss" for factor in self.factors)
 
     def constants(self) -> dict[str, Any]:
         """Return every constant of the method, in values that JSON can hold."""
-        parts = [{"part": part.kind, **asdict(part)} for part in self.parts]
+        parts = [{"part": one.kind, **asdict(one)} for one in self.components]
         named = {key: getattr(self, key) for key in ("alpha", "base", "trl", "drops_equal", "shuffle", "seed", "power")}
         return json.loads(json.dumps({"parts": parts, **named}), parse_constant=str)  # JSON has no infinity
 
@@ -186,18 +172,6 @@ METHODS: dict[str, Method] = {
     "dr_grpo": Method(paper="Dr. GRPO", rule="A = r - mean r; constant length normaliser", acts="base", base="dr_grpo"),
     "dapo": Method(paper="DAPO", rule="clip 0.2/0.28, token mean, overlong penalty; equal groups masked, not replaced",
                    acts="base", base="dapo", reward=OverlongPenalty(), drops_equal=True),
-    "gspo": Method(paper="GSPO", rule="ratio and clip, 3e-4 and 4e-4, of whole responses", acts="base", base="gspo"),
-    "top_entropy": Method(paper="80/20 rule", rule="dapo on the 20 % of tokens with the largest entropy", acts="base",
-                          base="dapo", reward=OverlongPenalty(), drops_equal=True, trl={"top_entropy_quantile": 0.2}),
-    # advantages of its own
-    "nsr": Method(paper="NSR", rule="A = -1 if wrong, 0 if right; token mean", base="reinforce",
-                  own=SampleReinforcement(positive=0.0)),
-    "w_reinforce": Method(paper="NSR", rule="A = -1 if wrong, 0.1 if right; token mean", base="reinforce",
-                          own=SampleReinforcement()),
-    "ucas": Method(paper="UCAS", rule="A exp(-0.25 z) if A > 0 else A exp(0.35 z), less 0.05 of the token's logit",
-                   own=UncertaintyShaping()),
-    "gtpo": Method(paper="GTPO", rule="+-(1 + 0.1 u) of tokens, u = H or 1/H over its mean; normalised; dapo's loss",
-                   base="dapo", own=EntropyShaping(), drops_equal=True),
     # a weight per group
     "se": Method(paper="Semantic entropy; GCPO, Table 1", rule="clip(1 - alpha_G SE, 0, 1)", factors=(SE,)),
     "seed_grpo": Method(paper="SEED-GRPO", rule="1 / (1 + alpha_G SE_rao), exact answers, on dr_grpo", factors=(SEED,),
@@ -224,10 +198,6 @@ METHODS: dict[str, Method] = {
                                                  "ref_model_mixup_alpha": 0.005}),
     "care_agreement": Method(paper="GCPO, App. E.2; GRPO-CARE", acts="reward", reward=AgreementBonus(),
                              rule="bonus for right answers that agree with the group"),
-    "dra_grpo": Method(paper="DRA-GRPO", rule="r / (sum of cosines with the group)", acts="reward",
-                       reward=DiversityDiscount()),
-    "grpo_s": Method(paper="GTPO", rule="r = +-(1 + 0.1 u), u = mean H or its inverse over its mean", acts="reward",
-                     reward=EntropyReward(), trl={"epsilon_high": 0.28}),
     # a weight per response
     "egspo": Method(paper="EG-SPO; GCPO, App. G", rule="clip(H / mean H, 0.5, 1), Shannon", factors=(
         EntropyFactor(signal="shannon", inverse=False, correct=(0.5, 1.0), wrong=(0.5, 1.0)),)),
@@ -246,8 +216,6 @@ METHODS: dict[str, Method] = {
     "cw_grpo": Method(paper="CW-GRPO", rule="exp(-c^2 / 2 sigma^2), mean 1 per group", factors=(CovarianceKernel(),)),
     "clip_cov": Method(paper="Cui et al. 2025", rule="2e-4 of the tokens dropped, covariance in (1, 5)", acts="loss",
                        factors=(CovarianceClip(),)),
-    "steer": Method(paper="STEER", rule="exp(-k |Omega|), Omega = A rho (1 - pi) (log pi + H); 0.8 at the largest",
-                    acts="loss", factors=(EntropyChange(),)),
     "kl_cov": Method(paper="Cui et al. 2025", rule="KL penalty on the 2e-3 of tokens with the largest covariance",
                      acts="loss", penalty=CovariancePenalty()),
 }

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gcpo.masked import deviations, mean
-from gcpo.methods.components import Factor, Part, check_share
+from gcpo.methods.components import Component, Factor, check_share
 from gcpo.methods.forms import check_alpha
 from gcpo.rollouts import Rollouts
 
@@ -114,46 +114,7 @@ class CovarianceClip(Factor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntropyChange(Factor):
-    """STEER: w = exp(-k |Omega|), with Omega = A rho (1 - pi) (log pi + H) the change of the entropy H that a token's
-    update makes, to first order; rho = pi / pi_old, under the current policy.
-
-    k makes the token that changes most weigh ``lowest``: k = -log(``lowest``) / max |Omega| of the batch, or less where
-    none changes by 0.02 (``floor``).
-    """
-
-    kind = "EntropyChange"
-    OPTIONS = ("lowest", "floor")
-    NOT_NEGATIVE = ("floor",)
-    stage = "loss"
-    granularity = "token"
-    weight: str = "w_steer"
-    measure: str = "entropy_change"
-    lowest: float = 0.8
-    floor: float = 0.02
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lowest <= 1:
-            raise ValueError(f"lowest is {self.lowest}, expected a weight above 0 and at most 1.")
-        super().__post_init__()
-
-    reads = frozenset({"logps", "ratios", "entropies", "mask"})
-    direction = "damps tokens that change the entropy most"
-
-    def bounds(self, group_size: int) -> tuple[float, float]:
-        return self.lowest, 1.0
-
-    def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
-        kept = rollouts.mask.bool() & rollouts.scorable.unsqueeze(-1)
-        logps = torch.where(kept, rollouts.logps + rollouts.ratios.log(), 0)
-        slope = -logps.expm1() * (logps + rollouts.entropies) * rollouts.ratios
-        change = torch.where(kept, base.unsqueeze(-1) * slope, 0)
-        most = change.abs().amax().clamp(min=self.floor) if change.numel() else change.new_tensor(self.floor)
-        return {self.measure: change, self.weight: (math.log(self.lowest) * change.abs() / most).exp()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class CovariancePenalty(Part):
+class CovariancePenalty(Component):
     """KL-Cov: the ``share`` of the batch's tokens (at least one) with the largest covariance pays
     ``coefficient`` * |log pi - log pi_old| in the loss, whose gradient is 0 while the two are equal."""
 

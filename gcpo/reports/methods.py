@@ -49,8 +49,7 @@ the loss, leave the weight at 1. What each paper leaves open, and what was chose
 
 ## In verl
 
-[How to train in verl](docs/verl.md); `gcpo check verl METHOD` prints a method's settings. A product of methods runs if
-its parts do.
+[How to train in verl](docs/verl.md); `gcpo check verl METHOD` prints a method's settings.
 
 {markdown(engines_table())}"""
 

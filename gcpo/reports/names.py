@@ -22,8 +22,6 @@ NAMES = {
     "qhawkeye": "Q-Hawkeye",
     "rd_only": "RD alone",
     "se_shuffled": "SE with shuffled weights",
-    "top_entropy": "80/20 rule",
-    "w_reinforce": "W-REINFORCE",
 }
 
 

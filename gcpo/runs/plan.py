@@ -215,8 +215,8 @@ class Plan:
 
     @cached_property
     def id(self) -> str:
-        """task-method-seed-hash for training, task-kind-seed-hash for others; "a+b" for a product."""
-        name = self.params.method.replace("*", "+") if self.kind == "train" else self.kind
+        """task-method-seed-hash for training, task-kind-seed-hash for others."""
+        name = self.params.method if self.kind == "train" else self.kind
         return f"{self.params.task}-{name}-{self.params.seed}-{digest(self.values)}"
 
     @property

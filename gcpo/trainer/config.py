@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from accelerate.utils import parse_flag_from_env
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOConfig
 
-from gcpo.methods import BASES, Method, get_method, one_spelling
+from gcpo.methods import BASES, Method, get_method
 from gcpo.methods.reward import OverlongPenalty
 from gcpo.methods.token import CovarianceClip, CovariancePenalty
 
@@ -41,7 +40,7 @@ class GCPOConfig(GRPOConfig):
     it.
 
     Args:
-        method: a name in :data:`gcpo.methods.METHODS`, a product of names ("bot_only*egpo") or a list of them.
+        method: a name in :data:`gcpo.methods.METHODS`.
         method_options: constants of the method, such as ``{"form": "linear"}`` (see ``gcpo.methods``). Of group
             weights: ``alpha_geo`` and ``alpha_rd`` in place of alpha for one of GCPO's factors, ``alpha_norm`` "log_g"
             or "none" (alpha as it is), ``clusters`` "greedy", "bidirectional", "exact", "math" or "task".
@@ -74,7 +73,7 @@ class GCPOConfig(GRPOConfig):
             that the method cannot work with.
     """
 
-    method: str = field(default="gcpo_bot", metadata={"help": "A name in gcpo.methods.METHODS, or a product of them."})
+    method: str = field(default="gcpo_bot", metadata={"help": "A name in gcpo.methods.METHODS."})
     method_options: dict[str, Any] | str | None = field(default=None, metadata={"help": "Constants of the method."})
     alpha: float | None = field(default=None, metadata={"help": "alpha_base; strength is alpha / log G."})
     equalize_mean: bool = field(default=False, metadata={"help": "Divide weights by their batch mean."})
@@ -98,9 +97,9 @@ class GCPOConfig(GRPOConfig):
     resolved: InitVar[Method | None] = None
 
     def __post_init__(self, resolved: Method | None) -> None:
-        self.method, options = _one_name(self.method), _mapping(self.method_options)
+        options = _mapping(self.method_options)
         row = resolved or get_method(self.method, alpha=self.alpha, seed=self.seed, **options)
-        if self.alpha is not None and not any(part.has_alpha for part in row.parts):
+        if self.alpha is not None and not any(one.has_alpha for one in row.components):
             warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
         for name in ("reward_range", "correctness_range"):
             if (limits := getattr(self, name)) is not None:
@@ -117,9 +116,9 @@ class GCPOConfig(GRPOConfig):
                 raise ValueError(f"{self.method}{why}")
         if self.on_policy and row.needs_off_policy_steps:
             warnings.warn(
-                f"{self.method}: with these settings every ratio pi / pi_old is 1, and "
-                f"{'it' if len(row.parts) < 2 else 'its part in the loss'} equals GRPO. Set num_iterations=2, or "
-                "steps_per_generation above gradient_accumulation_steps, to take more than one step per generation.",
+                f"{self.method}: with these settings every ratio pi / pi_old is 1, and it equals GRPO. Set "
+                "num_iterations=2, or steps_per_generation above gradient_accumulation_steps, to take more than one "
+                "step per generation.",
                 stacklevel=3,  # where the settings are written
             )
 
@@ -146,7 +145,7 @@ class GCPOConfig(GRPOConfig):
 
     def _refused_in_batches(self, row: Method) -> list[tuple[bool, str]]:
         """Reasons against the sizes of batches and the share of each process, and whether each applies."""
-        compares = any(isinstance(part, CovarianceClip | CovariancePenalty) for part in row.parts)
+        compares = any(isinstance(one, CovarianceClip | CovariancePenalty) for one in row.components)
         return [
             (
                 row.permuted and self.generation_batch_size == self.num_generations,
@@ -169,7 +168,7 @@ class GCPOConfig(GRPOConfig):
 
     def _refused_settings(self, row: Method) -> list[tuple[bool, str]]:
         """Reasons against settings of the loss and the rewards, and whether each applies."""
-        weighs_tokens = "token" in {part.granularity for part in (row.own, *row.factors) if part is not None}
+        weighs_tokens = "token" in {factor.granularity for factor in row.factors}
         penalises = isinstance(row.reward, OverlongPenalty)
         return [
             (
@@ -205,14 +204,6 @@ def as_range(name: str, limits: Any) -> Range:
         case [int() | float() as low, int() | float() as high] if -math.inf < low < high < math.inf:
             return float(low), float(high)
     raise ValueError(f"{name} must be (low, high), two numbers with low < high, got {limits!r}.")
-
-
-def _one_name(method: Any) -> str:
-    """Return the name of a method, or of the product that a list of names means, in one spelling."""
-    names = [method] if isinstance(method, str) else method
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"method is {method!r}: give a name in gcpo.methods.METHODS, or a list of them.")
-    return one_spelling("*".join(names))
 
 
 def _mapping(given: Any) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class GCPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if self.method.parts and self.model.training:
+        if self.method.components and self.model.training:
             self._scored = rewards, gather_object([text_of(completion) for completion in completions])
         return rewards
 

@@ -12,125 +12,63 @@ from torch import Tensor
 
 from gcpo.errors import nearest, one_of
 from gcpo.masked import deviations
-from gcpo.methods.components import Factor, entirely_incorrect, is_graded
+from gcpo.methods.components import entirely_incorrect, is_graded
 from gcpo.methods.forms import check_alpha
 from gcpo.methods.table import BASES, METHODS, Method
 from gcpo.rollouts import Rollouts
 
 
-def get_method(name: str | Sequence[str], *, alpha: float | None = None, seed: int = 0, **options: Any) -> Method:
-    """Return a method's row, or the product of several (``"bot_only*egpo"``, or a list of names), with its constants.
+def get_method(name: str, *, alpha: float | None = None, seed: int = 0, **options: Any) -> Method:
+    """Return a method's row with its constants.
 
     Args:
-        name: names in :data:`METHODS`.
+        name: a key of :data:`METHODS`.
         alpha: alpha_base of the group factors; None: each factor's own. A method without group factors ignores it.
             The options ``alpha_geo`` (CD and BoT) and ``alpha_rd`` (RD) take precedence.
         seed: of the method's random draws (see :meth:`Method.seeded`).
-        options: constants of its parts, by their names in ``gcpo.methods``; each goes to every part that has it.
+        options: constants of its components, by their names in ``gcpo.methods``; each goes to every one that has it.
 
     Raises:
-        ValueError: unknown name (with the nearest valid one), a product without a meaning, an option that no part
-            has, two parts with different masks of the answer's tokens, or an alpha that is negative or not finite.
+        ValueError: an unknown name or an option that no component has (with the nearest valid one), a value outside of
+            its range, or an alpha that is negative or not finite.
     """
-    names = one_spelling(name).split("*") if isinstance(name, str) else list(name)
-    for part in names:
-        if part not in METHODS:
-            raise ValueError(f"Unknown method {part!r}.{nearest(str(part), METHODS)}")
-    row = METHODS[names[0]] if len(names) == 1 else _product(names)
-    return _bound("*".join(names), row, alpha, options).seeded(seed)
-
-
-def one_spelling(name: str) -> str:
-    """Return a product of names without white space around the stars."""
-    return "*".join(part.strip() for part in name.split("*"))
-
-
-def _product(names: list[str]) -> Method:
-    title = "*".join(names)
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"{title!r} is not a product of different methods.")
-    rows = {name: METHODS[name] for name in names}
-    bases = {row.base: name for name, row in rows.items() if row.base != "grpo" or name == "grpo"}
-    reinforcing = [name for name, row in rows.items() if row.negative_reinforcement or row.own]
-    for name, row in rows.items():
-        if row.permuted:
-            raise ValueError(f"{title}: {name} is a control on its own; it permutes the weights of whole groups.")
-        if row.power != 1:
-            raise ValueError(f"{title}: {name} is a control on its own; it raises its weights to a power.")
-        if row.drops_equal and (kept := [other for other in reinforcing if other != name]):
-            raise ValueError(f"{title}: {name} drops the groups without reward variance that {kept[0]} reinforces.")
-    only_one = {
-        "both change rewards, and the second would read what the first has made": [n for n in rows if rows[n].reward],
-        "have different base advantages, of which an advantage has one": bases.values(),
-        "both set the advantage of an entirely wrong group, each in its own way": reinforcing,
-    }
-    for what, having in only_one.items():
-        if len(having) > 1:
-            raise ValueError(f"{title}: {' and '.join(having)} {what}; keep one of them.")
-    acts = {row.acts for row in rows.values()}
-    return Method(
-        paper="; ".join(dict.fromkeys(row.paper for row in rows.values())),
-        rule=" * ".join(row.rule for row in rows.values()),
-        acts=next(kind for kind in ("loss", "advantage", "reward", "base") if kind in acts),
-        factors=_factors(title, rows),
-        reward=next((row.reward for row in rows.values() if row.reward), None),
-        own=next((row.own for row in rows.values() if row.own), None),
-        penalty=next((row.penalty for row in rows.values() if row.penalty), None),
-        base=next(iter(bases), "grpo"),
-        trl={key: value for row in rows.values() for key, value in row.trl.items()},
-        drops_equal=any(row.drops_equal for row in rows.values()),
-    )
-
-
-def _factors(title: str, rows: Mapping[str, Method]) -> tuple[Factor, ...]:
-    """Return the factors of a product, each with columns of its own."""
-    factors: list[Factor] = []
-    for name, row in rows.items():
-        for factor in row.factors:
-            if factor in factors:
-                raise ValueError(f"{title}: {name} has the weight {factor.weight!r}, which another part has already.")
-            taken = {column for other in factors for column in (other.measure, other.weight)}
-            if taken & {factor.measure, factor.weight}:  # BoT and CD are both "w_geo", two covariances "cov"
-                own = {"measure": f"{factor.measure}_{name}", "weight": f"{factor.weight}_{name}"}
-                factor = dataclasses.replace(factor, **own)
-            factors.append(factor)
-    return tuple(factors)
-
-
-def _bound(title: str, row: Method, alpha: float | None, options: Mapping[str, Any]) -> Method:
-    """Return a row whose parts have these constants, and this alpha where none of their own is given."""
-    own = ["shuffle"] * (row.permuted and len(row.factors) > 1) + ["power"] * (row.power != 1)
-    valid = dict.fromkeys([option for part in row.parts for option in part.OPTIONS] + own)
+    if not isinstance(name, str) or name not in METHODS:
+        raise ValueError(f"Unknown method {name!r}.{nearest(str(name), METHODS)}")
+    row = METHODS[name]
+    controls = ["shuffle"] * (row.permuted and len(row.factors) > 1) + ["power"] * (row.power != 1)
+    valid = dict.fromkeys([option for one in row.components for option in one.OPTIONS] + controls)
     if unknown := options.keys() - valid.keys():
-        name = min(unknown)
-        raise ValueError(f"{title} has no option {name!r}.{nearest(name, valid) if valid else ' It has none.'}")
-    shuffle = options.get("shuffle", row.shuffle)
+        wrong = min(unknown)
+        raise ValueError(f"{name} has no option {wrong!r}.{nearest(wrong, valid) if valid else ' It has none.'}")
+    return _with_constants(row, alpha, options).seeded(seed)
+
+
+def _with_constants(row: Method, alpha: float | None, options: Mapping[str, Any]) -> Method:
+    """Return a row whose components have these constants, and this alpha where none of their own is given."""
+    shuffle, power = options.get("shuffle", row.shuffle), options.get("power", row.power)
     if row.permuted:
         one_of("shuffle", shuffle, ("both", "geo", "rd"))
-    power = options.get("power", row.power)
     check_alpha(power, "power")
     constants = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    strengths: dict[str, Any] = {"alpha": alpha, **{key: constants.pop(key, None) for key in ("alpha_geo", "alpha_rd")}}
-    strengths = {key: strength for key, strength in strengths.items() if strength is not None}
-    for key, strength in strengths.items():
-        check_alpha(strength, key)
+    alphas: dict[str, Any] = {"alpha": alpha, **{key: constants.pop(key, None) for key in ("alpha_geo", "alpha_rd")}}
+    alphas = {key: value for key, value in alphas.items() if value is not None}
+    for key, value in alphas.items():
+        check_alpha(value, key)
 
-    def bound(part: Any) -> Any:
-        own = {key: value for key, value in constants.items() if key in part.OPTIONS}
-        if part.has_alpha:
-            own["alpha"] = strengths.get(f"alpha_{part.alpha_key}", strengths.get("alpha", part.alpha))
-        return dataclasses.replace(part, **own)
+    def bound(one: Any) -> Any:
+        changed = {key: value for key, value in constants.items() if key in one.OPTIONS}
+        if one.has_alpha:
+            changed["alpha"] = alphas.get(f"alpha_{one.alpha_key}", alphas.get("alpha", one.alpha))
+        return dataclasses.replace(one, **changed)
 
-    factors, reward = tuple(map(bound, row.factors)), row.reward and bound(row.reward)
-    rule = row.own and bound(row.own)
-    if reward and "answer_mask" in reward.reads and any("answer_mask" in factor.reads for factor in factors):
-        raise ValueError(
-            f"{title}: the reward reads the tokens of the extracted answer, and scope={options['scope']!r} parts "
-            'tokens at </think>; one mask cannot say both. Leave scope at "joint", or take one of the two methods.'
-        )
-    penalty = row.penalty and bound(row.penalty)
-    parts: dict[str, Any] = {"factors": factors, "reward": reward, "own": rule, "penalty": penalty}
-    return dataclasses.replace(row, **parts, shuffle=shuffle, power=power)
+    return dataclasses.replace(
+        row,
+        factors=tuple(map(bound, row.factors)),
+        reward=row.reward and bound(row.reward),
+        penalty=row.penalty and bound(row.penalty),
+        shuffle=shuffle,
+        power=power,
+    )
 
 
 def permutation(size: int, seed: int) -> Tensor:
@@ -172,8 +110,8 @@ def base_advantages(
 
 
 class Modulation(NamedTuple):
-    """Base advantages A of a batch, (B, G), or (B, G, T) by a rule for tokens; the weight, likewise; and the measures
-    and weights of the factors by their columns in logs, (B,), (B, G) or (B, G, T)."""
+    """Base advantages A of a batch, (B, G); the weight, (B, G) or (B, G, T); and the factors' measures and weights by
+    their columns in logs, (B,), (B, G) or (B, G, T)."""
 
     base: Tensor
     weight: Tensor
@@ -181,9 +119,8 @@ class Modulation(NamedTuple):
 
     @property
     def advantages(self) -> Tensor:
-        """Return A * weight, shaped like the finer of the two."""
-        ndim = max(self.base.ndim, self.weight.ndim)
-        return expand(self.base, ndim) * expand(self.weight, ndim)
+        """Return A * weight, shaped like the weight."""
+        return expand(self.base, self.weight.ndim) * self.weight
 
 
 def expand(values: Tensor, ndim: int) -> Tensor:
@@ -211,7 +148,6 @@ def modulate(
         base = base_advantages(rewards, scale)
     if "advantage" in stages and rollouts.group_size > 1 and row.negative_reinforcement:
         base = torch.where(entirely_incorrect(rollouts) & is_graded(rollouts), -1, base)  # EGPO, Eq. 13
-    shown = row.own(rollouts, base) if "advantage" in stages and rollouts.group_size > 1 and row.own else base
     columns: dict[str, Tensor] = {}
     weight = torch.ones_like(rollouts.rewards)
     order = permutation(len(weight), row.seed).to(weight.device) if row.permuted else None
@@ -227,10 +163,10 @@ def modulate(
         counted = rollouts.scorable if weight.ndim == 2 else rollouts.scorable.unsqueeze(-1) & rollouts.mask.bool()
         counted = counted & weight.isfinite()  # weights that are replaced or refused later leave the mean alone
         weight = weight / weight[counted].mean() if counted.any() else weight
-    return Modulation(shown, weight, columns)
+    return Modulation(base, weight, columns)
 
 
-def _finite(method: str | Sequence[str], row: Method, modulation: Modulation) -> Modulation:
+def _finite(method: str, row: Method, modulation: Modulation) -> Modulation:
     broken = ~modulation.weight.isfinite()
     if broken.any():
         group = int(broken.flatten(1).any(1).nonzero()[0])
@@ -242,7 +178,7 @@ def _finite(method: str | Sequence[str], row: Method, modulation: Modulation) ->
 
 
 def weights(
-    method: str | Sequence[str],
+    method: str,
     rollouts: Rollouts,
     *,
     alpha: float | None = None,
@@ -253,7 +189,7 @@ def weights(
     """Return the factor that a method puts on each advantage; 1 for base methods and for methods that act on rewards.
 
     Args:
-        method: a name in :data:`METHODS`, a product of names ("bot_only*egpo") or a list of them.
+        method: a name in :data:`METHODS`.
         rollouts: rewards and the features in ``get_method(method).reads``.
         alpha: alpha_base of the group factors (0.6 for GCPO's, 0.0417 for SEED-GRPO's, 0.2 for Q-Hawkeye's, which
             alone is not divided by log G: ``alpha_norm="none"``); None: each factor's own. Other factors have none and
@@ -280,7 +216,7 @@ def weights(
 
 
 def advantages(
-    method: str | Sequence[str],
+    method: str,
     rollouts: Rollouts,
     *,
     alpha: float | None = None,
@@ -300,16 +236,14 @@ def advantages(
     return _finite(method, row, modulation).advantages
 
 
-def weight_range(
-    method: str | Sequence[str], alpha: float | None, group_size: int, **options: Any
-) -> tuple[float, float]:
+def weight_range(method: str, alpha: float | None, group_size: int, **options: Any) -> tuple[float, float]:
     """Return the lowest and the highest weight that a method can give at this alpha and G.
 
-    Every factor knows its own ends; those of a product are multiplied. ``math.inf`` where nothing bounds a weight from
+    Every factor knows its own ends; those of several are multiplied. ``math.inf`` where nothing bounds a weight from
     above; (1, 1) for base methods, for methods that act on rewards, and for G = 1.
 
     Args:
-        method: a name in ``METHODS``, a product of names ("bot_only*egpo") or a list of them.
+        method: a name in ``METHODS``.
         alpha: alpha_base, or None for each factor's own; factors that have none do not read it.
         group_size: G.
         options: constants of the method, as in ``gcpo.methods.weights``.
