@@ -1,4 +1,4 @@
-"""The sweep: what each setting reaches, what the rule picks, and a sweep that is none."""
+"""The sweep: what each setting reaches, and what the rule picks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from gcpo.reports import records, sweep
 from gcpo.runs.grids import expand
 from gcpo.runs.params import validate
 from gcpo.runs.profiles import load_profile
-from gcpo.runs.record import RecordError
+
+WORLDS = ["task", "world_seed"]
 
 
 def trained(rate: float, sampled: float, greedy: float, seed: int = 0, **values: Any) -> None:
@@ -44,25 +45,27 @@ def swept(places: Any) -> pd.DataFrame:
 def test_the_summary_has_the_scores_at_the_end_and_what_they_cost(swept: pd.DataFrame) -> None:
     assert len(swept) == 8 and set(swept["seeds"]) == {3}
     row = swept.query("prompts_per_step == 2 and learning_rate == 0.002").iloc[0]
-    assert row[["sampled", "sampled_std", "greedy", "start_sampled", "start_greedy"]].tolist() == pytest.approx(
-        [70, 1.0, 60, 40, 50]
-    )
-    assert row["hours"] == 1 and not row["fell"]
+    scores = row[["sampled", "sampled_std", "greedy", "start_sampled", "start_greedy", "hours"]]
+    assert scores.tolist() == pytest.approx([70, 1.0, 60, 40, 50, 1])
     assert row["mde_hour"] == pytest.approx((norm.ppf(0.975) + norm.ppf(0.8)) * sqrt(2) * 1.0)
     longer = swept.query("prompts_per_step == 4 and learning_rate == 0.002").iloc[0]
     assert longer["mde_hour"] == pytest.approx(row["mde_hour"] / 4 * sqrt(2))
-    assert swept.query("learning_rate == 0.004")["fell"].all()
+    assert swept.groupby("learning_rate")["fell"].any().tolist() == [False, False, False, True]
+
+
+def picked(table: pd.DataFrame, over: list[str] | None = None) -> list[tuple[Any, ...]]:
+    """The rule's choices: prompts per step, rate, and whether the rate lies inside the sweep."""
+    return list(map(tuple, sweep.choice(table, over or [])[["prompts_per_step", "learning_rate", "inside"]].to_numpy()))
 
 
 def test_the_rule_picks_the_best_rate_that_stands_and_the_batch_that_tells_most_per_hour(swept: pd.DataFrame) -> None:
-    picked = sweep.choice(swept)
-    assert picked[["task", "prompts_per_step", "learning_rate"]].to_numpy().tolist() == [["tinyqa", 4, 0.002]]
-    assert picked["inside"].tolist() == [True]
-    dearer = swept.assign(mde_hour=swept["mde_hour"].where(swept["prompts_per_step"] == 2, 99))
-    assert sweep.choice(dearer)["prompts_per_step"].tolist() == [2]
-    at_the_end = swept[swept["learning_rate"] >= 0.002]
-    assert sweep.choice(at_the_end)["inside"].tolist() == [False]
-    assert sweep.choice(swept.assign(fell=True)).empty
+    assert picked(swept) == [(4, 0.002, True)]
+    assert picked(swept.assign(mde_hour=swept["mde_hour"].where(swept["prompts_per_step"] == 2, 99)))[0][0] == 2
+    assert picked(swept[swept["learning_rate"] >= 0.002]) == [(4, 0.002, False)]
+    assert picked(swept.assign(fell=True)) == []
+    lucky = swept.assign(seeds=swept["seeds"].where(swept["learning_rate"] != 0.002, 1))
+    assert picked(lucky)[0][1] == 0.003
+    assert picked(lucky.replace({"seeds": {1: 10}}))[0][1] == 0.002
 
 
 def test_a_setting_for_all_tasks_is_the_best_on_average_where_greedy_falls_on_none(swept: pd.DataFrame) -> None:
@@ -70,13 +73,10 @@ def test_a_setting_for_all_tasks_is_the_best_on_average_where_greedy_falls_on_no
     other = swept.assign(task="tinymath", fell=False)
     other["sampled"] -= 30 * (other["learning_rate"] == 0.002)
     both = pd.concat([swept, other])
-    assert sweep.common(both)[["task", "prompts_per_step", "learning_rate"]].to_numpy().tolist() == [["all", 4, 0.003]]
-    assert sweep.common(both)["inside"].tolist() == [True]
-    assert (
-        sweep.common(both[(both["task"] == "tinyqa") | (both["learning_rate"] < 0.003)])["learning_rate"].item()
-        == 0.002
-    )
-    assert sweep.common(both.assign(fell=both["task"] == "tinymath")).empty
+    assert picked(both, ["task"]) == [(4, 0.003, True)] and sweep.choice(both, ["task"])["task"].tolist() == ["all"]
+    # A rate that one task was not swept at does not count.
+    assert picked(both[(both["task"] == "tinyqa") | (both["learning_rate"] < 0.003)], ["task"])[0][1] == 0.002
+    assert picked(both.assign(fell=both["task"] == "tinymath"), ["task"]) == []
 
 
 @pytest.mark.usefixtures("places")
@@ -86,22 +86,9 @@ def test_seeds_that_tie_are_no_sign_of_a_small_spread() -> None:
             trained(rate, sampled, 0.6, seed)  # every seed the same
             trained(rate, sampled + wobble, 0.6, seed, prompts_per_step=4)
     table = sweep.summary(records.find("p"))
-    assert table.loc[table["prompts_per_step"] == 2, "mde_hour"].isna().all()
-    assert sweep.choice(table)["prompts_per_step"].tolist() == [4]
-    other = table.assign(task="tinymath", mde_hour=table["mde_hour"].fillna(0.1))
-    assert sweep.common(pd.concat([table, other]))["prompts_per_step"].tolist() == [4]
-
-
-@pytest.mark.usefixtures("places")
-def test_one_rate_or_none_with_validation_scores_is_no_sweep() -> None:
-    trained(0.001, 0.5, 0.6)
-    with pytest.raises(RecordError, match=r"one learning rate on tinyqa \(0\.001\): nothing can be chosen"):
-        sweep.summary(records.find("p"))
-    for rate in (0.001, 0.002):
-        finished(method="grpo", learning_rate=rate, tables=evaluated(0.5))
-    found = records.find("p").query("max_steps != 4")
-    with pytest.raises(RecordError, match="No run of the sweep has validation scores"):
-        sweep.summary(found)
+    assert table.loc[table["prompts_per_step"] == 2, "mde_hour"].isna().all() and picked(table)[0][0] == 4
+    other = table.assign(task="tinymath", mde_hour=table["mde_hour"].fillna(-1.0))
+    assert picked(pd.concat([table, other]), ["task"])[0][0] == 4
 
 
 def test_the_grid_of_rates_is_half_and_twice_the_laptop_profiles() -> None:
@@ -110,36 +97,23 @@ def test_the_grid_of_rates_is_half_and_twice_the_laptop_profiles() -> None:
         assert plan.params.learning_rate / own in (pytest.approx(0.5), pytest.approx(2.0))
 
 
-@pytest.mark.usefixtures("places")
-def test_a_report_of_a_sweep_is_left_out_where_a_grid_has_one_rate(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gcpo.reports import site
-
-    write_profile("p", {})
-    write_grid("sweep", [{"kind": "train", "method": ["grpo"], "learning_rate": [0.001, 0.002]}])
-    write_grid("one", [{"kind": "train", "method": ["grpo"]}])
-    made: list[str] = []
-    monkeypatch.setattr(site, "reports", lambda: {"23_sweep": {"grid": "sweep"}})
-    monkeypatch.setattr(site, "execute", lambda name, *_: made.append(name))
-    finished(method="grpo", tables=evaluated(0.5))
-    finished(method="grpo", learning_rate=0.002, tables=evaluated(0.5))
-    assert main(["report", "--profile", "p", "--grid", "one"]) == 1
-    assert "23_sweep: grid one has one learning rate" in capsys.readouterr().out and made == []
-    assert main(["report", "--profile", "p"]) == 0 and made == ["23_sweep"]
-
-
-def test_one_lucky_seed_is_not_picked(swept: pd.DataFrame) -> None:
-    lucky = swept.assign(seeds=swept["seeds"].where(swept["learning_rate"] != 0.002, 1))
-    assert sweep.choice(lucky)["learning_rate"].tolist() == [0.003]
-    more = swept.assign(seeds=swept["seeds"].where(swept["learning_rate"] != 0.002, 10))
-    assert sweep.choice(more)[["learning_rate", "seeds"]].to_numpy().tolist() == [[0.002, 10]]
-
-
 def test_the_time_that_a_run_took_is_the_processor_s_without_a_gpu_and_the_clock_s_with_one() -> None:
     hardware = [{"gpus": []}, {"gpus": ["RTX 4090"]}]
     runs = pd.DataFrame({"hardware": hardware, "seconds": [232.0, 100.0], "cpu_seconds": [106.0, 60.0]})
     assert sweep.taken(runs).tolist() == [106, 100]
+
+
+@pytest.mark.usefixtures("places")
+def test_a_report_of_a_sweep_is_left_out_where_a_grid_has_one_rate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_profile("p", {})
+    write_grid("sweep", [{"kind": "train", "method": ["grpo"], "learning_rate": [0.001, 0.002]}])
+    write_grid("one", [{"kind": "train", "method": ["grpo"]}])
+    monkeypatch.setattr("gcpo.reports.site.reports", lambda: {"23_sweep": {"grid": "sweep"}})
+    finished(method="grpo", tables=evaluated(0.5))
+    assert main(["report", "--profile", "p", "--grid", "one"]) == 1
+    assert "23_sweep: grid one has one learning rate" in capsys.readouterr().out
 
 
 # --- the operating point ----------------------------------------------------------------------------------------------
@@ -147,44 +121,46 @@ def test_the_time_that_a_run_took_is_the_processor_s_without_a_gpu_and_the_clock
 
 def setting(prompts: int, steps: int, rate: float, sampled: float, late: float, mde: float, fell: bool = False) -> Any:
     places = [(task, world) for task in ("tinyqa", "tinymath") for world in (0, 1)]
-    columns = ["task", "world_seed", *sweep.SETTING, "sampled", "last_quarter", "mde_hour"]
+    columns = ["task", "world_seed", *sweep.STEPS[2:], "sampled", "late", "mde_hour"]
     rows = [(*place, prompts, steps, rate, sampled, late, mde) for place in places]
-    return pd.DataFrame(rows, columns=columns).assign(fell=[False, False, False, fell])
+    return pd.DataFrame(rows, columns=columns).assign(
+        fell=[False, False, False, fell], seeds=3, sampled_std=1.0, hours=1
+    )
+
+
+def chosen(*settings: pd.DataFrame) -> tuple[Any, ...]:
+    return tuple(sweep.choice(pd.concat(settings), WORLDS)[sweep.STEPS[2:]].to_numpy()[0])
 
 
 def test_the_operating_point_is_chosen_by_rate_then_steps_then_prompts() -> None:
-    table = pd.concat(
-        [
-            setting(4, 64, 1e-4, 50, 0.5, 3.0),
-            setting(4, 64, 2e-4, 55, 0.5, 2.0),
-            setting(4, 64, 4e-4, 60, 0.5, 1.0, fell=True),  # greedy falls on one task of one world
-            setting(4, 128, 2e-4, 58, 0.1, 0.5),
-            setting(8, 64, 2e-4, 56, 1.5, 0.1),  # still gains in its last quarter
-            setting(8, 128, 1e-4, 57, 0.2, 1.5),
-            setting(8, 128, 2e-4, 56, 0.2, 0.1),
-        ]
-    )
-    found = sweep.operating_point(table)
-    kept = {stage: [tuple(row) for row in rows[sweep.SETTING].to_numpy()] for stage, rows in found.groupby("stage")}
-    assert kept[1] == [(4, 64, 2e-4), (4, 128, 2e-4), (8, 64, 2e-4), (8, 128, 1e-4)]
-    assert kept[2] == [(4, 64, 2e-4), (8, 128, 1e-4)]
-    assert kept[3] == [(8, 128, 1e-4)]
-    one = setting(8, 128, 4e-4, 99, 0, 0.01).query("task == 'tinyqa'")  # was not swept everywhere
-    assert sweep.operating_point(pd.concat([table, one])).equals(found)
+    few = [
+        setting(4, 64, 1e-4, 50, 0.5, 3.0),
+        setting(4, 64, 2e-4, 55, 0.5, 2.0),
+        setting(4, 64, 4e-4, 60, 0.5, 1.0, fell=True),  # greedy falls on one task of one world
+        setting(4, 128, 2e-4, 58, 0.1, 0.5),
+    ]
+    assert chosen(*few) == (4, 64, 2e-4)
+    many = [
+        setting(8, 64, 2e-4, 56, 1.5, 0.1),  # still gains in its last quarter
+        setting(8, 128, 1e-4, 57, 0.2, 1.5),
+        setting(8, 128, 2e-4, 56, 0.2, 0.1),
+        setting(8, 128, 4e-4, 99, 0, 0.01).query("task == 'tinyqa'"),  # was not swept everywhere
+    ]
+    assert chosen(*few, *many) == chosen(*many) == (8, 128, 1e-4)
 
 
 def test_the_last_quarter_of_both_tasks_decides_about_the_steps() -> None:
-    short = setting(4, 64, 2e-4, 50, 0.0, 1.0)
-    short.loc[short["task"] == "tinymath", "last_quarter"] = [0.5, 1.7]  # 1.1 in the mean over worlds
-    found = sweep.operating_point(pd.concat([short, setting(4, 128, 2e-4, 50, 2.0, 1.0)]))
-    assert found[found["stage"] == 3].iloc[0]["max_steps"] == 128  # the larger, though it gains a point too
+    short, long = setting(4, 64, 2e-4, 50, 0.0, 1.0), setting(4, 128, 2e-4, 50, 2.0, 1.0)
+    assert chosen(short, long)[1] == 64
+    short.loc[short["task"] == "tinymath", "late"] = [0.5, 1.7]  # 1.1 in the mean over worlds
+    assert chosen(short, long)[1] == 128  # the larger, though it gains a point too
 
 
 def test_the_profiles_of_both_worlds_hold_what_the_rule_chose_from_the_reference() -> None:
-    worlds = ("world_a", "world_b")
-    runs = pd.concat([records.find(name, "operating_point", reference=True) for name in worlds], ignore_index=True)
+    names = ("world_a", "world_b")
+    runs = pd.concat([records.find(name, "operating_point", reference=True) for name in names], ignore_index=True)
     assert runs.groupby("world_seed").size().to_dict() == {0: 72, 1: 72} and not runs["dirty"].any()
-    chosen = sweep.operating_point(sweep.settings(runs)).iloc[-1]
-    for name in worlds:
+    point = sweep.choice(sweep.summary(runs, sweep.STEPS), WORLDS).iloc[0]
+    for name in names:
         own = validate(load_profile(name))
-        assert (own.prompts_per_step, own.max_steps, own.learning_rate) == tuple(chosen[sweep.SETTING])
+        assert (own.prompts_per_step, own.max_steps, own.learning_rate) == tuple(point[sweep.STEPS[2:]])
