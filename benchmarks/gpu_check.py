@@ -1,6 +1,6 @@
 """Day one with a GPU: all that a grid asks of it is tried once and measured, within an hour, or rehearsed on a CPU.
 
-Each thing has a bound that is stated with what was found. Times go to ``outputs/gpu.yaml``, which estimates read::
+Each thing has a bound that is stated with what was found::
 
     python benchmarks/gpu_check.py
     python benchmarks/gpu_check.py --rehearse  # the same on a CPU with tiny models, in minutes
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,15 +27,14 @@ import pandas as pd
 import torch
 import torch.multiprocessing
 
-from gcpo import io, paths, world
+from gcpo import world
 from gcpo.errors import UserError
 from gcpo.gradients import gradient_gram
 from gcpo.one_pass import gradient_grams
-from gcpo.runs import estimates
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import quiet, starting_policy
-from gcpo.runs.profiles import load_profile, over, yaml_text
+from gcpo.runs.profiles import load_profile, over
 from gcpo.runs.record import read_table
 from gcpo.runs.train import train
 from gcpo.semantics import Entailment
@@ -97,10 +96,9 @@ def tried(rehearse: bool) -> Iterator[Found]:
 
 @dataclass
 class Bench:
-    """The policy, its questions, and the times that were measured."""
+    """The policy and its questions."""
 
     rehearse: bool
-    times: dict[str, float] = field(default_factory=dict)
 
     @cached_property
     def plan(self) -> Plan:
@@ -126,14 +124,6 @@ class Bench:
         longest = self.plan.params.max_completion_length
         return generate(*self.policy, self.prompts, n=4, temperature=1.0, max_new_tokens=longest)
 
-    @property
-    def like(self) -> str:
-        """The known GPU that this one is, by its name or else its memory."""
-        name = "" if self.rehearse else torch.cuda.get_device_name()
-        named = [known for known in estimates.KNOWN.gpus if known in name]
-        memory = 24.0 if self.rehearse else torch.cuda.get_device_properties(0).total_memory / estimates.GB
-        return named[0] if named else estimates.nearest(memory)
-
     def seconds(self, work: Callable[[], Any], repeats: int = 3) -> float:
         """Return the seconds that work takes, after one time that counts not."""
         work()
@@ -143,10 +133,6 @@ class Bench:
             work()
         self._wait()
         return (time.perf_counter() - started) / repeats
-
-    def share(self, operations: float, seconds: float) -> float:
-        """Return the share of the GPU's peak in bfloat16 that operations in seconds are."""
-        return float(operations / seconds / estimates.KNOWN.gpus[self.like]["bfloat16"])
 
     def _wait(self) -> None:
         if torch.cuda.is_available():
@@ -159,9 +145,9 @@ def device(bench: Bench) -> tuple[str, bool]:
         return f"a CPU, in the place of a GPU (torch {torch.__version__})", True
     known = torch.cuda.get_device_properties(0)
     rounds = torch.cuda.is_bf16_supported()
-    said = f"{torch.cuda.device_count()} x {known.name}, {known.total_memory / estimates.GB:.0f} GB"
+    said = f"{torch.cuda.device_count()} x {known.name}, {known.total_memory / 1e9:.0f} GB"
     with_what = f"torch {torch.__version__}, CUDA {torch.version.cuda}, bfloat16 {'yes' if rounds else 'no'}"
-    return f"{said}, estimated as {bench.like}; {with_what}", rounds
+    return f"{said}; {with_what}", rounds
 
 
 def passes(bench: Bench) -> tuple[str, bool]:
@@ -206,10 +192,7 @@ def speeds(bench: Bench) -> tuple[str, bool]:
     def step() -> None:
         model(input_ids=ids, labels=ids).loss.backward()
 
-    layers, width = model.config.num_hidden_layers, model.config.hidden_size
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    counted = 3 * rows * estimates.operations(weights, layers, width, length)
-    bench.times["utilisation"] = bench.share(counted, bench.seconds(step))
+    trained = rows * length / bench.seconds(step)
     model.zero_grad()
     longest, columns = 8 if bench.rehearse else 64, []
 
@@ -218,9 +201,8 @@ def speeds(bench: Bench) -> tuple[str, bool]:
         columns.append(int(made[2].any(0).sum()))  # a step each, until the last answer ends
 
     taken = bench.seconds(answers, 1)
-    bench.times["decoding"] = taken / columns[-1]
-    said = f"training reaches {bench.times['utilisation']:.2f} of {bench.like}'s peak"
-    return f"{said}, a step of generation takes {1000 * bench.times['decoding']:.0f} ms", True
+    said = f"a pass of training with its gradient reads {trained:.0f} tokens a second"
+    return f"{said}, a step of generation takes {1000 * taken / columns[-1]:.0f} ms", True
 
 
 def judges(bench: Bench) -> tuple[str, bool]:
@@ -232,8 +214,6 @@ def judges(bench: Bench) -> tuple[str, bool]:
     started = time.perf_counter()
     found = own.pairwise(answers)
     taken = time.perf_counter() - started
-    read = sum(len(ids) for ids in tokens(answers, add_special_tokens=False)["input_ids"])
-    bench.times["judging"] = bench.share(own.misses * estimates.of_a_pair(2 * read / len(answers)), taken)
     expected, threshold = exact.pairwise(answers), bench.plan.params.entailment_threshold
     away = float((found - expected).abs().mean())
     crossed = float(((found[..., 0] >= threshold) != (expected[..., 0] >= threshold)).float().mean())
@@ -312,25 +292,10 @@ def by_engine(bench: Bench) -> tuple[str, bool]:
     started = time.perf_counter()
     made = generates(model, tokens, bench.prompts, n=asked, temperature=1.0, max_new_tokens=longest)
     taken, count = time.perf_counter() - started, int(made[2].sum())
-    bench.times["vllm"] = taken * min(estimates.KNOWN.together, len(made[0])) / count
     logps, entropies, mask = token_statistics(model, *made, 1.0, trim=True)
     away = float(((-logps - entropies) * mask).sum() / mask.sum())
     said = f"{count / taken:.0f} tokens a second; mean surprise and entropy differ by {abs(away):.2f} nats"
     return f"{said} (at most {SURPRISE:g})", abs(away) <= SURPRISE
-
-
-def written(bench: Bench) -> tuple[str, bool]:
-    """Write the times that estimates read; a rehearsal's, which they do not, to a file of another name."""
-    wanted = {"utilisation", "decoding", "judging"}
-    if missing := wanted - bench.times.keys():
-        return f"nothing is written, as {', '.join(sorted(missing))} could not be measured", False
-    name = "a CPU" if bench.rehearse else torch.cuda.get_device_name()
-    path = paths.OUTPUTS / ("gpu-rehearsed.yaml" if bench.rehearse else estimates.MEASURED)
-    chosen = {key: float(f"{value:.3g}") for key, value in bench.times.items()}
-    io.write(path, yaml_text({"name": name, "like": bench.like, "torch": str(torch.__version__), "chosen": chosen}))
-    before = {key: estimates.KNOWN.chosen[key] for key in chosen}
-    changed = ", ".join(f"{key} {before[key]:g} -> {value:g}" for key, value in chosen.items())
-    return f"{path}, which estimates {'do not ' * bench.rehearse}read: {changed}", True
 
 
 # vLLM comes after all that needs the GPU's memory, which it does not give back.
@@ -343,7 +308,6 @@ STEPS: dict[str, Callable[[Bench], tuple[str, bool]]] = {
     "several GPUs": several,
     "a short run": training,
     "vLLM": by_engine,
-    "estimates": written,
 }
 
 

@@ -51,7 +51,6 @@ from trl.trainer.utils import add_fused_lm_head
 
 from gcpo.gradients import gradient_variance
 from gcpo.one_pass import gradient_grams
-from gcpo.runs import estimates
 from gcpo.runs.distributed import forget_peak, peak_memory
 from gcpo.runs.policies import quiet
 from gcpo.runs.profiles import load_profile
@@ -81,7 +80,10 @@ TOY = Size(
     **{"group": 4, "prompts": 2, "batch": 2, "prompt": 32, "answer": 16},
 )
 PAPER = Size(
-    policy={**estimates.KNOWN.of_policies, **estimates.KNOWN.policies["Qwen/Qwen2.5-1.5B-Instruct"]},
+    policy={  # as config.json of Qwen/Qwen2.5-1.5B-Instruct has it
+        **{"vocab_size": 151936, "tie_word_embeddings": True, "hidden_size": 1536, "num_hidden_layers": 28},
+        **{"num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960},
+    },
     encoder={
         **{"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
         **{"vocab_size": 50_265},

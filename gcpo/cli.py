@@ -19,8 +19,6 @@ from gcpo.processes import ends_by_sigterm
 from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, over, parse_yaml
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gcpo.runs.plan import Plan
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
@@ -78,7 +76,7 @@ def _plan(kind: str, profile: str, given: list[str] | None) -> Plan:
     return Plan(kind, validate(over(load_profile(profile), _values(given)), f"{profile} with -p"))
 
 
-def _make(plans: list[Plan], jobs: int | None = 1, wait: bool = True) -> int:
+def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     """Make runs, with the embedded models that they need first, and name those that fail; returns the exit status."""
     _refuse(plans)
     io.check_writable(paths.OUTPUTS)
@@ -92,7 +90,7 @@ def _make(plans: list[Plan], jobs: int | None = 1, wait: bool = True) -> int:
     more = f" and {len(plans) - 1} more" if plans[1:] else ""
     print(f"making {plans[0].id}{more} in {plans[0].folder.parent}", flush=True)
     try:
-        failed = run_grid(plans, jobs, wait)
+        failed = run_grid(plans, jobs)
     except (KeyboardInterrupt, SystemExit):
         ended = states(plans).count("finished")
         print(
@@ -129,27 +127,14 @@ def run(
     kind: Annotated[Literal["train", "gradients", "evaluate", "one_step"], typer.Option(help="what is run")] = "train",
     given: Given = None,
     toy: Toy = False,
-    planned: cli_options.Planned = None,
 ) -> int:
     """Make one run: training, or another kind with --kind."""
-    if planned:
-        return _run_planned(planned, given or toy or (profile, kind) != ("smoke", "train"))
     plan = _plan(kind, profile + TOY * toy, given)
     if status := _make([plan]):
         return status
     made = sorted(path.name + "/" * path.is_dir() for path in plan.folder.iterdir() if path.name[0] != ".")
     print(f"in {plan.folder}: {', '.join(made)}")
     return 0
-
-
-def _run_planned(path: Path, more: object) -> int:
-    """Make the run of a plan. The status is 0 also where another live job has the run: an engine would count another
-    one as a failure, and submit again a run that is being made."""
-    from gcpo.runs import jobs
-
-    if more:
-        raise ParameterError(f"--plan {path} says all of a run: leave --profile, --kind, --toy and -p out.")
-    return _make([jobs.read(path)], wait=False)
 
 
 @app.command(cls=WithParameters)
@@ -172,8 +157,7 @@ def grid(
     profile: Profile = "smoke",
     jobs: cli_options.Jobs = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would run, and run nothing")] = False,
-    as_json: cli_options.AsJson = False,
-    no_wait: cli_options.NoWait = False,
+    index: cli_options.Index = None,
     only_failed: Annotated[bool, typer.Option("--only-failed", help="only runs that have failed before")] = False,
     task: Annotated[str | None, typer.Option(metavar="TASK", help="only runs on this task")] = None,
     beyond_reference: Annotated[
@@ -193,8 +177,8 @@ def grid(
         _refuse_unfit(name, profile, fitting(profile))
     each = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
     plans = _chosen(each, task, profile if beyond_reference else None)
-    if as_json:
-        return _print_entries(plans, dry_run)
+    if index:
+        plans = _numbered(plans, index)
     status = dict(zip((plan.id for plan in plans), states(plans), strict=True))
     if only_failed:
         plans = [plan for plan in plans if status[plan.id] == "failed"]
@@ -205,7 +189,7 @@ def grid(
         return 0
     if len(wanted) < len(plans) or not plans:
         print(f"{len(plans) - len(wanted)} of {len(plans)} runs are finished already", flush=True)
-    made = _make(wanted, jobs, not no_wait) if wanted else 0
+    made = _make(wanted, jobs) if wanted else 0
     if wanted:
         print(f"in {wanted[0].folder.parent}; tables and figures: gcpo report --profile {profile} --grid {name[0]}")
     return made
@@ -232,20 +216,17 @@ def _refuse_unfit(grids: list[str], profile: str, fit: list[str]) -> None:
         )
 
 
-def _print_entries(plans: list[Plan], dry_run: bool) -> int:
-    from gcpo.runs.jobs import entries
-
-    if not dry_run:
-        raise ParameterError("--json is for --dry-run: it says in JSON what would run.")
-    print(*map(json.dumps, entries(plans)), sep="\n")
-    return 0
+def _numbered(plans: list[Plan], index: int) -> list[Plan]:
+    """Return the plan of this number, from 1 on."""
+    if index > len(plans):
+        raise ParameterError(f"--index {index}: the grid has {len(plans)} runs.")
+    return [plans[index - 1]]
 
 
 @app.command()
 def check(
     name: Annotated[list[str] | None, typer.Argument(help="grids [those that fit the profile]", **GRID)] = None,
     profile: Profile = "smoke",
-    gpu_memory: Annotated[float | None, typer.Option(metavar="GB", help="of the GPU [the profile's]")] = None,
     gate: Annotated[
         str | None, typer.Option(metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
     ] = None,
@@ -266,7 +247,7 @@ def check(
         return cli_check.gate(gate, name, reference)
     if replay:
         return cli_check.replay(profile, replay)
-    return cli_check.check(profile, name, gpu_memory)
+    return cli_check.check(profile, name)
 
 
 @app.command()

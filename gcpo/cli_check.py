@@ -12,10 +12,10 @@ from gcpo.runs.profiles import ParameterError, load_profile, profiles
 from gcpo.size import size
 
 
-def check(profile: str, name: list[str] | None, gpu_memory: float | None) -> int:
-    """Check parameter files and grids, count what is run, and say what it takes."""
+def check(profile: str, name: list[str] | None) -> int:
+    """Check parameter files and grids, and count what is run."""
     from gcpo.reports import records
-    from gcpo.runs import estimates, preflight
+    from gcpo.runs import preflight
     from gcpo.runs.grids import expand, fitting
     from gcpo.runs.params import validate
     from gcpo.runs.plan import with_trainings
@@ -24,17 +24,14 @@ def check(profile: str, name: list[str] | None, gpu_memory: float | None) -> int
     for one in profiles():
         validate(load_profile(one), f"params/{one}.yaml")
     print(size(), f"profiles: {', '.join(profiles())}: good", sep="\n")
-    too_large, asked = [], []
+    asked = []
     for one in name or fitting(profile):
         plans = expand(one, profile)
         asked += with_trainings(plans)
         counts = Counter(state.split(" (")[0] for state in states(plans))
         said = ", ".join(f"{count} {state}" for state, count in counts.items())
         print(f"grid {one} with {profile}: {len(plans)} runs ({said})")
-        needed, misfits = estimates.of_grid(plans, gpu_memory)
-        print(*needed, sep="\n", end="\n" if needed else "")
-        too_large += misfits
-    bad = [*preflight.refused(asked), *preflight.unreadable(asked), *too_large]
+    bad = [*preflight.refused(asked), *preflight.unreadable(asked)]
     print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
     return 1 if bad else 0
 

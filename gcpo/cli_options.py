@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -68,14 +67,8 @@ Jobs = Annotated[
     int | None, typer.Option(min=1, help="runs at a time [as many as there are GPUs for, or cores and at most 4]")
 ]
 AnyProfile = Annotated[bool, typer.Option("--any-profile", help="though the grid is made for another kind of profile")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="with --dry-run: a line of JSON per run, those that others need first")
-]
-NoWait = Annotated[
-    bool, typer.Option("--no-wait", help="leave runs that another process makes, instead of waiting for them")
-]
-Planned = Annotated[
-    Path | None, typer.Option("--plan", metavar="FILE", help="with a line of gcpo grid NAME --dry-run --json: that run")
+Index = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="only the run of this number, in the order of --dry-run")
 ]
 Reference = Annotated[bool, typer.Option("--reference", help="the committed reference, not this machine's runs")]
 

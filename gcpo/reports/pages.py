@@ -17,9 +17,6 @@ from gcpo.reports.names import people
 from gcpo.reports.real_answers import ALPHA, real_answers
 from gcpo.reports.sweep import taken
 from gcpo.reports.tables import with_interval, written
-from gcpo.runs import estimates
-from gcpo.runs.params import validate
-from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import load_profile, read_yaml
 from gcpo.weights import alpha_g, weight_range
 
@@ -229,13 +226,13 @@ def citation(about: Mapping[str, Any]) -> str:
 
 
 def needs_table(profile: str) -> pd.DataFrame:
-    """Return hardware, time and memory of one training run, measured for a reference and estimated for one GPU.
+    """Return hardware, time and memory of one training run as measured, of a reference and at the paper's scale.
 
     Measured are medians over GCPO-BoT's and GRPO's runs of the policy that most runs of a task have; time counts as in
     :func:`gcpo.reports.sweep.taken`. At the paper's scale it is the time of GCPO-BoT's steps in
     `benchmarks/paper_scale.py`, as many as the profile has, in micro-batches of 8 and without its evaluations.
 
-    Columns: profile, task, hardware, time of a run, memory, known by (measured or estimated).
+    Columns: profile, task, hardware, time of a run, memory, known by.
     """
     found = records.find(profile, reference=True)
     own = found[found["method"].isin(["grpo", "gcpo_bot"]) & (found["kind"] == "train") & (found["max_steps"] > 0)]
@@ -246,12 +243,6 @@ def needs_table(profile: str) -> pd.DataFrame:
         memory = part["peak_gpu_memory_gb"].fillna(part["peak_memory_gb"])  # the GPU's, if there was one
         took = f"{taken(part).median() / 60:.0f} min", f"{memory.median():.1f} GB"
         rows.append([profile, task, hardware, *took, f"measured ({len(part)} runs)"])
-    for name, gpu in (("single_gpu", 24.0), ("paper", 80.0)):
-        for task in ("qasper", "math"):  # one of each kind; `gcpo check` has the others
-            plan = Plan("train", validate({**load_profile(name), "task": task}))
-            one = estimates.Estimate(plan, gpu)
-            hardware = f"{estimates.nearest(gpu)}, {gpu:.0f} GB"
-            rows.append([name, task, hardware, f"{one.hours:.1f} h", f"{one.peak / estimates.GB:.0f} GB", "estimated"])
     steps = pd.read_csv(paths.MEASURED / "paper_training.csv").set_index("case")
     parts = steps["figure"][["generation of 128 answers, shared", "gcpo_bot, shared, without generation"]]
     memory, hardware = steps.loc["gcpo_bot, shared, memory", ["figure", "hardware"]]

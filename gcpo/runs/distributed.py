@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from gcpo.runs.plan import COPIES, Plan
 from gcpo.runs.profiles import sharing
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # read when a process first uses CUDA, and not again
+AT_ONCE = "GCPO_RUNS_AT_ONCE"  # in the environment of kernels: how many runs share this machine's memory, or a GPU's
 NODES = "SLURM_JOB_NUM_NODES"
 SHARED = "plans and outputs lie on a disk that all nodes share: GCPO_OUTPUTS names the folder"
 LOG = "training.json"  # results of the processes, written last
@@ -85,8 +85,8 @@ def forget_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def launch(plan: Plan, folder: Path, watch: Callable[[], None]) -> None:
-    """Train a run, whose manifest is in ``folder``, by several processes that end with this one, and ``watch`` them.
+def launch(plan: Plan, folder: Path) -> None:
+    """Train a run, whose manifest is in ``folder``, by several processes that end with this one.
 
     Raises:
         ValueError: this machine cannot run so many, or not as its configuration of accelerate says.
@@ -110,15 +110,14 @@ def launch(plan: Plan, folder: Path, watch: Callable[[], None]) -> None:
     # Without GPUs accelerate starts several processes of one machine only if its own option for that is not given.
     environment = os.environ if gpus else {**os.environ, "ACCELERATE_USE_CPU": "true"}
     output, pipe = folder / OUTPUT, subprocess.PIPE
+    print(f"{params.processes} processes train; how far they are is in {output}", flush=True)
     with (
         output.open("w") as printed,
         # Its standard input ends with this process, however that ends, and on every node: `main` waits for it.
         subprocess.Popen(command, stdin=pipe, stdout=printed, stderr=subprocess.STDOUT, env=environment) as started,
     ):
         try:
-            while started.poll() is None:
-                watch()
-                time.sleep(0.5)
+            started.wait()
         except BaseException:
             if nodes == 1:
                 started.kill()  # srun would leave its tasks behind

@@ -79,7 +79,7 @@ def in_parts(
     A part is seeded by itself, with the seed that ``measure`` gets, and written at once: a run that was killed goes on
     from there, to the same result.
     """
-    run.progress(0, total, "question")
+    run.progress(0, total, "questions")
     for part in parts:
         path = run.folder / PARTS / f"{part.start:06d}"
         if not path.exists():
@@ -89,7 +89,7 @@ def in_parts(
                 draft.mkdir()
                 for name, table in measure(part, seed).items():
                     table.to_parquet(draft / f"{name}.parquet", index=False)
-        run.progress(part.stop, total, "question")
+        run.progress(part.stop, total, "questions")
     tables: dict[str, list[pd.DataFrame]] = {}
     for path in sorted((run.folder / PARTS).glob("*/*.parquet")):
         tables.setdefault(path.stem, []).append(pd.read_parquet(path))

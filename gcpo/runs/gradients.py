@@ -28,8 +28,8 @@ from gcpo.methods import base_advantages
 from gcpo.methods.components import likelihoods
 from gcpo.one_pass import gradient_grams
 from gcpo.rollouts import Rollouts
+from gcpo.runs.distributed import AT_ONCE
 from gcpo.runs.evaluate import Sampled, ask, generator, in_parts, measured, parts_of
-from gcpo.runs.kernels import BESIDE
 from gcpo.runs.params import Params
 from gcpo.runs.plan import CHUNK, Plan
 from gcpo.runs.policies import cut_by, rollouts_of
@@ -77,7 +77,7 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
             lines.append(line)
             others.append(other)
             pairs.append(_some(table, rng))
-            run.progress(part.start + len(lines), len(questions), "question")
+            run.progress(part.start + len(lines), len(questions), "questions")
         return {"queries": pd.DataFrame(lines), "rivals": pd.DataFrame(others), "pairs": pd.concat(pairs)}
 
     parts = parts_of(plan, tokens, questions, params.group_size, CHUNK)
@@ -202,7 +202,7 @@ def limit_of(
     """
     with contextlib.suppress(AttributeError, TypeError):  # no glibc
         ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: what is freed goes back, else it takes twice the room
-    own, shared = params.memory_limit, int(os.environ.get(BESIDE, 1))
+    own, shared = params.memory_limit, int(os.environ.get(AT_ONCE, 1))
     limit = 0.75 * _free(model.device) / shared if own is None else 1e9 * own
     for row, ids in zip(questions, prompt_ids(tokens, [row.messages for row in questions]), strict=True):
         if (need := kept + gradients.pass_bytes(model, rows, len(ids) + 1, 2, gradients.checkpointed(model))) > limit:

@@ -83,7 +83,7 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
     @functools.cache
     def held() -> Held:  # a run that goes on makes it again
         transformers.set_seed(params.seed)
-        return _held_out(asker, questions, lambda done: run.progress(done, len(questions), "held-out question"))
+        return _held_out(asker, questions, lambda done: run.progress(done, len(questions), "held-out questions"))
 
     def measure(part: slice, seed: int) -> dict[str, pd.DataFrame]:
         known = held()

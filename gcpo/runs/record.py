@@ -8,13 +8,11 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,25 +22,23 @@ from typing import Any
 
 import pandas as pd
 import torch
-from filelock import LeaseCompromise, SoftFileLease, Timeout
+from filelock import FileLock
+from tqdm import tqdm
 
 from gcpo import io, paths
 from gcpo.errors import UserError
-from gcpo.runs import distributed, progress
+from gcpo.runs import distributed
 from gcpo.runs.contents import Seen, changed, contents
 from gcpo.runs.fields import ADDRESSES, SECRET
 from gcpo.runs.plan import SCHEMA, Plan, digest
 from gcpo.runs.profiles import read_yaml, yaml_text
-from gcpo.runs.progress import Display, State
 
 # Places and credentials in TRL's config, left out of manifests; params and contents name the models.
 PLACES = ADDRESSES.union("output_dir run_name logging_dir hub_token hub_model_id hub_revision entailment_model".split())
 PACKAGES = "accelerate datasets gcpo math-verify numpy peft sentence-transformers torch transformers trl vllm".split()
 CODES = "codes.yaml"  # file of a reference: codes that give the same numbers
-CLAIM = ".claim"  # names the process, host and boot that work on a run
-JOB = ".job"  # likewise the one that starts work on a run, before a kernel claims the run
-LEASE = 300.0  # seconds without a sign of life after which another machine may take a claim over
-EMPTY = 10.0  # seconds after which a claim without a name is one of a dead process
+LOCKS = (".claim", ".job")  # held by the process that makes a run, and by the runner that has it made
+EVERY = 10.0  # seconds between two states of a bar
 ASIDE = "set-aside-"  # folders of what could not be trusted, kept inside the run's own
 
 
@@ -54,7 +50,7 @@ class Run:
     folder: Path
     manifest: dict[str, Any] = field(default_factory=dict)
     fault: str | None = None
-    display: Display | None = field(default=None, repr=False, compare=False)
+    bars: dict[str, tqdm[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def finished(self) -> bool:
@@ -67,36 +63,15 @@ class Run:
         self.manifest["sha256"] = _own_hash(self.manifest)
         io.write(self.folder / "manifest.json", json.dumps(self.manifest, indent=1, sort_keys=True) + "\n")
 
-    def progress(self, done: int, total: int, what: str, share: float | None = None, **values: float) -> None:
-        """Say how far the run is: here, and in its folder for whoever waits.
-
-        Args:
-            done: of ``total``.
-            total: so many are there of them.
-            what: their name.
-            share: of the whole run's work that is done; as ``done`` of ``total`` if None.
-            values: of a training step.
-        """
-        numbers = "".join(f", {name} {value:.2f}" for name, value in values.items())
-        said = f"{what} {done} of {total}{numbers}"
-        self.show(State(done / total if share is None else share, said, done, values or None))
-
-    def show(self, state: State) -> None:
-        """Show a state here, and in the run's folder for whoever waits."""
-        io.write(self.folder / progress.FILE, json.dumps(state._asdict()))
-        self.display = self.display or Display(self.folder.name)
-        self.display.show(state)
-
-    def follow(self) -> None:
-        """Show here the state that another process has written into the run's folder."""
-        if self.display and (state := progress.read(self.folder)):
-            self.display.show(state)
-
-    def end_show(self) -> None:
-        """Remove the state from the run's folder, and leave here how the run ended."""
-        (self.folder / progress.FILE).unlink(missing_ok=True)
-        if self.display:
-            self.display.close(self.manifest["status"])
+    def progress(self, done: int, total: int, what: str, **values: float) -> None:
+        """Show how far a part of the run is, as a bar of its own, with values of the last step."""
+        if what not in self.bars:
+            self.bars[what] = tqdm(total=total, initial=done, desc=what, leave=False, mininterval=EVERY, miniters=1)
+        bar = self.bars[what]
+        bar.set_postfix(values, refresh=False)
+        bar.update(done - bar.n)
+        if done == total:
+            self.bars.pop(what).close()
 
     def table(self, name: str, data: pd.DataFrame) -> None:
         """Write one of the run's CSV files in one step, and its SHA-256 into the manifest.
@@ -203,69 +178,13 @@ def _own_hash(manifest: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def claim(plan: Plan, timeout: float = -1) -> Iterator[Run]:
-    """Yield the run while no other process works on it, on this machine or on another that shares the folder.
-
-    A claim of a process that has died is void at once on its own machine, and after :data:`LEASE` seconds without a
-    sign of life on others. A record that cannot be trusted is moved into a folder inside the run's own.
-
-    Raises:
-        filelock.Timeout: another process has held the claim for ``timeout`` seconds; -1 waits as long as it takes.
-    """
-    with _lease(plan.folder / CLAIM, timeout):
+def claim(plan: Plan) -> Iterator[Run]:
+    """Yield the run while no other process works on it; a lock is free again however its process ends. A record that
+    cannot be trusted is moved into a folder inside the run's own."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(plan.folder / LOCKS[0]):
         run = load(plan.folder)
         yield run if run.fault is None else _set_aside(run)
-
-
-@contextlib.contextmanager
-def job(plan: Plan, timeout: float = -1) -> Iterator[Run]:
-    """Yield the run while no other runner starts it or has it made, and nobody works on it; else as :func:`claim`.
-
-    Between the start of a kernel and its claim lie seconds, in which another runner would start the same run.
-    """
-    with _lease(plan.folder / JOB, timeout):
-        with claim(plan, timeout) as run:
-            pass
-        yield run
-
-
-@contextlib.contextmanager
-def _lease(path: Path, timeout: float) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = math.inf if timeout < 0 else time.monotonic() + timeout
-    lease = SoftFileLease(path, poll_interval=0.2, lease_duration=LEASE, on_compromise=_lost)
-    while not lease.is_locked:
-        _clear(path)
-        left = max(0.0, deadline - time.monotonic())
-        try:
-            lease.acquire(timeout=min(EMPTY, left))
-        except Timeout:
-            if left <= EMPTY:
-                raise
-    try:
-        yield
-    finally:
-        lease.release()
-
-
-def _clear(path: Path) -> None:
-    """Remove a claim that no lease voids for a process that does not wait: an empty one, which a kill between its
-    creation and its first line leaves, and one that has been silent for :data:`LEASE` seconds of the disk's own
-    clock."""
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        with tempfile.TemporaryFile(dir=path.parent) as fresh:
-            silent = os.fstat(fresh.fileno()).st_mtime - status.st_mtime
-        if silent > (LEASE if status.st_size else EMPTY):
-            path.unlink()
-
-
-def _lost(why: LeaseCompromise) -> None:
-    # Another machine took this run over after minutes of silence: one more write here would spoil what it makes.
-    try:
-        print(f"gcpo: this process was silent too long, and another one works on its run: {why}", file=sys.stderr)
-    finally:
-        os._exit(1)
 
 
 def _set_aside(run: Run) -> Run:
@@ -273,7 +192,7 @@ def _set_aside(run: Run) -> Run:
     target = run.folder / f"{ASIDE}{number}"
     target.mkdir()
     for path in run.folder.iterdir():
-        if path.name not in (CLAIM, JOB) and not path.name.startswith(ASIDE):
+        if path.name not in LOCKS and not path.name.startswith(ASIDE):
             path.rename(target / path.name)
     (target / "why.txt").write_text(f"{run.fault}\n")
     print(f"{run.folder.name}: {run.fault}; it is kept in {target.name} and made again", flush=True)
@@ -303,7 +222,6 @@ def record(plan: Plan) -> Iterator[Run]:
     run.manifest["attempts"] = before.get("attempts", 0) + 1
     run.manifest |= {"seconds": spent, "cpu_seconds": spent_cpu}
     run.write()
-    run.show(State(said="loading"))
     try:
         _clear_of_files(run.folder)
         yield run
@@ -313,7 +231,8 @@ def record(plan: Plan) -> Iterator[Run]:
         run.manifest |= {"status": "failed", "exit": SECRET.sub("...", f"{type(error).__name__}: {error}")}
         raise
     finally:
-        run.end_show()
+        for bar in run.bars.values():
+            bar.close()
         run.manifest["ended"] = _now()
         run.manifest["seconds"] = round(spent + time.monotonic() - start, 1)
         run.manifest["cpu_seconds"] = round(spent_cpu + _cpu_seconds() - start_cpu, 1)

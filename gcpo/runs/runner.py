@@ -1,61 +1,93 @@
-"""Running notebooks in batches: papermill over grids of runs, several at a time, and over the reports."""
+"""Grids of runs: papermill executes each run's notebook in a kernel of its own, several at a time."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
-import re
-import shutil
 import signal
 import sys
 import tempfile
-import traceback
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import papermill
+import torch
+from accelerate.utils import patch_environment
 from filelock import FileLock, Timeout
+from ipykernel.kernelapp import IPKernelApp
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import DeadKernelError
+from tqdm import tqdm
 
 from gcpo import paths
 from gcpo.processes import exit_with_parent
-from gcpo.runs import distributed, kernels
+from gcpo.runs import distributed
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.runs.profiles import ParameterError
-from gcpo.runs.progress import SHOWN, Board, duration
-from gcpo.runs.record import Run, claim, describe, job, load
+from gcpo.runs.record import Run, claim, describe, load
 
-PREFIX = "gcpo-"  # prefix of temporary folders
-DIED = "the kernel died without a word, as when memory runs out: change memory_limit or --jobs, or make it by gcpo run"
-_warm = False  # whether kernels of this process are forks of a server
-_gpus: list[str] = []  # GPUs of this worker process; if empty, its kernels see all GPUs that it sees
+THREADS = "OMP_NUM_THREADS"
+DIED = "the kernel died without a word, as when memory runs out: change memory_limit or --jobs"
+_warm = False  # whether kernels of this process are forks of a server that has imported everything
 
 
-class IPCKernelManager(AsyncKernelManager):
-    """Kernels that talk over files in a folder of their own: parallel kernels cannot collide, on ports or on names."""
+class WarmKernel(ForkServerProcess):
+    """A kernel that has imported everything when it starts, with what jupyter_client asks of a ``subprocess.Popen``."""
+
+    stdin = stdout = stderr = None
+
+    def poll(self) -> int | None:
+        """Return the exit status, None while the kernel runs."""
+        return self.exitcode
+
+    def wait(self) -> int | None:
+        """Wait for the kernel's end, and return its exit status."""
+        self.join()
+        return self.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the kernel."""
+        os.kill(self.pid or 0, number)
+
+
+def _be_a_kernel(arguments: list[str], environment: dict[str, str], folder: str) -> None:
+    """Be a kernel until it is shut down, or until the worker that asked for it has ended."""
+    os.setsid()  # signals to the kernel reach what it starts
+    exit_with_parent(os.getppid())
+    tqdm.set_lock(threading.RLock())  # its own is one between processes, which a kill would leave behind
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    torch.set_num_threads(int(environment[THREADS].split(",")[0]))
+    IPKernelApp.launch_instance(arguments, parent_handle=os.getppid())
+    atexit._run_exitfuncs()  # as at the end of any program, which multiprocessing leaves out
+
+
+class KernelManager(AsyncKernelManager):
+    """Kernels that talk over files in a folder of their own: parallel kernels cannot collide on ports."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         place = tempfile.gettempdir()
         place = place if len(place) < 75 else "/tmp"  # a socket's path has room for about 100 characters
-        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=place, ignore_cleanup_errors=True)
-        self._alive = FileLock(Path(self._folder.name) / "alive")  # free again, however this process ends
-        self._alive.acquire()
-        self.transport = "ipc"
-        self.ip = str(Path(self._folder.name) / "kernel")
+        self._folder = tempfile.TemporaryDirectory(prefix="gcpo-", dir=place, ignore_cleanup_errors=True)
+        self.transport, self.ip = "ipc", str(Path(self._folder.name) / "kernel")
 
     async def _async_launch_kernel(self, kernel_cmd: list[str], **settings: Any) -> None:
-        given: Any = self.provisioner
         if not _warm:
             return await super()._async_launch_kernel(kernel_cmd, **settings)
-        given.process = kernels.start(kernel_cmd, settings["env"], settings.get("cwd") or Path.cwd())
-        given.pid = given.pgid = given.process.pid
+        kernel = WarmKernel(target=_be_a_kernel, args=(kernel_cmd[3:], dict(settings["env"]), str(Path.cwd())))
+        kernel.start()
+        provisioner: Any = self.provisioner
+        provisioner.process, provisioner.pid, provisioner.pgid = kernel, kernel.pid, kernel.pid
 
     async def _async_interrupt_kernel(self) -> None:
         # A kernel that is being shut down has nothing left to interrupt; it would only print that it was.
@@ -63,7 +95,21 @@ class IPCKernelManager(AsyncKernelManager):
             await super()._async_interrupt_kernel()
 
 
-def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: int | None = None) -> None:
+class Terminal:
+    """What a kernel says of its progress, shown as it is in a terminal, and as lines in a log."""
+
+    def write(self, text: str) -> None:
+        """Write a part of the kernel's standard error."""
+        if not sys.stderr.isatty():
+            text = "".join(f"{line.strip()}\n" for line in text.split("\r") if line.strip())
+        sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Show what was written."""
+        sys.stderr.flush()
+
+
+def execute(notebook: str, output: Path, parameters: dict[str, Any], shown: bool = False) -> None:
     """Execute a notebook of ``notebooks/`` with papermill; the executed copy is written even when a cell fails.
 
     Raises:
@@ -71,147 +117,97 @@ def execute(notebook: str, output: Path, parameters: dict[str, Any], threads: in
         papermill.PapermillExecutionError: a cell failed.
     """
     path = paths.NOTEBOOKS / f"{notebook}.ipynb"
-    unknown = set(parameters) - set(papermill.inspect_notebook(str(path)))
-    if unknown:
+    if unknown := set(parameters) - set(papermill.inspect_notebook(str(path))):
         raise ParameterError(f"{path.name} has no parameter {', '.join(sorted(unknown))}.")
     output.parent.mkdir(parents=True, exist_ok=True)
-    os.environ[SHOWN] = "1"
-    if threads:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
     papermill.execute_notebook(
         str(path),
         str(output),
         parameters,
         cwd=str(paths.NOTEBOOKS),
         progress_bar=False,
-        kernel_manager_class="gcpo.runs.runner.IPCKernelManager",
+        stderr_file=Terminal() if shown else None,
+        coalesce_streams=True,  # a bar is one line, as it was last
+        kernel_manager_class="gcpo.runs.runner.KernelManager",
         extra_arguments=["--log-level=40"],  # a kernel whose parent was ended says so, below the parent's last words
     )
 
 
-def sweep() -> None:
-    """Remove what kernels of killed processes left in the folder for temporary files: folders of their sockets and lock
-    alone."""
-    for place in {tempfile.gettempdir(), "/tmp"}:
-        for folder in Path(place).glob(f"{PREFIX}*"):
-            with contextlib.suppress(OSError, Timeout):
-                names = {path.name for path in folder.iterdir()}
-                if "alive" in names and all(re.fullmatch(r"alive|kernel-\d+", name) for name in names):
-                    with FileLock(folder / "alive", timeout=0):
-                        shutil.rmtree(folder)
-
-
-def run(plan: Plan, threads: int | None = None, wait: bool = True, last: bool = False) -> Run | None:
+def run(plan: Plan, wait: bool = True, shown: bool = True) -> Run | None:
     """Make one run in a kernel of its own; its folder gets notebook.ipynb as well. A finished run is returned as is.
 
-    A failure is in the returned run's manifest, not raised. Without ``wait``, None if another process has the run, or
-    the training run that it begins with. A kernel that dies without a word is started once more, unless this is the
-    ``last`` time; a run of which two have died is not made by a grid again, unless its memory has another limit.
+    A failure is in the returned run's manifest, not raised. A kernel that dies without a word is started once more.
+    Without ``wait``, None if another process makes the run.
     """
-    values, limit = plan.params.model_dump(mode="json"), -1 if wait else 0
-    room = [plan.params.memory_limit, os.environ.get(kernels.BESIDE)]
-    try:
-        with contextlib.ExitStack() as held:
-            found = held.enter_context(job(plan, limit))
-            if found.finished or (room[1] and found.manifest.get("died") == room):
-                return found
-            if plan.training and not load(plan.training.folder).finished:  # one that is there many may look at
-                held.enter_context(job(plan.training, limit))
-            if _gpus:
-                os.environ[distributed.VISIBLE] = ",".join(_gpus[: distributed.gpus_needed(plan)])
-            execute(KINDS[plan.kind], plan.folder / "notebook.ipynb", values, threads)
-    except Timeout:
-        return None
-    except Exception as error:
-        dead = isinstance(error, DeadKernelError)
-        with contextlib.suppress(Timeout), claim(plan, timeout=0) as done:
-            # It died outside the run's own record, or before that was opened.
-            if done.manifest.get("status") not in (("finished",) if dead else ("failed", "finished")):
-                reason = DIED if dead else f"{type(error).__name__}: {error}".strip()
-                done.manifest |= {**describe(plan), "status": "failed", "exit": reason, "died": room if last else None}
-                done.write()
-        if dead and not last:
-            return run(plan, threads, wait, last=True)
-    return load(plan.folder)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(Timeout), FileLock(plan.folder / ".job", timeout=-1 if wait else 0):
+        for _ in range(2):
+            if (done := load(plan.folder)).finished:
+                return done
+            try:
+                execute(KINDS[plan.kind], plan.folder / "notebook.ipynb", plan.params.model_dump(mode="json"), shown)
+            except DeadKernelError:
+                _fail(plan, DIED)
+                continue
+            except Exception as error:
+                _fail(plan, f"{type(error).__name__}: {error}".strip())
+            break
+        return load(plan.folder)
+    return None
 
 
-def share(jobs: int) -> int | None:
-    """Return the threads of each of ``jobs`` runs: its share of the cores; None where OMP_NUM_THREADS decides."""
-    return None if "OMP_NUM_THREADS" in os.environ else max(1, (os.cpu_count() or 1) // jobs)
+def _fail(plan: Plan, why: str) -> None:
+    """Write why a run failed, if it died outside its own record or before that was opened."""
+    with claim(plan) as done:
+        if done.manifest.get("status") not in ("failed", "finished"):
+            done.manifest |= {**describe(plan), "status": "failed", "exit": why}
+            done.write()
 
 
-def run_grid(plans: Sequence[Plan], jobs: int | None = None, wait: bool = True) -> list[Run]:
-    """Make all runs, ``jobs`` at a time (as many as this machine has room for, :func:`distributed.runs_at_once`), with
-    GPUs and cores shared out, unless OMP_NUM_THREADS says how many threads each has; a failed run does not stop the
-    others.
+def run_grid(plans: Sequence[Plan], jobs: int | None = None) -> list[Run]:
+    """Make all runs and the trainings that they look at, ``jobs`` at a time (as many as this machine has room for,
+    :func:`distributed.runs_at_once`), with GPUs and cores shared out; returns those that did not finish.
 
-    What another process is making is left to it, and looked at again when others have ended. Once nothing else is left,
-    this process waits for it, or without ``wait`` leaves it. Returns the runs that did not finish. An interrupt, or the
-    end of this process in any way, ends what is running; the next start goes on from there.
+    What another process makes is awaited once nothing else is left. An interrupt, or the end of this process in any
+    way, ends what is running; the next start goes on from there.
     """
-    sweep()
-    jobs = min(jobs or distributed.runs_at_once(plans), len(plans))
-    threads = share(jobs)
-    failed: list[Run] = []
-    with _workers(distributed.gpu_shares(jobs, plans)) as pool, contextlib.closing(Board(plans, jobs)) as board:
-
-        def make(asked: Sequence[Plan], waits: bool = False) -> list[Plan]:
-            """Make runs, and return those that another process has."""
-            elsewhere = []
-            for plan, done in _as_they_end({pool.submit(run, one, threads, waits): one for one in asked}, board):
-                if done is None:
-                    elsewhere.append(plan)
-                    continue
-                if not done.finished:
-                    failed.append(done)
-                board.end(plan, outcome(done))
-            return elsewhere
-
-        asked = list(plans)
-        while len(left := make(asked)) < len(asked):  # the training that a run begins with may have been made meanwhile
-            asked = left
-        if left and wait:
-            board.say(f"waiting for {len(left)} runs that another process makes")
-            make(left, waits=True)
-        for plan in [] if wait else left:
-            board.say(f"{plan.id}: another process makes it, and it is left to that one")
+    trainings = [plan.training for plan in plans if plan.training and not load(plan.training.folder).finished]
+    left = list({plan.id: plan for plan in [*trainings, *plans]}.values())
+    failed, total = [], len(left)
+    with _workers(left, jobs) as pool, tqdm(total=total, unit="run", disable=True if total == 1 else None) as bar:
+        for wait in (False, True):
+            started = {pool.submit(run, plan, wait, total == 1): plan for plan in left}
+            for future in as_completed(started):
+                if (done := future.result()) is not None:
+                    left.remove(started[future])
+                    failed += [] if done.finished else [done]
+                    bar.update()
+                    tqdm.write(f"[{total - len(left)}/{total}] {started[future].id}: {outcome(done)}")
     return failed
 
 
-def _as_they_end(started: dict[Future[Run | None], Plan], board: Board) -> Iterator[tuple[Plan, Run | None]]:
-    """Yield each plan with its run as soon as that has ended; the board shows how far the others are."""
-    waiting = set(started)
-    while waiting:
-        ended, waiting = wait(waiting, timeout=1, return_when=FIRST_COMPLETED)
-        for future in ended:
-            yield started[future], _result(future, started[future])
-        board.look([started[future] for future in waiting if future.running()])
-
-
-def _result(future: Future[Run | None], plan: Plan) -> Run | None:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise ChildProcessError(
-            "A worker process was killed, perhaps for want of memory (try fewer --jobs); the same command goes on from "
-            "here."
-        ) from None
-    except Exception:
-        return Run(plan.folder, {"id": plan.id, "exit": traceback.format_exc(limit=1)})
-
-
 @contextlib.contextmanager
-def _workers(shares: list[list[str]]) -> Iterator[ProcessPoolExecutor]:
-    """Processes, one for each share of the GPUs, that end when this one is interrupted, and soon after it has died;
-    their kernels end with them."""
-    # Not forked: this process has threads (of torch, of claims), and a lock that one of them holds would stay held.
-    fresh = multiprocessing.get_context("spawn")
-    left = fresh.SimpleQueue()
-    for one in shares:
-        left.put((one, shares.count(one)))
-    pool = ProcessPoolExecutor(len(shares), fresh, initializer=_worker, initargs=(os.getpid(), left))
+def _workers(plans: Sequence[Plan], jobs: int | None) -> Iterator[ProcessPoolExecutor]:
+    """Processes that make runs, each with its share of GPUs and cores; they end when this process does, in any way."""
+    jobs = min(jobs or distributed.runs_at_once(plans), len(plans))
+    shares = distributed.gpu_shares(jobs, plans)
+    warm = not shares[0] and sys.platform == "linux"  # a fork cannot use CUDA, and Apple's libraries crash in one
+    context: Any = multiprocessing.get_context("forkserver" if warm else "spawn")
+    if warm:
+        with patch_environment(**{THREADS: "1"}):  # libraries that start threads when imported start none there
+            context.set_forkserver_preload(["gcpo.runs.warm"])
+            forkserver.ensure_running()
+    queue = context.SimpleQueue()
+    for share in shares:
+        queue.put(share)
+    threads = os.environ.get(THREADS) or str(max(1, (os.cpu_count() or 1) // jobs))
+    environment = {**os.environ, THREADS: threads, distributed.AT_ONCE: str(jobs)}
+    pool = ProcessPoolExecutor(jobs, context, initializer=_work, initargs=(queue, environment, warm))
     try:
         yield pool
+    except BrokenProcessPool:
+        why = "A worker process was killed, perhaps for want of memory (try fewer --jobs)"
+        raise ChildProcessError(f"{why}; the same command goes on from here.") from None
     except BaseException:
         for worker in multiprocessing.active_children():
             worker.kill()
@@ -220,40 +216,20 @@ def _workers(shares: list[list[str]]) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _worker(parent: int, shares: Any) -> None:
-    """Take a share of the GPUs and of memory, and let this process end when its parent has; an interrupt of the
-    terminal is the parent's to handle."""
-    global _gpus, _warm
-    _gpus, beside = shares.get()
-    os.environ[kernels.BESIDE] = str(beside)
-    _warm = not _gpus and sys.platform == "linux"  # a fork cannot use CUDA if the server has; Apple's libraries crash
+def _work(shares: Any, environment: dict[str, str], warm: bool) -> None:
+    """Make this process a worker that ends with its parent; an interrupt of the terminal is the parent's to handle."""
+    global _warm
+    _warm = warm
+    os.environ.update(environment)
+    if gpus := shares.get():
+        os.environ[distributed.VISIBLE] = ",".join(gpus)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    exit_with_parent(parent)
+    exit_with_parent(os.getppid())
 
 
 def outcome(done: Run) -> str:
-    """Return how a run ended, in one line: what it reached, or why it failed."""
-    manifest = done.manifest
+    """Return how a run ended, in one line: its first results, or why it failed."""
     if not done.finished:
-        return f"FAILED ({manifest.get('exit')})"
-    return f"finished in {duration(manifest.get('seconds', 0))}: {_reached(done)}"
-
-
-def _reached(done: Run) -> str:
-    """Return what a finished run reached: the task's own metric, sampled if it was, and its gain while training."""
-    results, params = done.manifest.get("results", {}), done.manifest["params"]
-    metric = done.manifest["resolved"]["task"]["reward_metric"]
-    kinds = (f"avg@{params['eval_samples']}_{metric}", f"sampled_{metric}", f"greedy_{metric}")
-    said = [f"{name.replace('_', ' ')} {100 * results[name]:.1f} %" for name in kinds if name in results][:1]
-    rates = ("success_rate", "pair_spearman")
-    said += [f"{name.replace('_', ' ')} {results[name]:.3g}" for name in rates if name in results]
-    gained = [name for name in results if name.startswith("gain_")][:2]
-    said += [f"{name.removeprefix('gain_')} gains {100 * results[name]:+.1f} % over grpo" for name in gained]
-    path = done.folder / "validation.csv"
-    if path.exists():
-        table = pd.read_csv(path)
-        table = table[table["decoding"] == table["decoding"].max()]  # sampled goes before greedy
-        means = 100 * table.groupby("step")[metric].mean()
-        first, last = means.iloc[0], means.iloc[-1]
-        said.append(f"on validation {first:.1f} to {last:.1f} ({last - first:+.1f})")
-    return ", ".join(said)
+        return f"FAILED ({done.manifest.get('exit')})"
+    results = [f"{name} {value:.3g}" for name, value in done.manifest.get("results", {}).items()]
+    return ", ".join([f"finished in {done.manifest['seconds']:.0f} s", *results[:4]])

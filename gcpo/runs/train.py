@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan, quarters
 from gcpo.runs.policies import cut_by, judge, lora, models, quiet, starting_policy, trained_policy
 from gcpo.runs.profiles import read_yaml
-from gcpo.runs.progress import share
 from gcpo.runs.record import Run, claim, placeless, read_table, record
 from gcpo.tasks.base import Row, Task, check_disjoint
 from gcpo.tasks.sampling import check_lengths, ends, evaluate
@@ -90,12 +90,7 @@ def _train(plan: Plan) -> Run:
             run.manifest["replaced_weights"] = int(sum(entry.get(REPLACED, 0) for entry in log))
         if validation:
             run.table("validation.csv", validation.table())
-        looks = len(validation.steps) if validation else 0
-
-        def evaluated(done: int, total: int) -> None:
-            run.progress(done, total, "evaluation, answer", share(plan, params.max_steps, looks, done / total))
-
-        scores = _evaluate(plan, model, tokens, eval_rows, evaluated)
+        scores = _evaluate(plan, model, tokens, eval_rows, partial(run.progress, what="evaluation, answers"))
         run.table("eval.csv", scores)
         run.manifest["results"] = summary(scores, plan.task)
     return run
@@ -127,7 +122,7 @@ def fit(plan: Plan, trainer: GCPOTrainer, run: Run, along: transformers.TrainerC
 
     Called by each of the processes that train together, with the same folder. ``along`` sees every step.
     """
-    trainer.add_callback(_Recorded(plan, run))
+    trainer.add_callback(_Recorded(run))
     if along:
         trainer.add_callback(along)
     with trainer.accelerator.main_process_first():  # the main process removes incomplete checkpoints
@@ -139,7 +134,7 @@ def fit(plan: Plan, trainer: GCPOTrainer, run: Run, along: transformers.TrainerC
 def _fit_in_processes(plan: Plan, run: Run, validation: _Validation | None) -> list[dict[str, Any]]:
     """Return TRL's log of a training by several processes (:func:`work`), which save policies for this one to ask."""
     if not (run.folder / LOG).exists():
-        launch(plan, run.folder, run.follow)
+        launch(plan, run.folder)
     made = json.loads((run.folder / LOG).read_text(encoding="utf-8"))
     run.manifest["trl"] = made["trl"]
     if validation:
@@ -186,8 +181,8 @@ class _Recorded(transformers.TrainerCallback):
     """Shows each step with its reward and mean weight, and seals each checkpoint, so that one that was cut short is
     told from a whole one."""
 
-    def __init__(self, plan: Plan, run: Run) -> None:
-        self.plan, self.run = plan, run
+    def __init__(self, run: Run) -> None:
+        self.run = run
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         PartialState().wait_for_everyone()  # each process has files in it
@@ -197,8 +192,7 @@ class _Recorded(transformers.TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs and "reward" in logs and state.is_world_process_zero:
             values = {name: logs[key] for name, key in SHOWN.items() if key in logs}
-            step, looks = state.global_step, sum(quarter <= state.global_step for quarter in quarters(state.max_steps))
-            self.run.progress(step, state.max_steps, "step", share(self.plan, step, looks), **values)
+            self.run.progress(state.global_step, state.max_steps, "steps", **values)
 
 
 class _Validation(transformers.TrainerCallback):
@@ -219,11 +213,7 @@ class _Validation(transformers.TrainerCallback):
     def look(self, step: int, model: Any) -> None:
         """Ask the policy of a step, unless that was done."""
         path = self.folder / f"{step:06d}.csv"
-
-        def asked(done: int, total: int) -> None:
-            looks = self.steps.index(step) + done / total
-            self.run.progress(done, total, f"validation at step {step}, answer", share(self.plan, step, looks))
-
+        asked = partial(self.run.progress, what=f"validation at step {step}, answers")
         if not path.exists():
             with io.replacing(path) as draft:
                 scores = _evaluate(self.plan, model, self.tokens, self.rows, asked)

@@ -1,4 +1,4 @@
-"""Imports of every kind of run, which the server that kernels are forked from makes before its first fork.
+"""Imports of every kind of run, made once by the server that kernels are forked from.
 
 No import may start a Python thread: a lock that it held would stay held in every fork.
 """
