@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce reproduce-all test replay test-chaos test-cluster test-verl unit second-world world setup smoke zoo lint bench reference site examples notebooks clean clean-runs
+.PHONY: reproduce reproduce-all test replay test-chaos test-cluster test-verl unit second-world world policies setup smoke zoo lint bench reference site examples notebooks clean clean-runs
 
 reproduce: PROFILE = world_a
 reproduce: world  ## the headline tables and figures on three seeds, and these numbers beside the committed ones
@@ -18,7 +18,7 @@ reproduce-all: world  ## every method of the four papers on two seeds, of profil
 	$(BIN)/python -m gcpo grid reproduce_all --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE) --grid reproduce_all
 
-zoo: world  ## every run of every report, ten seeds or more of Table 1's methods (half a day to a day on two cores)
+zoo: world policies  ## every run of every report, ten seeds or more of Table 1's methods (half a day to a day on two cores)
 	$(BIN)/python -m gcpo grid sweep table1 figure1 rates zoo ablations entropy sizes --profile $(PROFILE) --jobs $(JOBS)
 	$(BIN)/python -m gcpo report --profile $(PROFILE)
 
@@ -59,6 +59,9 @@ unit: setup  ## unit and property tests
 
 world: setup  ## the embedded policy and entailment model: those that are there, else the committed ones, copied
 	$(BIN)/python -m gcpo world
+
+policies: setup  ## embedded policies of other sizes and kinds, trained once: ten minutes on two cores
+	$(BIN)/python worlds/make.py --policy tiny-0.3m tiny-3m tiny-llama
 
 setup: .venv/installed  ## the virtual environment with the pinned packages and this one
 

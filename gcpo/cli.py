@@ -300,21 +300,13 @@ def methods() -> None:
 @app.command()
 def world(
     reference: Annotated[
-        bool, typer.Option("--reference", help="the one that the reference's runs start from")
-    ] = False,
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="train it, in three to six minutes, in place of what is there")
+        bool, typer.Option("--reference", help="the reference's, in place of what was trained here")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="that draws all of it; runs ask for it by world_seed")] = 0,
 ) -> None:
     """Put the embedded models where runs find them."""
-    from gcpo.world import bootstrap, restore_reference, settings_of
+    from gcpo.world import bootstrap
 
-    if reference and (from_scratch or seed):
-        raise ParameterError("--reference takes the reference's world: leave --from-scratch and --seed out.")
-    if reference:
-        print(restore_reference(paths.REFERENCE / paths.READY[0].parent.name))
-    else:
-        print(bootstrap(settings_of(seed=seed), from_scratch=from_scratch))
+    print(bootstrap(seed, anew=reference))
     if seed:
         print(f"Runs start from it with -p world_seed {seed}, and read notebooks with GCPO_WORLD_SEED={seed}.")

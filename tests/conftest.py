@@ -52,11 +52,11 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scratch() -> Path:
     """The folder of the untrained byte-level policy."""
-    from gcpo.world import scratch_policy
+    from gcpo import paths
 
-    return scratch_policy(tmp_path_factory.mktemp("world"))
+    return paths.READY / "scratch"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from gcpo.__main__ import main as command
 from gcpo.reports.real_answers import FOLDER
 from gcpo.runs.profiles import read_yaml
 
-PACKED = (paths.NOTEBOOKS, paths.PARAMS, paths.MEASURED, *paths.READY, FOLDER)
+PACKED = (paths.NOTEBOOKS, paths.PARAMS, paths.MEASURED, paths.READY, FOLDER)
 
 
 def name_of(requirement: str) -> str:

@@ -206,7 +206,7 @@ def test_a_changed_default_is_a_new_run(monkeypatch: pytest.MonkeyPatch) -> None
         changed.setattr(plans, "SCHEMA", 99)
         assert not {id_of(method=name) for name in METHODS} & set(before.values())
     with monkeypatch.context() as changed:
-        changed.setattr(world, "key", lambda settings: "another")
+        changed.setattr(world, "key", lambda *_: "another")
         assert id_of() != before["gcpo_bot"]
         assert id_of(policy="a/b", entailment="c/d") == hub  # which has nothing of the embedded world
     assert {name: id_of(method=name) for name in METHODS} == before
@@ -228,7 +228,7 @@ def test_the_values_name_the_method_s_parts_with_their_constants_and_the_task_s_
     assert {"per_device_train_batch_size": 8, "num_generations": 4, "seed": 4}.items() <= values["trainer"].items()
     assert values["world"] == {"policy": world.key(), "entailment": world.key()}
     own = Plan("train", validate({"policy": "tiny-llama", "entailment": "a/b"})).values["world"]
-    assert own == {"policy": world.key(world.POLICIES["tiny-llama"])} != {"policy": world.key()}
+    assert own == {"policy": world.key("tiny-llama")} != {"policy": world.key()}
 
 
 @pytest.mark.parametrize("kind", KINDS)

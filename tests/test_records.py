@@ -384,25 +384,6 @@ def test_the_world_is_a_factor_like_any_other_also_beside_records_older_than_the
     assert label("train", older, ["world_seed"]) == "gcpo_bot world_seed=0"
 
 
-def test_a_reference_has_the_world_that_its_runs_started_from_and_another_machine_takes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_grid("g", [{"kind": "train", "seed": [0, 1]}])
-    here = of_world(monkeypatch, tmp_path / "here", "some")
-    finished(seed=0)
-    publish()
-    of_world(monkeypatch, tmp_path / "elsewhere", "other")
-    taken = world.restore_reference(paths.REFERENCE / "p")
-    assert taken.policy == tmp_path / "elsewhere" / here.name / "policy"
-    assert io.hashes(taken.policy) == io.hashes(here / "policy") and io.broken(taken.policy.parent) is None
-    finished(seed=1)
-    assert len(records.find("p", "g")) == 2
-    (taken.policy / "model.safetensors").write_text("edited")  # and so no world of these runs
-    publish()
-    with pytest.raises(FileNotFoundError, match=r"no world to take\. Train one: python -m gcpo world --from-scratch"):
-        world.restore_reference(paths.REFERENCE / "p")
-
-
 def test_runs_of_different_code_are_compared_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     write_grid("g", [{"kind": "train", "seed": [0, 1, 2]}])
     finished(seed=0), finished(seed=1)
@@ -466,17 +447,6 @@ def test_a_reference_keeps_what_can_be_compared_with_this_machine_s_runs(
     finished(seed=2)
     kept = {None: [2, 0, 1, 5], "code": [2, 1, 5], "models": [2]}[differs]  # other code: where no grid has both
     assert [run.manifest["params"]["seed"] for run in records.to_publish("p")] == kept
-
-
-def test_a_grown_reference_keeps_its_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_world(monkeypatch, tmp_path / "here", "some")
-    finished(seed=0)
-    publish()
-    here = io.hashes(paths.REFERENCE / "p" / "world")
-    for gone in (tmp_path / "here", paths.OUTPUTS):
-        shutil.rmtree(gone)
-    records.write_reference(tmp_path / "draft" / "p", records.to_publish("p"))
-    assert here and io.hashes(tmp_path / "draft" / "p" / "world") == here
 
 
 def test_code_is_what_the_package_computes_without_words_and_reports(tmp_path: Path) -> None:

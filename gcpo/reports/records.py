@@ -1,9 +1,8 @@
 """Run records, the reading side: finished runs as a tidy table, from run folders or from the committed reference.
 
 A reference holds the runs of a profile in few files: ``runs.jsonl``, a manifest per line, and a parquet file for each
-of :data:`TABLES`, the tables of all runs with the run's id as a column; in ``world`` the embedded models that they
-started from; ``SHA256SUMS`` says what they were when they were published. What is damaged, edited or foreign is left
-out, and counted with its fault.
+of :data:`TABLES`, the tables of all runs with the run's id as a column; ``SHA256SUMS`` says what they were when they
+were published. What is damaged, edited or foreign is left out, and counted with its fault.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from gcpo import io, paths, world
+from gcpo import io, paths
 from gcpo.runs.contents import Seen
 from gcpo.runs.fields import refuse_secrets
 from gcpo.runs.grids import comparison_key, expand, fitting, varied
@@ -318,7 +317,7 @@ def to_publish(profile: str) -> list[Run]:
 
 
 def write_reference(folder: Path, finished: list[Run]) -> None:
-    """Write runs in the form of a reference, into a new folder, with the world that they started from.
+    """Write runs in the form of a reference, into a new folder.
 
     Raises:
         ParameterError: a record holds a password or a token.
@@ -333,13 +332,6 @@ def write_reference(folder: Path, finished: list[Run]) -> None:
             pd.concat(parts, ignore_index=True).to_parquet(folder / f"{name}.parquet", index=False)
     lines = "".join(json.dumps(run.manifest, sort_keys=True) + "\n" for run in finished)
     (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
-    weights = {run.manifest.get("contents", {}).get("policy", {}).get("model.safetensors") for run in finished}
-    for seed in sorted({recorded(run.manifest["params"], "world_seed") for run in finished}):
-        made = world.folder("policy", seed=seed).parent
-        for place in (made, paths.REFERENCE / folder.name / "world" / made.name):
-            if io.broken(place) is None and io.sha256(place / "policy" / "model.safetensors") in weights:
-                shutil.copytree(place, folder / "world" / made.name)
-                break
     io.seal(folder)
     if (codes := paths.REFERENCE / folder.name / CODES).exists():  # grows with each code that is shown to be the same
         shutil.copy(codes, folder)

@@ -169,12 +169,12 @@ class Plan:
         }
 
     @property
-    def embedded(self) -> dict[str, world.Settings]:
-        """The settings of the embedded models that it needs, by kind."""
+    def embedded(self) -> dict[str, str]:
+        """The keys of the embedded models that it needs, by kind."""
         named = {"policy": self.params.policy, "entailment": self.params.entailment}
         named = {kind: name for kind, name in named.items() if kind not in UNREAD[self.kind]}
         seed = self.params.world_seed
-        return {kind: world.settings_of(name, seed) for kind, name in named.items() if name in world.POLICIES}
+        return {kind: world.key(name, seed) for kind, name in named.items() if name in world.POLICIES}
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class Plan:
                 "reward_metric": task.reward_metric,
                 "full_completion": task.full_completion,
             },
-            "world": {kind: world.key(made) for kind, made in self.embedded.items()},
+            "world": self.embedded,
             **({"training": self.training.values} if self.training else {}),
             **({"one_step": self._one_step} if self.kind == "one_step" else {}),
         }

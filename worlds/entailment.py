@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from policy import PAD, SEP, Settings, fit, tokenizer
 
 from gcpo.processes import exit_with_parent
 from gcpo.tasks import tinymath, tinyqa
-from gcpo.world.policy import PAD, SEP, Settings, fit, tokenizer
 
 LABELS = ("contradiction", "neutral", "entailment")  # in the order of roberta-large-mnli
 
@@ -119,7 +120,7 @@ def _tokenizer(settings: Settings) -> Any:
 
 
 def _classifier(settings: Settings, tokens: Any) -> Any:
-    """Return an untrained classifier, in whose attention queries and keys are equal (see :mod:`gcpo.world.build`)."""
+    """Return an untrained classifier, in whose attention queries and keys are equal (see make.py)."""
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(settings.seed)
@@ -181,3 +182,7 @@ def main(settings: str, draft: str, parent: str) -> None:
     torch.set_num_threads(chosen.threads)
     quality = make_entailment(chosen, Path(draft))
     (Path(draft) / "entailment.json").write_text(json.dumps(quality))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
