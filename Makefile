@@ -45,7 +45,7 @@ test-verl:  ## the methods inside verl's own code, in an environment of its own 
 	@$(PYTHON) -m venv build/verl
 	@build/verl/bin/pip install --quiet $$(grep '^torch==' requirements.lock) -r tests/verl.txt
 	@build/verl/bin/pip install --quiet --no-deps trl==1.12.0 -e .
-	build/verl/bin/python -m pytest -q tests/test_engines_verl.py
+	build/verl/bin/python -m pytest -q tests/test_verl.py
 
 build/cluster/installed: requirements.lock pyproject.toml  # an environment of its own: Snakemake wants two older packages
 	@$(PYTHON) -m venv build/cluster

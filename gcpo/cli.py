@@ -236,12 +236,7 @@ def check(
     ] = None,
     toy: Toy = False,
 ) -> int:
-    """Check parameter files and grids, and count what is run.
-
-    `check verl METHOD` prints the settings of a method in verl, and whether verl has loaded the plugin.
-    """
-    if name and name[0] == "verl":
-        return cli_check.verl(name[1:])
+    """Check parameter files and grids, and count what is run."""
     profile += TOY * toy
     if gate or reference:
         return cli_check.gate(gate, name, reference)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 
 # As in gcpo.cli, what takes seconds to import is imported where it is used.
@@ -65,16 +64,3 @@ def gate(profile: str | None, grids: list[str] | None, reference: bool) -> int:
         raise UserError("; ".join(f"{task}: {said}" for task, said in found.missing.items()))
     print(found.said(found.tasks))
     return 0 if found.passed else 1
-
-
-def verl(methods: list[str]) -> int:
-    """Print verl's settings for methods, and whether verl has loaded the plugin."""
-    from gcpo import engines
-
-    try:
-        for method in methods or ["gcpo_bot"]:
-            print(*map(shlex.quote, engines.settings(method)), sep="\n", flush=True)
-        print(engines.loaded())
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    return 0

@@ -27,7 +27,7 @@ FLOORS = [
     {"methods"},
     {"toys", "weights", "updates"},
     {"semantics"},
-    {"trainer", "engines"},
+    {"trainer", "verl"},
     {"tasks"},
     {"world"},
     {"runs"},

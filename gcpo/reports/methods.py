@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from gcpo import engines
+from gcpo import verl
 from gcpo.methods import METHODS
 from gcpo.weights import weight_range
 
@@ -49,17 +49,17 @@ the loss, leave the weight at 1. What each paper leaves open, and what was chose
 
 ## In verl
 
-[How to train in verl](docs/verl.md); `gcpo check verl METHOD` prints a method's settings.
+[How to train in verl](docs/verl.md); `python -m gcpo.verl METHOD` prints a method's settings.
 
-{markdown(engines_table())}"""
+{markdown(verl_table())}"""
 
 
-def engines_table() -> pd.DataFrame:
+def verl_table() -> pd.DataFrame:
     """Return the methods that run in verl in any trainer mode, in one, or not; columns as named here."""
-    mode = f"`trainer.v1.trainer_mode={engines.MODE}`: reads texts, tokens' probabilities, lengths or the step's number"
+    mode = f"`trainer.v1.trainer_mode={verl.MODE}`: reads texts, tokens' probabilities, lengths or the step's number"
     found: dict[tuple[str, str], list[str]] = {}
     for name, row in METHODS.items():
-        how = ("yes", mode if engines.asks(row) else "any trainer mode: reads rewards alone")
-        found.setdefault(("no", why) if (why := engines.refusal(row)) else how, []).append(f"`{name}`")
+        how = ("yes", mode if verl.asks(row) else "any trainer mode: reads rewards alone")
+        found.setdefault(("no", why) if (why := verl.refusal(row)) else how, []).append(f"`{name}`")
     rows = [(*key, ", ".join(names)) for key, names in sorted(found.items(), reverse=True)]
     return pd.DataFrame(rows, columns=["runs", "how, or why not", "methods"])
