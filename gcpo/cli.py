@@ -266,7 +266,7 @@ def report(
 ) -> int:
     """Execute the report notebooks."""
     from gcpo.reports import publish as pages
-    from gcpo.reports import records, reproduced, site
+    from gcpo.reports import records, replay
 
     profile += TOY * toy
     load_profile(profile)  # a name that is none leaves no folder behind
@@ -274,13 +274,14 @@ def report(
         runs = pages.pages_again(profile) if reference else pages.publish(profile, partial)
         print(f"published {runs} runs to {paths.REFERENCE / profile}")
         return 0
-    made, left_out = site.report(profile, grid, any_code=any_code, reference=reference)
+    made, left_out = pages.report(profile, grid, any_code=any_code, reference=reference)
     faults = [f"left out: {fault}" for fault in records.faults(profile, reference)]
     print(*made, *left_out, *faults, sep="\n")
     if not made:
         print(f"no report was made: nothing has run of the grids of {profile} (gcpo check --profile {profile})")
     elif grid and not reference:
-        print(reproduced.said(reproduced.compare(profile, grid)))
+        said = "This machine's runs beside the committed ones (docs/runs.md has what each finding means):"
+        print(said, replay.compare(profile, grid).to_string(index=False), sep="\n")
     return 0 if made else 1
 
 

@@ -100,7 +100,7 @@ def test_a_report_of_a_misspelt_name_leaves_nothing_behind(
 
 
 def test_a_report_of_nothing_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gcpo.reports.site.report", lambda *_, **__: ([], ["20_figure1: nothing has run"]))
+    monkeypatch.setattr("gcpo.reports.publish.report", lambda *_, **__: ([], ["20_figure1: nothing has run"]))
     monkeypatch.setattr("gcpo.reports.records.faults", lambda *_: [])
     assert cli.main(["report", "--profile", "smoke"]) == 1
     assert (

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 
 from gcpo import paths
-from gcpo.reports import site
+from gcpo.reports import publish
 from gcpo.runs.params import Params
 
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
@@ -153,7 +153,7 @@ def nbval(path: Path) -> subprocess.CompletedProcess[str]:
 def test_a_report_says_whose_runs_it_shows_and_hands_it_on(path: Path) -> None:
     cells = code(read(path))
     printed = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
-    shown = f"reference of profile {site.reports()[path.stem]['profile']}\n"
+    shown = f"reference of profile {publish.reports()[path.stem]['profile']}\n"
     source = "the tables of make bench" if path.stem == "29_speed" else shown
     assert printed.startswith(f"All tables and figures below are made from: {source}")
     written = re.findall(r"^(?:tables\.write_table|figures\.save)\(.*", "\n".join(c.source for c in cells), flags=re.M)

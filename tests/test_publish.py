@@ -1,8 +1,9 @@
-"""Publishing a reference: built beside the old one, which stays until the new one is whole."""
+"""A reference is built beside the old one, which stays until the new one is whole; numbers beside a reference's."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -12,10 +13,12 @@ import nbformat
 import pandas as pd
 import pytest
 from record_builders import finished, write_grid, write_profile
+from record_builders import publish as publish_records
 
 from gcpo import io, paths
 from gcpo.cli import main
-from gcpo.reports import publish, records, site
+from gcpo.reports import publish, records, replay
+from gcpo.runs.record import RecordError
 
 pytestmark = pytest.mark.usefixtures("places")
 
@@ -32,7 +35,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     shutil.copy(paths.NOTEBOOKS / f"{REPORT}.ipynb", notebooks)
     monkeypatch.setattr(paths, "NOTEBOOKS", notebooks)
     (tmp_path / "reports.yaml").write_text(f"{REPORT}: {{grid: figure1, profile: laptop}}\n")
-    monkeypatch.setattr(site, "REPORTS", tmp_path / "reports.yaml")
+    monkeypatch.setattr(publish, "REPORTS", tmp_path / "reports.yaml")
     monkeypatch.setattr(paths, "WORLDS", tmp_path / "world")
     for profile in ("p", "laptop"):
         write_profile(profile, {})
@@ -65,10 +68,11 @@ def test_a_reference_is_built_beside_and_swapped_in_of_the_runs_of_grids(
     old.mkdir(parents=True)
     (old / "runs.jsonl").write_text("the old one")
     (old / "of_the_old_one.csv").write_text("")
+    os.utime(old / "of_the_old_one.csv", (1, 1))
     run = finished("gradients", tables=TABLES, profile="laptop")
     stray = finished("gradients", tables=TABLES, profile="laptop", seed=3)
     assert main(["report", "--publish", "--profile", "laptop"]) == 0
-    assert f"no grid of laptop asks for them: {stray.manifest['id']}\n" in capsys.readouterr().out
+    assert stray.manifest["id"] in capsys.readouterr().out
     page, readme = pages
     assert readme == {"readme": "laptop"}
     (new,) = page["new"]
@@ -149,16 +153,9 @@ def test_what_fails_on_the_way_leaves_everything_as_it_was(
     assert publish.publish("laptop") == 2  # what the interrupt left is in nobody's way
 
 
-def test_another_profile_leaves_the_committed_pages_alone(pages: list[dict[str, Any]]) -> None:
-    finished("gradients", tables=TABLES)
-    assert publish.publish("p") == 1
-    assert [page.get("profile") for page in pages] == ["p"]
-    assert "# 20 · new ·" not in (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
-
-
 def test_a_report_on_two_worlds_shows_the_first_and_the_ledger_reads_both(pages: list[dict[str, Any]]) -> None:
     """Each world is published by itself; the ledger lies where ``reports.yaml`` says, and is made again with either."""
-    site.REPORTS.write_text(
+    publish.REPORTS.write_text(
         f"{REPORT}: {{grid: figure1, profile: p, also: q}}\nother: {{grid: none, profile: laptop}}\n"
         f"{LEDGER}: {{profile: laptop}}\n"
     )
@@ -171,35 +168,89 @@ def test_a_report_on_two_worlds_shows_the_first_and_the_ledger_reads_both(pages:
         assert publish.publish(profile) == 1
     asked = [(page["profile"], Path(page["write_to"]).name) for page in pages if "write_to" in page]
     own, ledger = ("p", "p"), ("laptop", "laptop")
-    assert asked == [own, ledger, ("q", "q"), ledger, own, ledger]  # the first shows the second beside it
-    assert [page["readme"] for page in pages if "readme" in page] == ["laptop"] * 3
+    assert asked == [own, ledger, ("q", "q"), own, ledger]  # the first shows the second beside it
     assert (paths.REFERENCE / "laptop" / "answers.parquet").read_text() == "kept"
-    assert (paths.REFERENCE / "laptop" / "table.csv").read_text() == "page 8\n"
+    assert (paths.REFERENCE / "laptop" / "table.csv").read_text() == "page 6\n"
     assert len(reference_of("p")) == len(reference_of("q")) > 1 and not (paths.REFERENCE / "p").is_symlink()
     assert "# 20 · new ·" in (paths.NOTEBOOKS / f"{LEDGER}.ipynb").read_text()
 
 
-@pytest.mark.parametrize("why", ["unfinished", "edited"])
-def test_nothing_is_published_while_a_report_lacks_a_run(why: str, pages: list[dict[str, Any]], capsys: Any) -> None:
+def test_nothing_is_published_while_a_report_lacks_a_run_unless_asked(pages: list[dict[str, Any]], capsys: Any) -> None:
     old = paths.REFERENCE / "laptop" / "runs.jsonl"
     old.parent.mkdir(parents=True)
     old.write_text("precious")
-    finished("gradients", tables=TABLES, profile="laptop", seed=7)  # of no report
-    if why == "edited":
-        run = finished("gradients", tables=TABLES, profile="laptop")
-        (run.folder / "queries.csv").write_text("query,V\na,2\n")
-    assert main(["report", "--publish", "--profile", "laptop"]) == 2
-    assert "Grid figure1 has 0 of 1 runs finished with laptop" in capsys.readouterr().err
-    assert old.read_text() == "precious" and pages == []
-
-
-def test_a_partial_reference_is_published_when_asked_for(pages: list[dict[str, Any]], capsys: Any) -> None:
     write_grid("figure1", [{"kind": "gradients", "seed": [0, 1]}])
-    partial = ["report", "--publish", "--partial", "--profile", "laptop"]
-    assert main(partial) == 2
-    assert "Grid figure1 has 0 of 2 runs finished" in capsys.readouterr().err and pages == []
-    finished("gradients", tables=TABLES, profile="laptop")
-    assert main(["report", "--publish", "--profile", "laptop"]) == 2
-    assert "1 of 2 runs finished" in (said := capsys.readouterr().err) and "--partial" in said
-    assert main(partial) == 0
+    run = finished("gradients", tables=TABLES, profile="laptop")
+    made = (run.folder / "queries.csv").read_text()
+    for text, count, partial in (("query,V\na,2\n", 0, True), (made, 1, False)):  # edited by hand; whole
+        (run.folder / "queries.csv").write_text(text)
+        with pytest.raises(RecordError, match=f"figure1 has {count} of 2 runs finished with laptop.*--partial"):
+            publish.publish("laptop", partial)
+    assert old.read_text() == "precious" and pages == []
+    assert publish.publish("laptop", partial=True) == 1
     assert len(records.find("laptop", "figure1", reference=True)) == 1
+
+
+def test_a_report_that_compares_rates_is_left_out_where_a_grid_has_one(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_profile("p", {})
+    write_grid("sweep", [{"kind": "train", "method": ["grpo"], "learning_rate": [0.001, 0.002]}])
+    write_grid("one", [{"kind": "train", "method": ["grpo"]}])
+    made: list[str] = []
+    monkeypatch.setattr(publish, "reports", lambda: {"23_sweep": {"grid": "sweep"}})
+    monkeypatch.setattr(publish, "execute", lambda name, *_: made.append(name))
+    finished(method="grpo", learning_rate=0.001)
+    assert main(["report", "--profile", "p", "--grid", "one"]) == 1
+    said = capsys.readouterr().out
+    assert "23_sweep: grid one" in said and "learning_rate" in said and made == []
+    assert main(["report", "--profile", "p"]) == 0 and made == ["23_sweep"]
+
+
+# --- numbers beside the committed ones ------------------------------------------------------------------------------
+
+
+def scored(f1: float, **values: Any) -> None:
+    table = pd.DataFrame({"query": ["a"], "decoding": ["sampled"], "f1": [f1]})
+    finished(results={"greedy_f1": 0.1, "sampled_f1": f1}, tables={"eval": table}, max_steps=4, **values)
+
+
+@pytest.mark.parametrize(("f1", "found"), [(0.55, replay.WITHIN), (0.80, replay.OUTSIDE)])
+def test_numbers_stand_beside_the_committed_ones(f1: float, found: str) -> None:
+    """Four committed seeds of two methods, of which two are made here again: one alike, one far from what it was."""
+    write_grid("few", [{"kind": "train", "method": ["grpo", "se", "kle"], "seed": [0, 1]}])
+    for seed, value in enumerate((0.50, 0.52, 0.54, 0.56)):
+        for method in ("grpo", "se"):
+            scored(value, method=method, seed=seed)
+    publish_records()
+    for run in records.runs("p"):
+        if run.manifest["params"]["method"] == "se" or run.manifest["params"]["seed"] > 1:
+            (run.folder / "manifest.json").unlink()
+    for method in ("se", "kle"):  # of which the latter is not committed
+        scored(f1, method=method, seed=0)
+    table = replay.compare("p", "few").set_index("run")
+    assert table["found"].to_dict() == {"grpo": replay.IDENTICAL, "se": found}
+    assert table.loc["se", ["runs", "here", "committed"]].tolist() == ["1 of 2", round(100 * f1, 1), 50.0]
+    # Mean 53, deviation 2.582, t(3; 0.975) = 3.1824: 3.1824 * 2.582 * sqrt(1/4 + 1/2) = 7.12, of one fresh seed 9.19.
+    assert table["expected"].tolist() == ["45.9 to 60.1", "43.8 to 62.2"]
+    assert math.isnan(replay.predicted([1.0], 2)[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "results", "figure"),
+    [
+        ("evaluate", {"avg@4_f1": 0.5, "greedy_f1": 0.4, "questions": 9}, "avg@4_f1"),
+        ("gradients", {"queries": 9, "pair_spearman": 0.5}, "pair_spearman"),
+        ("one_step", {"batches": 3, "gain_rd_only": 0.4, "gain_gcpo_bot": 0.5}, "gain_gcpo_bot"),
+        ("one_step", {"batches": 3, "gain_se": 0.5}, "gain_se"),
+        ("one_step", {"batches": 3}, ""),
+    ],
+)
+def test_runs_of_every_kind_have_a_number_to_compare(kind: str, results: dict[str, float], figure: str) -> None:
+    write_grid("few", [{"kind": kind, "seed": [0, 1], "eval_samples": [4]}])
+    for seed in (0, 1):
+        finished(kind, results, {"eval": pd.DataFrame({"query": ["a"]})}, seed=seed, eval_samples=4)
+    publish_records()
+    (row,) = replay.compare("p", "few").to_dict("records")
+    assert (row["figure"], row["runs"], row["found"]) == (figure, "2 of 2", replay.IDENTICAL)
+    assert row["here"] == 50.0 if figure else math.isnan(row["here"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gcpo import paths
-from gcpo.reports import headline, pages, records, reproduced, tables
+from gcpo.reports import headline, pages, records, replay, tables
 from gcpo.runs.grids import expand
 from gcpo.runs.profiles import read_yaml
 
@@ -114,10 +114,10 @@ def test_what_make_reproduce_makes_stands_beside_the_reference(
     grid: str, profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "runs", partial(records.runs, reference=True))  # as if this machine had made them
-    table = reproduced.compare(profile, grid)
+    table = replay.compare(profile, grid)
     plans = expand(grid, profile)
     assert len(table) == len({(plan.params.task, plan.label) for plan in plans})
-    assert set(table["found"]) == {reproduced.IDENTICAL} and table["here"].notna().all()
+    assert set(table["found"]) == {replay.IDENTICAL} and table["here"].notna().all()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from ast import literal_eval
@@ -16,7 +15,7 @@ from papermill import inspect_notebook
 
 from gcpo import paths, reports
 from gcpo.cli import main
-from gcpo.reports import headline, records, site
+from gcpo.reports import headline, publish, records
 from gcpo.reports.margins import margins
 from gcpo.runs import record
 from gcpo.runs.grids import expand, fitting, grids
@@ -30,13 +29,17 @@ def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
         monkeypatch.setattr(paths, name, tmp_path / name.lower())
     monkeypatch.setattr(record, "environment", lambda: {"code": "c0de", "commit": "c0ffee", "dirty": False})
     calls: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(site, "execute", lambda name, output, parameters: calls.append((name, parameters)))
+    monkeypatch.setattr(publish, "execute", lambda name, output, parameters: calls.append((name, parameters)))
     return calls
 
 
 def finish(plan: Plan) -> None:
     with record.record(plan) as run:
         run.table("eval.csv", pd.DataFrame({"query": ["a"], "decoding": ["greedy"], "f1": [0.5]}))
+
+
+def shown_grids(profile: str) -> list[str]:
+    return list(dict.fromkeys(filter(None, (publish.own_grid(name, profile) for name in publish.reports()))))
 
 
 def test_every_report_notebook_is_listed_and_its_parameters_say_the_same() -> None:
@@ -47,19 +50,19 @@ def test_every_report_notebook_is_listed_and_its_parameters_say_the_same() -> No
         found[path.stem] = {
             key: literal_eval(parameters[name]["default"]) for key, name in named.items() if name in parameters
         }
-    listed = {name: {k: v for k, v in shows.items() if k != "elsewhere"} for name, shows in site.reports().items()}
+    listed = {name: {k: v for k, v in shows.items() if k != "elsewhere"} for name, shows in publish.reports().items()}
     assert listed == found and list(listed) == list(found)
     for profile in ("laptop", "world_a", "paper"):
-        assert set(site.shown_grids(profile)) <= set(grids())
+        assert set(shown_grids(profile)) <= set(grids())
 
 
 def test_a_report_shows_another_grid_of_profiles_that_the_protocol_does_not_name() -> None:
-    assert [site.own_grid("21_table1", name) for name in ("world_a", "world_b", "laptop")] == [
+    assert [publish.own_grid("21_table1", name) for name in ("world_a", "world_b", "laptop")] == [
         "headline",
         "headline",
         "table1",
     ]
-    assert (site.own_grid("20_figure1", "world_b"), site.own_grid("29_speed", "laptop")) == ("checkpoints", "")
+    assert (publish.own_grid("20_figure1", "world_b"), publish.own_grid("29_speed", "laptop")) == ("checkpoints", "")
 
 
 def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
@@ -72,55 +75,37 @@ def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
     printed = capsys.readouterr().out
     nothing = "21_table1: nothing has run of grid table1 with smoke: python -m gcpo grid table1"
     assert nothing in printed
-    page = (paths.OUTPUTS / "smoke" / "reports" / "index.md").read_text()
-    assert f"- not made: {nothing}" in page
-    assert "From this machine's runs of profile smoke." in page
-    wanted = len(expand("figure1", "smoke"))
-    assert f"Grid `figure1`: 1 of {wanted} finished.\n\nMissing:\n" in page
 
 
 def test_a_profile_of_benchmarks_has_grids_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {own: site.grid_for(fitting("paper"), own) for own in site.shown_grids("paper")}
+    found = {own: publish.grid_for(fitting("paper"), own) for own in shown_grids("paper")}
     assert (found["table1"], found["figure1"], found["ablations"]) == (
         "paper_table1",
         "paper_figure1",
         "paper_ablations",
     )
-    assert {own: site.grid_for(fitting("laptop"), own) for own in found} == {own: own for own in found}
+    assert {own: publish.grid_for(fitting("laptop"), own) for own in found} == {own: own for own in found}
     assert main(["report", "--profile", "paper"]) == 1  # nothing is made
     printed = capsys.readouterr().out
     assert "21_table1: nothing has run of grid paper_table1 with paper: python -m gcpo grid paper_table1" in printed
     assert "23_sweep: no grid sweep is made for paper, whose grids are paper_ablations, paper_figure1" in printed
-    page = (paths.OUTPUTS / "paper" / "reports" / "index.md").read_text()
-    assert "Grid `paper_table1`: 0 of" in page and "Grid `table1`" not in page
-    assert main(["report", "--publish", "--profile", "paper"]) == 2
-    assert "is not made for paper, and a reference holds every report's" in capsys.readouterr().err
 
 
-def test_the_page_of_reports_lists_what_was_made_this_time_also_when_a_report_fails(
+def test_a_report_that_fails_is_named_with_its_fault_in_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finish(expand("figure1", "smoke")[0])
     folder = paths.OUTPUTS / "smoke" / "reports"
-    folder.mkdir(parents=True)
-    (folder / "old.csv").write_text("")
-    os.utime(folder / "old.csv", (1, 1))
 
     def execute(name: str, output: Path, parameters: dict[str, Any]) -> None:
         if name == "90_claims":
             raise papermill.PapermillExecutionError(1, 1, "", "RecordError", "no\nledger", [])
         output.write_text("")
-        (output.parent / f"{name[3:]}.png").write_text("")
 
-    monkeypatch.setattr(site, "execute", execute)
+    monkeypatch.setattr(publish, "execute", execute)
     assert main(["report", "--profile", "smoke"]) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line == f"gcpo: 90_claims: RecordError: no ledger (traceback: {folder}/90_claims.ipynb)"
-    page = (folder / "index.md").read_text()
-    assert [line for line in page.splitlines() if line.startswith("- [")] == [
-        f"- [{name}]({name})" for name in ("20_figure1.ipynb", "29_speed.ipynb", "figure1.png", "speed.png")
-    ]
-    assert "old.csv" not in page
 
 
 def test_what_make_reproduce_runs_is_part_of_the_protocols_grids() -> None:
@@ -132,13 +117,10 @@ def test_what_make_reproduce_runs_is_part_of_the_protocols_grids() -> None:
 
 
 def test_what_make_reproduce_all_runs_is_part_of_the_reports_own_grids() -> None:
-    whole = {plan.id for name in site.shown_grids("laptop") for plan in expand(name, "laptop")}
+    whole = {plan.id for name in shown_grids("laptop") for plan in expand(name, "laptop")}
     assert {plan.id for plan in expand("reproduce_all", "laptop")} < whole
     asked = {
-        plan.params.method
-        for name in site.shown_grids("laptop")
-        for plan in expand(name, "laptop")
-        if plan.kind == "train"
+        plan.params.method for name in shown_grids("laptop") for plan in expand(name, "laptop") if plan.kind == "train"
     }
     assert {plan.params.method for plan in expand("reproduce_all", "laptop")} == asked
     assert (
@@ -189,11 +171,11 @@ def test_a_profile_may_be_an_own_file(executed: list[tuple[str, dict[str, Any]]]
     assert executed[0][1]["write_to"] == str(paths.OUTPUTS / "mine" / "reports")
 
 
-COMMITTED = {name: paths.ROOT / "outputs" / "reference" / shown["profile"] for name, shown in site.reports().items()}
+COMMITTED = {name: paths.ROOT / "outputs" / "reference" / shown["profile"] for name, shown in publish.reports().items()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", site.reports())
+@pytest.mark.parametrize("name", publish.reports())
 def test_a_committed_report_is_what_the_committed_records_give(name: str, tmp_path: Path) -> None:
     """Executed here alone, by nbval, which compares its outputs; the tables that it writes are the committed ones."""
     copy, tables = tmp_path / f"{name}.ipynb", tmp_path / "tables"
@@ -212,7 +194,7 @@ def test_a_committed_report_is_what_the_committed_records_give(name: str, tmp_pa
 
 def test_every_committed_table_is_named_in_a_report() -> None:
     """A table that no report writes any more would stay for ever."""
-    sources = "".join((paths.NOTEBOOKS / f"{name}.ipynb").read_text() for name in site.reports())
+    sources = "".join((paths.NOTEBOOKS / f"{name}.ipynb").read_text() for name in publish.reports())
     every = [path.stem for folder in {*COMMITTED.values()} for path in folder.glob("*.csv")]
     names = [name for name in every if not name.startswith("verdicts_")]
     written = {name for name in names if f'\\"{name}\\"' in sources}

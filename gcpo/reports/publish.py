@@ -1,4 +1,4 @@
-"""Making runs the committed reference, with the pages and tables that are made from it."""
+"""Executing the report notebooks: on the runs of a profile, or to make runs the committed reference with its pages."""
 
 from __future__ import annotations
 
@@ -6,24 +6,114 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+import time
 from pathlib import Path
+from typing import Any
 
 import nbformat
-import pandas as pd
-from papermill import inspect_notebook
+from papermill import PapermillExecutionError, inspect_notebook
 
 from gcpo import io, paths
 from gcpo.reports import records
-from gcpo.reports.headline import waiting
 from gcpo.reports.pages import write_readme, write_results
-from gcpo.reports.site import absolute, own_grid, reports, reports_on
 from gcpo.runs.grids import expand, fitting
 from gcpo.runs.params import profile_name
 from gcpo.runs.plan import with_trainings
-from gcpo.runs.profiles import TOY
-from gcpo.runs.record import RecordError
+from gcpo.runs.profiles import TOY, is_file_name, read_yaml
+from gcpo.runs.record import RecordError, Run
 from gcpo.runs.runner import execute
+
+REPORTS = Path(__file__).parents[1] / "reports.yaml"
+DECIDES = ("policy", "learning_rate", "alpha", "method_options")  # a sweep compares their values
+
+
+def reports() -> dict[str, dict[str, str]]:
+    """Return the report notebooks in their order, with the grid and the profile that each shows (``reports.yaml``); of
+    one on two worlds the other's profile (``also``), and the grid that it shows of all others (``elsewhere``)."""
+    return dict(read_yaml(REPORTS))
+
+
+def reports_on(profile: str) -> list[str]:
+    """Return the reports with a grid that make up a profile's reference: those that show it, or all if none does."""
+    shown = {name: shows for name, shows in reports().items() if "grid" in shows}
+    return [name for name, shows in shown.items() if profile in (shows["profile"], shows.get("also"))] or [*shown]
+
+
+def own_grid(report: str, profile: str) -> str:
+    """Return the grid that a report shows of a profile unless told otherwise; "" of one that shows no runs."""
+    shows = reports()[report]
+    here = profile in (shows.get("profile"), shows.get("also"))
+    return shows.get("grid", "") if here else shows.get("elsewhere", shows.get("grid", ""))
+
+
+def grid_for(made: list[str], own: str) -> str:
+    """Return the grid of a report's own table that suits a profile (:func:`gcpo.runs.grids.fitting`): table1
+    of laptop, paper_table1 of benchmarks; the own one where there is none."""
+    return own if own in made else next((grid for grid in made if grid.endswith(f"_{own}")), own)
+
+
+def report(
+    profile: str, grid: str | None = None, *, any_code: bool = False, reference: bool = False
+) -> tuple[list[Path], list[str]]:
+    """Execute every report notebook on the runs of a profile, with the grid of its table (:func:`grid_for`).
+
+    Args:
+        profile: a profile's name, or a parameter file.
+        grid: one grid for all of them.
+        any_code: compare runs of different code of this package.
+        reference: show the committed reference in place of this machine's runs.
+
+    Returns:
+        the executed copies, in ``outputs/<profile>/reports`` beside their tables and figures; and, of each report that
+        is not made, what its grid lacks (:func:`_lacks`).
+
+    Raises:
+        RecordError: a report failed; says where its copy is.
+    """
+    name, fit = profile_name(profile), fitting(profile)
+    folder, profile, grid = paths.OUTPUTS / name / "reports", absolute(profile), grid and absolute(grid)
+    expand(grid or fit[0], profile)  # a grid that is none leaves no folder behind
+    folder.mkdir(parents=True, exist_ok=True)
+    made: list[Path] = []
+    lacking: list[str] = []
+    try:
+        for each in reports():
+            settings: dict[str, Any] = {"profile": profile, "reference": reference, "write_to": str(folder)}
+            if own := own_grid(each, name):  # the ledger has none, nor has speed: they read no runs
+                wanted = grid or grid_for(fit, own)
+                if why := _lacks(own, wanted, fit, profile, reference):
+                    lacking.append(f"{each}: {why}")
+                    for stale in (f"{each}.ipynb", f"verdicts_{each[:2]}.csv"):  # of other runs: no ledger reads them
+                        (folder / stale).unlink(missing_ok=True)
+                    continue
+                settings |= {"grid": wanted, "any_code": any_code}
+            if own or made:
+                execute(each, folder / f"{each}.ipynb", settings)
+                made.append(folder / f"{each}.ipynb")
+    except PapermillExecutionError as error:
+        said = f"{each}: {error.ename}: {error.evalue} (traceback: {folder / each}.ipynb)"
+        raise RecordError(" ".join(said.split())) from None
+    return made, lacking
+
+
+def _lacks(own: str, grid: str, fit: list[str], profile: str, reference: bool) -> str:
+    """Return what a grid lacks of what a report compares, "" if nothing. ``fit`` are the profile's own grids."""
+    if grid == own and own not in fit:
+        return f"no grid {own} is made for {profile}, whose grids are {', '.join(fit)}"
+    asked, given = expand(own, profile), expand(grid, profile)
+    if not {plan.kind for plan in asked} & {*records.find(profile, grid, reference, any_code=True)["kind"]}:
+        return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid} --profile {profile}"
+    tasks, there = ({plan.params.task for plan in plans} for plans in (asked, given))
+    needed, varied = (
+        {key for plan in plans if plan.kind == "train" for key in plan.varied} for plans in (asked, given)
+    )
+    lacks = [*sorted(tasks - there if len(tasks) == 1 else ()), *(key for key in DECIDES if key in needed - varied)]
+    return f"grid {grid} compares nothing by {lacks[0]}: python -m gcpo grid {own} --profile {profile}" if lacks else ""
+
+
+def absolute(name: str) -> str:
+    """Return a parameter file's path as seen from here: notebooks work in a folder of their own."""
+    return str(Path(name).resolve()) if is_file_name(name) else name
 
 
 def publish(profile: str, partial: bool = False) -> int:
@@ -37,117 +127,95 @@ def publish(profile: str, partial: bool = False) -> int:
     Raises:
         RecordError: a report's grid has runs that are not finished; the reference stays as it is.
     """
-    if profile_name(profile).endswith(TOY):
-        raise RecordError(
-            f"{profile_name(profile)} holds runs of toy size, which show nothing of a method: never published."
-        )
-    fit, name = fitting(profile), profile_name(profile)
-    shown = dict.fromkeys(own_grid(report, name) for report in reports_on(name))
-    if foreign := [grid for grid in shown if grid not in fit]:
-        raise RecordError(
-            f"Grid {foreign[0]} is not made for {profile}, and a reference holds every report's: report --profile "
-            f"{profile} --grid NAME shows its runs."
-        )
-    asked = {run.id for grid in fit for run in with_trainings(expand(grid, profile))}
-    found = records.to_publish(profile)
+    name, found = profile_name(profile), records.to_publish(profile)
+    if name.endswith(TOY):
+        raise RecordError(f"{name} holds runs of toy size, which show nothing of a method: never published.")
+    asked = {run.id for grid in fitting(profile) for run in with_trainings(expand(grid, profile))}
     finished = [run for run in found if run.manifest["id"] in asked]
     made = {run.manifest["id"] for run in finished}
-    gone = [run for run in records.runs(profile, reference=True) if run.manifest.get("id") not in made]
-    for grid in shown:
+    for grid in dict.fromkeys(own_grid(each, name) for each in reports_on(name)):
         wanted = {plan.id for plan in expand(grid, profile)}
         if len(wanted & made) < (1 if partial else len(wanted)):
-            needed = "a run of every report's grid" if partial else "every report's whole grid"
-            otherwise = "" if partial else " (or publish what there is: --partial)"
             raise RecordError(
-                f"Grid {grid} has {len(wanted & made)} of {len(wanted)} runs finished with {profile}: a reference "
-                f"holds {needed}. First: python -m gcpo grid {grid} --profile {profile}{otherwise}"
+                f"Grid {grid} has {len(wanted & made)} of {len(wanted)} runs finished with {profile}. First: "
+                f"python -m gcpo grid {grid} --profile {profile} (--partial publishes if each grid has one run)"
             )
-    if stray := [run.manifest["id"] for run in found if run.manifest["id"] not in asked]:
-        print(f"left out, as no grid of {profile} asks for them: {', '.join(stray)}", flush=True)
-    if gone:
-        why = "damaged, of no grid, or made by other code or from other models"
-        print(f"{len(gone)} runs of the old reference go: {why}", flush=True)
-    _replace(profile, lambda folder: records.write_reference(folder, finished))
+    old = records.runs(profile, reference=True)
+    for why, left in (("no grid asks for", found), ("damaged, of no grid, or of other code or models", old)):
+        if names := [str(run.manifest["id"]) for run in left if run.manifest["id"] not in made]:
+            print(f"left out ({why}): {', '.join(names)}", flush=True)
+    _replace(profile, finished)
     return len(finished)
-
-
-def _replace(profile: str, write: Callable[[Path], object]) -> None:
-    """Build a reference and its pages in a place of their own, and put them where the old ones are.
-
-    The ledger reads what reports found on other profiles too, and lies with the reference that ``reports.yaml`` names.
-    A report on two worlds shows one beside the other, and is made again with either. One whose runs all wait
-    (:func:`gcpo.reports.headline.waiting`) is not made.
-    """
-    name, root, named = profile_name(profile), paths.REFERENCE.with_name(".reference.draft"), reports()
-    told = [report for report, shows in named.items() if name in (shows["profile"], shows.get("also"))]
-    ledgers = [report for report, shows in named.items() if "grid" not in shows]
-    home = named[ledgers[0]]["profile"] if told and ledgers else name
-    shutil.rmtree(root, ignore_errors=True)
-    write(root / name)
-    for there in paths.REFERENCE.glob("*/"):
-        if there.name == home != name:
-            shutil.copytree(there, root / home)
-        elif there.name != name:
-            (root / there.name).symlink_to(there)
-    finished = set(pd.read_json(root / name / "runs.jsonl", lines=True)["id"])
-    made = [report for report in reports_on(name) if _compares(own_grid(report, name), profile, finished)] + ledgers
-    before = os.environ.get("GCPO_REFERENCE")
-    os.environ["GCPO_REFERENCE"] = str(root)  # the reference of the notebooks' kernels
-    try:
-        for report in made:  # in their order: the ledger reads what those before it found
-            of, folder = (home, root / home) if report in ledgers and home != name else (absolute(profile), root / name)
-            shown = {"grid": grid} if (grid := own_grid(report, name)) else {}
-            settings = {"profile": of, "reference": True, "write_to": str(folder), **shown}
-            execute(report, root / f"{report}.ipynb", settings)
-            clean(root / f"{report}.ipynb")
-    finally:
-        os.environ.pop("GCPO_REFERENCE")
-        if before:
-            os.environ["GCPO_REFERENCE"] = before
-    for each in {name, home}:
-        with io.replacing(paths.REFERENCE / each) as draft:
-            (root / each).rename(draft)
-    for report in [report for report in made if told and (named[report]["profile"] == name or report in ledgers)]:
-        (root / f"{report}.ipynb").replace(paths.NOTEBOOKS / f"{report}.ipynb")
-    if told:
-        write_readme(home)
-        write_results(home)
-    shutil.rmtree(root)
-    for first in {named[report]["profile"] for report in told} - {name}:
-        if (paths.REFERENCE / first).is_dir():
-            pages_again(first)
-
-
-def _compares(grid: str, profile: str, finished: set[str]) -> bool:
-    """Return False for a grid all of whose runs wait for others."""
-    return {plan.params.task for plan in expand(grid, profile)} > {*waiting(grid, profile, finished)}
 
 
 def pages_again(profile: str) -> int:
     """Execute the reports on the committed reference again, in place; returns how many runs it has.
 
-    Records stay as they are. Tables, figures, verdicts, committed notebooks, RESULTS.md and the README's blocks are
-    made anew, as a new claim or a new report asks.
+    Records stay as they are. Tables, figures, verdicts, committed notebooks and the pages made from templates are made
+    anew, as a new claim or a new report asks.
 
     Raises:
         RecordError: no reference of this profile is committed.
     """
-    there = paths.REFERENCE / profile_name(profile)
-    if not there.is_dir():
-        raise RecordError(f"{there}: no reference of {profile} is committed.")
-    made = shutil.ignore_patterns("*.csv", "*.png")
-    _replace(profile, lambda folder: shutil.copytree(there, folder, ignore=made))
-    return len(records.runs(profile, reference=True))
+    if not (kept := records.runs(profile, reference=True)):
+        raise RecordError(f"{paths.REFERENCE / profile_name(profile)}: no reference of {profile} is committed.")
+    _replace(profile)
+    return len(kept)
+
+
+def _replace(profile: str, finished: list[Run] | None = None) -> None:
+    """Build the references anew beside the old ones: a profile's, of ``finished`` runs if given, and what shows it.
+
+    A report on two worlds shows one beside the other, and is made again with either. The ledger reads what reports
+    found on all profiles, and lies with the one that ``reports.yaml`` names.
+    """
+    name, shown, start = profile_name(profile), reports(), time.time() - 1  # clocks of file systems are coarse
+    firsts = {shows["profile"] for shows in shown.values() if name in (shows["profile"], shows.get("also"))}
+    made = {name: absolute(profile)} | {first: first for first in firsts if (paths.REFERENCE / first).is_dir()}
+    ledgers = [each for each, shows in shown.items() if "grid" not in shows]
+    home = shown[ledgers[0]]["profile"] if firsts and ledgers else name
+    before = os.environ.get("GCPO_REFERENCE")
+    with tempfile.TemporaryDirectory() as folder:
+        with io.replacing(paths.REFERENCE) as root:
+            if paths.REFERENCE.exists():
+                shutil.copytree(paths.REFERENCE, root)
+            if finished is not None:
+                shutil.rmtree(root / name, ignore_errors=True)
+                records.write_reference(root / name, finished)
+            os.environ["GCPO_REFERENCE"] = str(root)  # of the notebooks' kernels
+            try:
+                for of, given in made.items():
+                    for each in reports_on(of):
+                        settings = {"profile": given, "grid": own_grid(each, of), "reference": True}
+                        execute(each, Path(folder, f"{each}.ipynb"), {**settings, "write_to": str(root / of)})
+                    for file in (root / of).iterdir():
+                        if file.suffix in (".csv", ".png") and file.stat().st_mtime < start:  # no report writes it now
+                            file.unlink()
+                for each in ledgers:
+                    settings = {"profile": made.get(home, home), "reference": True, "write_to": str(root / home)}
+                    execute(each, Path(folder, f"{each}.ipynb"), settings)
+            finally:
+                os.environ.pop("GCPO_REFERENCE")
+                os.environ |= {"GCPO_REFERENCE": before} if before else {}
+        for each in [each for each, shows in shown.items() if firsts and (each in ledgers or shows["profile"] in made)]:
+            _commit(Path(folder, f"{each}.ipynb"))
+    if firsts:
+        write_readme(home)
+        write_results(home)
 
 
 def execute_again(name: str) -> None:
     """Execute a read notebook in its place, and write its verdicts, if it has any, where the ledger reads them."""
     verdicts = "write_to" in inspect_notebook(str(paths.NOTEBOOKS / f"{name}.ipynb"))
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / f"{name}.ipynb"
+        made = Path(folder, f"{name}.ipynb")
         execute(name, made, {"write_to": str(paths.VERDICTS)} if verdicts else {})
-        clean(made)
-        shutil.move(made, paths.NOTEBOOKS / made.name)
+        _commit(made)
+
+
+def _commit(made: Path) -> None:
+    clean(made)
+    shutil.move(made, paths.NOTEBOOKS / made.name)
 
 
 def clean(path: Path) -> None:

@@ -1,23 +1,31 @@
-"""Runs of the reference made again: the proof that this version of the code gives the same numbers."""
+"""Numbers beside the reference's: runs of it made again, the proof that this version of the code gives the same ones,
+and a grid that this machine has made: identical, within the interval of fresh seeds, or not."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
 from gcpo import io, paths
 from gcpo.reports import records
 from gcpo.runs import record
-from gcpo.runs.params import validate
-from gcpo.runs.plan import Plan
+from gcpo.runs.grids import expand
+from gcpo.runs.params import Params, validate
+from gcpo.runs.plan import Plan, recorded
 from gcpo.runs.profiles import read_yaml
 from gcpo.runs.record import CODES, RecordError, Run, load
 from gcpo.runs.runner import run_grid
+from gcpo.tasks import get_task
 
 HEAD = """# Codes of this package that give the same numbers: runs of the reference, made again with each, had tables
 # of the same SHA-256. Written by python -m gcpo check --replay N.
@@ -26,32 +34,24 @@ HEAD = """# Codes of this package that give the same numbers: runs of the refere
 
 # The proof behind every clean-up of profile laptop: one run of each kind of advantage, reward, loss and measurement.
 NINE = (
-    "tinyqa-grpo-0-02b2564b",
-    "tinyqa-gcpo_bot-0-b537f065",
-    "tinymath-egpo-0-b5dcb914",
-    "tinyqa-care-0-15e36e8c",
-    "tinyqa-clip_cov-3-318d92ee",
-    "tinymath-dapo-0-e325906e",
-    "tinymath-seed_grpo-0-e7178415",
-    "tinyqa-gradients-0-2e09766c",
-    "tinymath_think-evaluate-0-7eac3130",
-)
+    "tinyqa-grpo-0-02b2564b tinyqa-gcpo_bot-0-b537f065 tinymath-egpo-0-b5dcb914 tinyqa-care-0-15e36e8c "
+    "tinyqa-clip_cov-3-318d92ee tinymath-dapo-0-e325906e tinymath-seed_grpo-0-e7178415 tinyqa-gradients-0-2e09766c "
+    "tinymath_think-evaluate-0-7eac3130"
+).split()
+IDENTICAL, WITHIN, OUTSIDE, UNKNOWN = "identical", "within", "NOT within", "no interval"
 
 
 def chosen(profile: str, number: int) -> list[Run]:
-    """Return finished runs of a profile's reference to make again: :data:`NINE`, then measurements, then trainings by
-    each method in turn, the cheapest of each; of policies that no training has to make first."""
+    """Return finished runs of a profile's reference to make again: :data:`NINE`, then the cheapest measurement of each
+    kind and training by each method, and so on; of policies that no training has to make first."""
     finished = [run for run in records.runs(profile, reference=True) if run.finished]
-    fixed = [run for run in finished if run.manifest["id"] in NINE]
-    turns: Counter[str] = Counter()
-    others = []
+    kinds: dict[tuple[bool, str], list[Run]] = {}
     for run in sorted(finished, key=lambda run: float(run.manifest["cpu_seconds"])):
         kind, params = run.manifest["kind"], run.manifest["params"]
-        if run not in fixed and not params["at_step"]:
-            which = params["method"] if kind == "train" else kind
-            others.append((turns[which], kind == "train", run))
-            turns[which] += 1
-    return [*fixed, *(run for *_, run in sorted(others, key=lambda entry: entry[:2]))][:number]
+        if run.manifest["id"] not in NINE and not params["at_step"]:
+            kinds.setdefault((kind == "train", params["method"] if kind == "train" else kind), []).append(run)
+    in_turn = itertools.chain(*itertools.zip_longest(*(kinds[kind] for kind in sorted(kinds))))
+    return [*(run for run in finished if run.manifest["id"] in NINE), *filter(None, in_turn)][:number]
 
 
 def replay(profile: str, runs: Sequence[Run], jobs: int | None = None) -> dict[str, str]:
@@ -68,10 +68,7 @@ def replay(profile: str, runs: Sequence[Run], jobs: int | None = None) -> dict[s
         manifest = run.manifest
         plan = Plan(manifest["kind"], validate({**manifest["params"], "profile": f"{profile}-replay"}))
         if plan.id != manifest["id"]:
-            raise RecordError(
-                f"{manifest['id']} has become {plan.id}: a value that counts was added or changed. Give what was "
-                "added a line in gcpo.runs.plan.SINCE, with the value that means as before."
-            )
+            raise RecordError(f"{manifest['id']} has become {plan.id}: give what was added a line in plan.SINCE.")
         if load(plan.folder).manifest.get("code") != record.environment()["code"]:
             shutil.rmtree(plan.folder, ignore_errors=True)
         plans.append(plan)
@@ -81,7 +78,7 @@ def replay(profile: str, runs: Sequence[Run], jobs: int | None = None) -> dict[s
 
 
 def _differs(before: Run, after: Run) -> str:
-    """Say how a run made again differs from its record; "" where no table does."""
+    """Return how a run made again differs from its record; "" where no table does."""
     if not after.finished:
         return f"it did not finish: {after.fault or after.manifest.get('exit')}"
     files = after.manifest["files"]
@@ -93,14 +90,13 @@ def _differs(before: Run, after: Run) -> str:
 
 
 def _difference(before: Run, after: Run, name: str) -> str:
-    """The column that differs most, by how much of its size."""
+    """Return by how much of their size the numbers of a table differ at most."""
     old, new = (records.table_of(run, name) for run in (before, after))
     if old is None or new is None or list(old.columns) != list(new.columns) or len(old) != len(new):
         return "other lines or columns"
-    old, new = (part.select_dtypes("number").reset_index(drop=True) for part in (old, new))
-    size = pd.concat([old.abs(), new.abs()]).groupby(level=0).max()
-    worst = ((old - new).abs() / size).max().fillna(0.0)
-    return f"{worst.idxmax()} by up to {worst.max():.0e} of its size" if worst.max() else "other texts"
+    first, second = (table.select_dtypes("number").to_numpy(float) for table in (old, new))
+    gaps = np.abs(first - second) / np.maximum(np.abs(first), np.abs(second)).clip(min=1e-300)
+    return f"by up to {np.nanmax(gaps, initial=0):.0e} of a number's size"
 
 
 def certify(profile: str, runs: Sequence[Run]) -> Path:
@@ -113,3 +109,61 @@ def certify(profile: str, runs: Sequence[Run]) -> Path:
     known.setdefault(here["code"], f"{commit}, made {len(runs)} runs again")
     io.write(path, HEAD + "".join(f'"{code}": {said}\n' for code, said in known.items()))
     return path
+
+
+def compare(profile: str, grid: str) -> pd.DataFrame:
+    """Return a line per task and run of a grid that has finished here and in the reference.
+
+    Columns: task, run, figure (a key of the manifest's results), runs (finished here, of those asked for), here and
+    committed (means in per cent over the runs that both have), expected (the 95 % prediction interval of as many
+    fresh seeds, from all committed seeds), and found: identical where every table has the committed SHA-256; within
+    that interval, or not; or no interval, where the reference has too few seeds.
+    """
+    here, kept = (
+        {run.manifest["id"]: run.manifest for run in records.runs(profile, reference) if run.finished}
+        for reference in (False, True)
+    )
+    plans = pd.DataFrame([(plan.params.task, plan.label, plan.id) for plan in expand(grid, profile)])
+    rows = []
+    for (task, label), asked in plans.groupby([0, 1], sort=False)[2]:
+        if both := [name for name in asked if name in here and name in kept]:
+            row = _beside([here[name] for name in both], [kept[name] for name in both], [*kept.values()])
+            rows.append({"task": task, "run": label, "runs": f"{asked.isin([*here]).sum()} of {len(asked)}", **row})
+    return pd.DataFrame(rows)
+
+
+def _beside(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], kept: list[dict[str, Any]]) -> dict[str, Any]:
+    figure = _figure(theirs[0], set.intersection(*({*manifest["results"]} for manifest in ours + theirs)))
+    same = {_settings(manifest) for manifest in theirs}
+    every = [manifest for manifest in kept if _settings(manifest) in same]
+    here, committed, seeds = (
+        [100 * manifest["results"].get(figure, math.nan) for manifest in part] for part in (ours, theirs, every)
+    )
+    low, high = predicted(seeds, len(here))
+    found = UNKNOWN if math.isnan(low) else WITHIN if low <= fmean(here) <= high else OUTSIDE
+    if all(own["files"] == other["files"] for own, other in zip(ours, theirs, strict=True)):
+        found = IDENTICAL
+    row = {"figure": figure, "here": round(fmean(here), 1), "committed": round(fmean(committed), 1)}
+    return row | {"expected": "" if math.isnan(low) else f"{low:.1f} to {high:.1f}", "found": found}
+
+
+def _figure(manifest: dict[str, Any], names: set[str]) -> str:
+    """Return the result that says how a run of any kind ended, of those that runs have; "" where there is none."""
+    metric, samples = get_task(manifest["params"]["task"]).reward_metric, recorded(manifest["params"], "eval_samples")
+    scores = [f"{how}_{metric}" for how in ("sampled", f"avg@{samples}", "greedy")]
+    gains = ["gain_gcpo_bot", *sorted(name for name in names if name.startswith("gain_"))]
+    return next((name for name in (*scores, "pair_spearman", *gains) if name in names), "")
+
+
+def _settings(manifest: dict[str, Any]) -> str:
+    """Return what a run was, except its seed and the profile's name."""
+    every = Params.model_fields.keys() - {"seed", "profile", "report_to"}
+    return repr([manifest["kind"], *((key, recorded(manifest["params"], key)) for key in sorted(every))])
+
+
+def predicted(values: Sequence[float], fresh: int) -> tuple[float, float]:
+    """Return the 95 % prediction interval of the mean of so many fresh values, from normal ones; nan below two."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    width = stats.t.ppf(0.975, len(values) - 1) * float(np.std(values, ddof=1)) * math.sqrt(1 / len(values) + 1 / fresh)
+    return fmean(values) - width, fmean(values) + width
