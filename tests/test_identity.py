@@ -42,9 +42,14 @@ def test_a_parameter_added_later_leaves_every_run_as_it_was(monkeypatch: pytest.
     class More(Params):
         patience: int = 3
 
+    monkeypatch.setattr(plans, "validate", lambda values, source: More.model_validate(values))
+
     def made(**values: Any) -> list[str]:
         return [Plan(m["kind"], More.model_validate({**m["params"], **values})).id for m in REFERENCE[::40]]
 
+    assert made(patience=4) == before  # a run of no kind reads it yet
+    for kind in plans.KINDS:
+        monkeypatch.setitem(plans.READ, kind, {*plans.READ[kind], "patience"})
     assert not set(made()) & set(before)  # without its line every id is another
     for kind in plans.KINDS:
         monkeypatch.setitem(plans.SINCE, f"{kind}.params.patience", 3)

@@ -16,9 +16,9 @@ from trl import GRPOConfig
 from gcpo import GCPOConfig, paths, world
 from gcpo.methods import METHODS, table
 from gcpo.runs import plan as plans
-from gcpo.runs.grids import expand, fitting, grids, owner
+from gcpo.runs.grids import expand
 from gcpo.runs.params import Params, validate
-from gcpo.runs.plan import KINDS, PINNED, UNREAD, Plan, label
+from gcpo.runs.plan import KINDS, PINNED, READ, Plan, label
 from gcpo.runs.profiles import load_profile
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "trl_defaults.json").read_text())
@@ -88,11 +88,6 @@ def test_another_value_is_tried_for_every_parameter() -> None:
     assert all(id_of(kind, memory_limit=0.5) == id_of(kind) for kind in KINDS)
 
 
-def test_any_other_parameter_is_another_training_run() -> None:
-    ids = [id_of(), *(id_of(**{key: value}) for key, value in OTHER.items())]
-    assert len(set(ids)) == 1 + len(OTHER.keys() - UNREAD["train"])
-
-
 def test_how_processes_share_a_policy_is_part_of_a_run_of_several_alone(tmp_path: Path) -> None:
     assert id_of(accelerate="fsdp") == id_of()
     several = [id_of(processes=2, accelerate=name) for name in ("ddp", "zero3", "fsdp")]
@@ -115,12 +110,15 @@ def test_processes_share_the_completions_of_a_step(values: dict[str, Any], at_on
     assert trainer["gradient_accumulation_steps"] == accumulated
 
 
-@pytest.mark.parametrize("kind", ["gradients", "evaluate", "one_step"])
-def test_a_run_without_training_is_another_one_for_what_it_reads_alone(kind: str) -> None:
-    resolved = {"method_options", "alpha", "grpo"}  # into the method and the trainer
-    for key, value in OTHER.items():
-        assert (id_of(kind, **{key: value}) == id_of(kind)) == (key in UNREAD[kind] | resolved), key
-    assert id_of(kind, at_step=2) != id_of(kind, at_step=2, method="grpo")  # that is of its training
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_another_one_for_what_it_reads_alone(kind: str) -> None:
+    resolved = {"reward", "full_completion", "world_seed", *(["compared"] if kind == "one_step" else [])}
+    resolved |= {"method_options", "alpha", "grpo", "micro_batch"} if kind == "train" else set()
+    others = {key: id_of(kind, **{key: value}) for key, value in OTHER.items()}
+    assert {key for key, other in others.items() if other != id_of(kind)} == READ[kind] - {"context"} | resolved
+    assert len({*others.values()} - {id_of(kind)}) == len(READ[kind] - {"context"} | resolved)
+    if kind != "train":
+        assert id_of(kind, at_step=2) != id_of(kind, at_step=2, method="grpo")  # that is of its training
 
 
 def test_another_world_asks_other_questions() -> None:
@@ -175,9 +173,10 @@ def test_answers_of_one_policy_are_drawn_by_seeds_of_their_own() -> None:
 def test_runs_read_no_parameter_that_is_no_part_of_their_values() -> None:
     from gcpo.runs import evaluate, gradients, one_step
 
+    resolved = {"world_seed", "skip_malformed", "memory_limit", "compared"}  # or no part of the result
     for kind, module in {"gradients": gradients, "evaluate": evaluate, "one_step": one_step}.items():
         read = set(re.findall(r"params\.(\w+)", inspect.getsource(module))) & set(Params.model_fields)
-        assert read and not read & (UNREAD[kind] | {"alpha", "method_options", "grpo"})
+        assert read and read <= READ[kind] | resolved
 
 
 def test_a_value_that_equals_the_default_is_the_same_run_however_it_is_written() -> None:
@@ -310,14 +309,3 @@ def test_the_config_that_runs_has_the_settings_that_the_plan_names(method: str) 
 def test_the_method_that_runs_is_the_plan_s_also_where_the_loss_clips_elsewhere(method: str) -> None:
     made = Plan("train", validate({"method": method, "grpo": {"epsilon": 0.1, "num_iterations": 2}}))
     assert GCPOConfig("x", method=method, use_cpu=True, **made.trainer).resolved_method() == made.method
-
-
-@pytest.mark.parametrize("name", grids())
-def test_grids_that_have_both_have_them_on_the_same_seeds(name: str) -> None:
-    made = expand(name, "laptop" if name in fitting("laptop") else owner(name) or "paper")
-    seeds: dict[tuple[str, str], set[int]] = {}
-    for plan in made:
-        seeds.setdefault((plan.params.task, plan.label), set()).add(plan.params.seed)
-    for task in {task for task, _ in seeds}:
-        if {(task, "grpo"), (task, "no training")} <= seeds.keys():
-            assert len(seeds[task, "no training"] & seeds[task, "grpo"]) > 1

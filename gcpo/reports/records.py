@@ -21,9 +21,8 @@ import pandas as pd
 
 from gcpo import io, paths
 from gcpo.runs.contents import Seen
-from gcpo.runs.fields import refuse_secrets
 from gcpo.runs.grids import comparison_key, expand, fitting, varied
-from gcpo.runs.params import Params, profile_name
+from gcpo.runs.params import Params, profile_name, refuse_secrets
 from gcpo.runs.plan import label, recorded
 from gcpo.runs.record import CODES, RecordError, Run, another_version, load, read_table, same_numbers
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from gcpo.runs.plan import COPIES, Plan
-from gcpo.runs.profiles import sharing
+from gcpo.runs.profiles import accelerate_file
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # read when a process first uses CUDA, and not again
 AT_ONCE = "GCPO_RUNS_AT_ONCE"  # in the environment of kernels: how many runs share this machine's memory, or a GPU's
@@ -101,9 +101,9 @@ def launch(plan: Plan, folder: Path) -> None:
     if gpus and gpus < each:
         raise ValueError(f"processes: {each}, and this machine has {gpus} GPUs")
     # accelerate would make copies there, and not say so.
-    if not gpus and plan.sharing.get("distributed_type") != COPIES:
+    if not gpus and plan.accelerate_config.get("distributed_type") != COPIES:
         raise ValueError(f"accelerate: {params.accelerate} shares a policy out over GPUs, and this machine has none")
-    config = ["--config_file", str(sharing(params.accelerate)), "--num_processes", str(params.processes)]
+    config = ["--config_file", str(accelerate_file(params.accelerate)), "--num_processes", str(params.processes)]
     command = [sys.executable, "-m", __name__, str(folder), *config, *_meeting(nodes)]
     if nodes > 1:
         command = ["srun", "--overlap", "--mpi=none", f"--nodes={nodes}", f"--ntasks={nodes}", *command]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +13,7 @@ from typing import Any
 from gcpo import paths, world
 from gcpo.errors import nearest
 from gcpo.methods import METHODS
-from gcpo.runs.fields import refuse_secrets
-from gcpo.runs.params import Params, validate
+from gcpo.runs.params import Params, refuse_secrets, validate
 from gcpo.runs.plan import KINDS, Plan, recorded
 from gcpo.runs.profiles import TOY, ParameterError, file_of, load_profile, names_in, over, profiles, read_yaml
 from gcpo.tasks import GENERATED
@@ -26,7 +27,7 @@ def grids() -> list[str]:
 
 
 def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> list[Plan]:
-    """Return every run of a grid, checked: the profile's values, the grid's, then ``overrides``, by ``params.over``.
+    """Return every run of a grid, checked: the profile's values, the grid's, then ``overrides``, by ``profiles.over``.
 
     A grid is a list of blocks; a block names a ``kind`` (a key of ``KINDS``) and gives lists of values for any
     parameters, and every combination is a run. Among methods, "all" is every one, and "-name" leaves one out; an
@@ -38,35 +39,46 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
         ParameterError: no such grid, a block without a kind, or a bad parameter.
     """
     path, blocks = _read(grid)
-    base, toy = load_profile(profile), load_profile("toy") if profile.endswith(TOY) else {}
+    toy = load_profile("toy") if profile.endswith(TOY) else {}
+    # A report asks for one grid many times: its runs are resolved once, until one of the files holds something else.
+    return list(_expand(path, profile, pickle.dumps((blocks, load_profile(profile), toy, overrides or {}))))
+
+
+@functools.cache
+def _expand(path: Path, profile: str, held: bytes) -> list[Plan]:
+    blocks, base, toy, overrides = pickle.loads(held)
     listed: dict[str, tuple[Plan, set[str]]] = {}
     for block in blocks:
-        refuse_secrets(block, f"{path}: ")
-        kind, axes = block.get("kind"), {key: value for key, value in block.items() if key != "kind"}
-        if kind not in [*KINDS]:
-            raise ParameterError(f"{path}: kind must be one of {', '.join(KINDS)}, got {kind!r}.")
-        if bad := [key for key, value in axes.items() if not isinstance(value, list) or not value]:
-            raise ParameterError(f"{path}: {bad[0]} must be a list of values, got {axes[bad[0]]!r}.")
-        if "profile" in axes:
-            raise ParameterError(f"{path}: profile is no axis of a grid; it names the folder: use --profile.")
-        if both := set(axes) & set(overrides or {}):
-            raise ParameterError(f"{path} varies {min(both)} itself: one value for all its runs would make them alike.")
-        if "method" in axes:
-            axes["method"] = _methods(axes["method"], path)
+        kind, axes = _axes(block, path, overrides)
         axes = {key: [_at_most(toy, key, value) for value in values] for key, values in axes.items()}
         for values in itertools.product(*axes.values()):
-            chosen = over(base, dict(zip(axes, values, strict=True)), overrides or {})
-            if chosen.get("at_step") in (END, HALF):
+            chosen = over(base, dict(zip(axes, values, strict=True)), overrides)
+            if (step := chosen.get("at_step")) in (END, HALF):
                 steps = chosen.get("max_steps", Params.model_fields["max_steps"].default)
-                chosen["at_step"] = steps // (1 if chosen["at_step"] == END else 2)
+                chosen["at_step"] = steps // (1 if step == END else 2)
             plan = Plan(kind, validate(chosen, f"run of {path.name} with {profile}.yaml"))
             listed[plan.id] = plan, set(axes)
     differing = varied((plan.kind, plan.params.model_dump()) for plan, _ in listed.values())
-    made = []
-    for plan, named in listed.values():
+
+    def labelled(plan: Plan, named: set[str]) -> Plan:
         shown = differing[comparison_key(plan.kind, plan.params.max_steps)]
-        made.append(replace(plan, varied=tuple(key for key in shown if key in named)))
-    return made
+        return replace(plan, varied=tuple(key for key in shown if key in named))
+
+    return [labelled(plan, named) for plan, named in listed.values()]
+
+
+def _axes(block: dict[str, Any], path: Path, overrides: Mapping[str, Any]) -> tuple[str, dict[str, list[Any]]]:
+    """Return a block's kind, and the values of each parameter that it lists."""
+    refuse_secrets(block, f"{path}: ")
+    kind, axes = block.get("kind"), {key: value for key, value in block.items() if key != "kind"}
+    if kind not in [*KINDS]:
+        raise ParameterError(f"{path}: kind must be one of {', '.join(KINDS)}, got {kind!r}.")
+    for key, value in axes.items():
+        if not isinstance(value, list) or not value:
+            raise ParameterError(f"{path}: {key} must be a list of values, got {value!r}.")
+        if key in ("profile", *overrides):
+            raise ParameterError(f"{path} lists {key}, which --profile or -p gives one value for all its runs.")
+    return kind, axes | ({"method": _methods(axes["method"], path)} if "method" in axes else {})
 
 
 def _read(grid: str) -> tuple[Path, list[dict[str, Any]]]:
@@ -108,12 +120,11 @@ def fitting(profile: str) -> list[str]:
 def _methods(listed: list[Any], path: Path) -> list[Any]:
     """Return the methods that a list means; entries that are no names are left for the check of parameters."""
     named = [name for entry in listed for name in (METHODS if entry == "all" else [entry])]
-    minus = [entry for entry in named if isinstance(entry, str) and entry.startswith("-")]
-    for entry in minus:
-        if entry[1:] not in named:
-            raise ParameterError(f"{path}: method {entry!r} leaves out none of them.{nearest(entry[1:], METHODS)}")
-    left_out = [*minus, *(entry[1:] for entry in minus)]
-    kept = [name for place, name in enumerate(named) if name not in named[:place] and name not in left_out]
+    minus = {entry[1:]: entry for entry in named if isinstance(entry, str) and entry.startswith("-")}
+    for name, entry in minus.items():
+        if name not in named:
+            raise ParameterError(f"{path}: method {entry!r} leaves out none of them.{nearest(name, METHODS)}")
+    kept = [name for place, name in enumerate(named) if name not in (*named[:place], *minus, *minus.values())]
     if not kept:
         raise ParameterError(f"{path}: no method is left of {listed}.")
     return kept
@@ -126,12 +137,12 @@ def comparison_key(kind: str, max_steps: int) -> tuple[str, bool]:
 
 def varied(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[tuple[str, bool], list[str]]:
     """Return the parameters that differ between runs of one task and key, except those that every table names."""
-    seen: dict[tuple[str, bool], dict[tuple[str, str], set[str]]] = {}
+    keys = [key for key in Params.model_fields if key not in ("task", "method", "seed", "profile", "report_to")]
+    seen: dict[tuple[str, bool], dict[str, dict[str, str]]] = {}
+    found: dict[tuple[str, bool], set[str]] = {}
     for kind, params in runs:
-        values = seen.setdefault(comparison_key(kind, params["max_steps"]), {})
-        for key in Params.model_fields.keys() - {"task", "method", "seed", "profile", "report_to"}:
-            values.setdefault((key, params["task"]), set()).add(repr(recorded(params, key)))
-    return {
-        sort: [key for key in Params.model_fields if any(name == key and len(v) > 1 for (name, _), v in values.items())]
-        for sort, values in seen.items()
-    }
+        table = comparison_key(kind, params["max_steps"])
+        first = seen.setdefault(table, {}).setdefault(params["task"], {})
+        values = {key: repr(recorded(params, key)) for key in keys}
+        found.setdefault(table, set()).update(key for key in keys if first.setdefault(key, values[key]) != values[key])
+    return {table: [key for key in keys if key in differing] for table, differing in found.items()}

@@ -1,39 +1,111 @@
-"""Parameters of a run: read from YAML files and notebooks, checked before any work starts."""
+"""Parameters of a run: read from YAML files and notebooks, checked before any work starts.
+
+pydantic checks types and ranges; what it cannot know stands here: fields of TRL's GRPOConfig (``grpo``, by grpo.yaml),
+secrets, values by task, and values that do not go together.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Mapping
-from functools import cached_property
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.type_adapter import TypeAdapter
 
 from gcpo import world
 from gcpo.errors import nearest
 from gcpo.methods import Method, get_method
-from gcpo.runs.fields import TEMPLATE, no_truth, refuse_secrets, typed
-from gcpo.runs.profiles import NAME, ParameterError, is_file_name, load_profile, plain_name, sharing
-from gcpo.tasks import check_task, get_task
-from gcpo.tasks.base import parts_of
+from gcpo.runs.profiles import NAME, ParameterError, is_file_name, load_profile, plain_name, read_yaml
+from gcpo.tasks import TASKS, check_task, get_task
 
 # Keys that no mapping from task to value can give.
 WHOLE = ("grpo", "method_options", "chat_template_kwargs", "task", "trained_on", "training_values")
 LENGTHS = ("short", "solution")  # lengths of a task's answers: keys beside names of tasks
 
+KNOWN: dict[str, Any] = read_yaml(Path(__file__).with_name("grpo.yaml"))
+PINNED: dict[str, Any] = KNOWN["pinned"]
+WRITTEN: dict[str, Any] = KNOWN["written"]
+ADDRESSES = frozenset(KNOWN["addresses"].split())
+BOUNDS = {name: Field(**bounds) for bounds, names in KNOWN["ranges"] for name in names.split()}
+REFUSED = {
+    parameter: {name: why for why, names in reasons.items() for name in names.split()}
+    for parameter, reasons in KNOWN["refused"].items()
+}
 
-Whole = Annotated[int, BeforeValidator(no_truth)]
-Real = Annotated[float, BeforeValidator(no_truth)]
-Positive = Annotated[Whole, Field(gt=0)]
-Count = Annotated[Whole, Field(ge=0)]
-Steps = Annotated[Whole, Field(ge=0, le=10**7)]
-Number = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
-Seed = Annotated[Whole, Field(ge=0, lt=2**32)]  # numpy's range
-Share = Annotated[Real, Field(ge=0, le=1)]
-LISTED = 10  # problems of one source that a message names
+# Texts that nobody is to read: user:password@host, and tokens in URLs, in headers, or by what they begin with.
+SECRET = re.compile(
+    r"(?i)(?::/{2}(?:[^/\s@]+|[^/\s:@]+:(?!\d*/)[^\s@]+)|^[^/\s:@]+:[^/\s@]+)@"
+    r"|[?&;#](?:[\w-]*[_-])?(?:token|key|apikey|secret|password|passwd|pwd|sig|signature|credential)=[^&\s]"
+    r"|\bauthorization\W{1,4}\w+\s+\S{8}|\bbearer\s+[\w.~+/-]{16}"
+    r"|\b(?:hf_|gh[pousr]_|github_pat_|glpat-)\w{20}|\bsk-(?=[\w-]*\d)[\w-]{20}"
+)
+_SECRET_KEY = re.compile(r"(?i)(.+[_-])?(api[_-]?key|authorization|passw(or)?d|secret)|((access|auth|hf)[_-])?token")
+
+
+def refuse_secrets(value: Any, where: str = "", key: str = "") -> None:
+    """Raise :class:`ParameterError` that names the key, and not the value, of a text with a password or a token."""
+    if isinstance(value, str):
+        name = key.rpartition(".")[2]
+        if SECRET.search("://" * (name in ADDRESSES) + value) or (value and _SECRET_KEY.fullmatch(name)):
+            why = "a password or token, which every record would keep: set it in the environment"
+            raise ParameterError(f"{where}{key or 'a key'}: {why}")
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            refuse_secrets(name, where, key)
+            refuse_secrets(one, where, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            refuse_secrets(one, where, key)
+
+
+def _number(value: Any) -> Any:
+    """Refuse a truth value, which pydantic would read as 0 or 1."""
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number")
+    return value
+
+
+def _known(refused: Mapping[str, str], given: dict[str, Any], valid: Iterable[str] = ()) -> dict[str, Any]:
+    """Return a mapping none of whose names is refused, after the reason why, or unknown among valid ones, if any."""
+    for name in given:
+        if name in refused:
+            raise ValueError(f"{name!r} {refused[name]}")
+        if valid and name not in valid:
+            raise ValueError(f"there is no {name!r}.{nearest(name, valid)[:200]}")
+    return given
+
+
+def _grpo_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields of GRPOConfig as values of the types that TRL declares, within their ranges."""
+    from transformers import GenerationConfig  # seconds to import, so only when used
+    from trl import GRPOConfig
+
+    kinds = get_type_hints(GRPOConfig)
+    own = dict.fromkeys(Params.model_fields, "is set by the parameter of that name: set that instead")
+    _known(own | REFUSED["grpo"], fields, sorted(kinds))
+    found = {name: _typed(name, value, kinds[name]) for name, value in fields.items()}
+    names = () if found.get("use_vllm") else sorted(vars(GenerationConfig()))  # vLLM has others
+    _known(REFUSED["generation_kwargs"], found.get("generation_kwargs") or {}, names)
+    return found
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    kinds = get_args(kind) or (kind,)
+    if str in kinds and dict in [get_origin(one) or one for one in kinds]:
+        kind = dict[str, Any] | None  # a text would be JSON, or a file, that no record has
+    try:
+        if bool not in kinds:
+            _number(value)
+        kind = Annotated[kind, BOUNDS[name]] if name in BOUNDS else kind
+        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+    except ValueError as error:
+        message = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise ValueError(f"{name}: {message} (got {value!r:.400})") from None
 
 
 def _not_reserved(name: str) -> str:
@@ -44,93 +116,61 @@ def _not_reserved(name: str) -> str:
 
 def _model(name: str) -> str:
     """Return a path as seen from here, since notebooks work in another folder; a name as it is."""
-    here, adapters = name.startswith(("./", "../", "~/")), False
-    with contextlib.suppress(OSError, ValueError):  # too long for a path, or with a NUL in it
-        here = here or (not world.embedded(name, "policy") and Path(name).exists())
-        adapters = here and Path(name, "adapter_config.json").expanduser().exists()
-    if adapters:
+    path = Path(name).expanduser()
+    if not name.startswith(("./", "../", "~/")) and (world.embedded(name, "policy") or not path.exists()):
+        return name
+    if (path / "adapter_config.json").exists():
         raise ValueError(
             "it holds LoRA adapters, and no record would say what they are put on: merge the two (peft's "
             "merge_and_unload), save the whole model (save_pretrained), and take its folder"
         )
-    return _resolved(name) if here else name
+    return str(path.resolve())
 
 
-def _absolute_file(name: str) -> str:
-    return _resolved(name) if is_file_name(name) else name
+def _file(name: str) -> str:
+    return str(Path(name).expanduser().resolve()) if is_file_name(name) else name
 
 
-def _resolved(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
-
-
-def _with_a_part(template: str) -> str:
-    parts_of(template)
-    return template
-
-
-def _known_tracker(name: str) -> str:
-    if name != "none":  # the machine of the run must have it installed, not this one
-        from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-        if name not in INTEGRATION_TO_CALLBACK:
-            raise ValueError(f"no tracker {name!r}.{nearest(name, ['none', *INTEGRATION_TO_CALLBACK])}")
-    return name
-
-
-def _to_template(values: dict[str, Any]) -> dict[str, Any]:
-    if both := sorted(TEMPLATE & values.keys()):
-        raise ValueError(f"{both[0]} is what a run gives the chat template itself: leave it out")
-    return values
-
-
-def _known_grpo(fields: dict[str, Any]) -> dict[str, Any]:
-    return typed(fields, Params.model_fields)
-
-
-def _value_for(task: str, key: str, values: Mapping[str, Any]) -> Any:
-    """Return the value for a task: its own, that of the length of its answers, or the default."""
-    try:
-        for name in values.keys() - {"default", *LENGTHS}:
-            check_task(str(name))
-        length = "" if values.keys().isdisjoint(LENGTHS) else get_task(task).answer_length
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
-    for name in (task, length, "default"):
-        if name in values:
-            return values[name]
-    whose = f"task {task!r}" + (f", {length!r} answers," if length else "")
-    raise ValueError(f"{key}: no value for {whose} and no default, only for {', '.join(map(str, values))}")
-
-
-def _constants(options: dict[str, Any]) -> dict[str, Any]:
-    """Return constants of a method, a text that stands for a number as that number.
-
-    papermill reads parameter files by YAML 1.1, for which 5e-5 is a text.
-    """
-    for name, value in options.items():
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if not isinstance(one, str | int | float | None):
-                raise ValueError(f"{name} is {value!r}: a number, a word or a list of them is wanted")
-    return {name: _number_if_any(value) for name, value in options.items()}
-
-
-def _number_if_any(value: Any) -> Any:
+def _constant(value: Any) -> Any:
+    """Return a text that stands for a number as that number: papermill reads 5e-5, by YAML 1.1, as a text."""
+    for one in value if isinstance(value, list | tuple) else [value]:
+        if not isinstance(one, str | int | float | None):
+            raise ValueError(f"{one!r:.400} is no number, word or list of them")
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
 
 
+def _value_for(task: str, key: str, values: Mapping[str, Any]) -> Any:
+    """Return the value for a task: its own, that of the length of its answers, or the default."""
+    if unknown := [str(name) for name in values if name not in (*TASKS, *LENGTHS, "default")]:
+        raise ValueError(f"{key}: unknown task {unknown[0]!r}.{nearest(unknown[0], TASKS)}")
+    length = get_task(task).answer_length if task in TASKS else ""
+    for name in (task, length, "default"):
+        if name in values:
+            return values[name]
+    raise ValueError(
+        f"{key}: no value for task {task!r}, {length!r} answers, and no default, only for {', '.join(values)}"
+    )
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
+Real = Annotated[float, BeforeValidator(_number)]
+Positive = Annotated[Whole, Field(gt=0)]
+Count = Annotated[Whole, Field(ge=0)]
+Steps = Annotated[Whole, Field(ge=0, le=10**7)]
+Number = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
+Seed = Annotated[Whole, Field(ge=0, lt=2**32)]  # numpy's range
+Fraction = Annotated[Real, Field(ge=0, le=1)]
 ProfileName = Annotated[str, Field(pattern=f"^{NAME}$"), AfterValidator(_not_reserved)]
 TaskName = Annotated[str, AfterValidator(check_task)]
 ModelName = Annotated[str, Field(min_length=1), AfterValidator(_model)]
-Sharing = Annotated[str, AfterValidator(_absolute_file)]
-Tracker = Annotated[str, AfterValidator(_known_tracker)]
-Constants = Annotated[dict[str, Any], AfterValidator(_constants)]
-Template = Annotated[str, AfterValidator(_with_a_part)]
-ConfigFields = Annotated[dict[str, Any], AfterValidator(_known_grpo)]
-ForTemplate = Annotated[dict[str, Any], AfterValidator(_to_template)]
+AccelerateConfig = Annotated[str, AfterValidator(_file)]
+Constants = dict[str, Annotated[Any, AfterValidator(_constant)]]
+Template = Annotated[str, Field(pattern=r"(^|\W)\{[a-z]+\}")]  # else all questions would be one
+TemplateOptions = Annotated[dict[str, Any], AfterValidator(partial(_known, REFUSED["chat_template_kwargs"]))]
+GRPOFields = Annotated[dict[str, Any], AfterValidator(_grpo_fields)]
 
 
 class Params(BaseModel):
@@ -141,146 +181,160 @@ class Params(BaseModel):
     (``Task.answer_length``), and ``default`` for the rest.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
-    profile: ProfileName = Field("smoke", description="names the folder of outputs")
-    task: TaskName = Field("tinyqa", description="a name in gcpo.tasks.TASKS")
-    method: str = Field("gcpo_bot", description="a name in gcpo.methods.METHODS")
-    method_options: Constants = Field({}, description="constants of the method")
-    seed: Seed = Field(0, description="of everything random in the run")
+    profile: ProfileName = "smoke"
+    """names the folder of outputs"""
+    task: TaskName = "tinyqa"
+    """a name in gcpo.tasks.TASKS"""
+    method: str = "gcpo_bot"
+    """a name in gcpo.methods.METHODS"""
+    method_options: Constants = {}
+    """constants of the method"""
+    seed: Seed = 0
+    """of everything random in the run"""
 
-    policy: ModelName = Field("tiny", description="starting policy: path, Hub name or a name in gcpo.world.POLICIES")
-    world_seed: Count = Field(0, description="seed that draws the embedded world: tiny policies, entailment model")
-    policy_revision: str | None = Field(None, description="commit or branch of a policy on the Hub")
-    lora_rank: Count = Field(0, le=1024, description="of LoRA adapters, which alone are trained; 0 trains all weights")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the policy's weights")
-    system_prompt: str | None = Field(None, description="the system's message, before every question")
-    prompt_template: Template | None = Field(
-        None,
-        description="the user's message: {prompt} is the task's own, {problem}, {question}, {context} ... its parts",
-    )
-    chat_template_kwargs: ForTemplate = Field(
-        {}, description="what the policy's chat template is given beside messages, such as enable_thinking"
-    )
-    context: Literal["text", "evidence"] = Field(
-        "text", description="a question's context: the text, or first what annotators marked in it (qasper)"
-    )
-    embedder: ModelName = Field("all-MiniLM-L6-v2", description="sentence-transformers path or Hub name")
-    entailment: ModelName = Field("tiny", description='sequence classifier: path, Hub name or "tiny"')
-    entailment_threshold: Share = Field(0.35, description="to join a cluster (GCPO App. E.3)")
-    entailment_error: Share = Field(0.0, description="share of pairs that the entailment model is made to get wrong")
+    policy: ModelName = "tiny"
+    """starting policy: path, Hub name or a name in gcpo.world.POLICIES"""
+    world_seed: Count = 0
+    """seed that draws the embedded world: tiny policies, entailment model"""
+    policy_revision: str | None = None
+    """commit or branch of a policy on the Hub"""
+    lora_rank: Count = Field(0, le=1024)
+    """of LoRA adapters, which alone are trained; 0 trains all weights"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the policy's weights"""
+    system_prompt: str | None = None
+    """the system's message, before every question"""
+    prompt_template: Template | None = None
+    """the user's message: {prompt} is the task's own, {problem}, {question}, {context} ... its parts"""
+    chat_template_kwargs: TemplateOptions = {}
+    """what the policy's chat template is given beside messages, such as enable_thinking"""
+    context: Literal["text", "evidence"] = "text"
+    """a question's context: the text, or first what annotators marked in it (qasper)"""
+    embedder: ModelName = "all-MiniLM-L6-v2"
+    """sentence-transformers path or Hub name"""
+    entailment: ModelName = "tiny"
+    """sequence classifier: "tiny", path or Hub name"""
+    entailment_threshold: Fraction = 0.35
+    """to join a cluster (GCPO App. E.3)"""
+    entailment_error: Fraction = 0.0
+    """share of pairs that the entailment model is made to get wrong"""
 
-    reward: Literal["metric", "binary"] = Field("metric", description="the task's metric, or right and wrong alone")
-    format_reward: Literal["think", "think_answer"] | None = Field(
-        None, description="tags that a completion is rewarded for beside its answer (CW-GRPO App. C)"
-    )
-    format_weight: Number = Field(1.0, description="weight of that reward; the answer's, as large, has 1")
-    full_completion: bool | None = Field(
-        None, description="embed and cluster whole completions, not answers; as the task does it if null"
-    )
-    alpha: Number | None = Field(None, description="alpha_base; the method's own if null (GCPO App. E.3: 0.6)")
-    equalize_mean: bool = Field(False, description="divide weights by their mean over the batch")
-    group_size: Whole = Field(4, ge=2, le=4096, description="G, responses per prompt")
-    prompts_per_step: Positive = Field(2, le=10**5, description="prompts per optimiser step")
-    micro_batch: Count = Field(0, description="completions per forward and backward pass; 0 is all that a process has")
-    share_prompts: bool = Field(
-        False,
-        description="read a prompt once for all its answers, and take their gradients in one pass: faster, with other "
-        "last bits",
-    )
-    processes: Positive = Field(1, description="that train together, one per GPU; accelerate starts more than one")
-    accelerate: Sharing = Field(
-        "ddp", description="how several share the policy: a file of params/accelerate, or a path"
-    )
-    max_steps: Steps = Field(4, description="optimiser steps; 0 evaluates the starting policy")
-    learning_rate: Number = Field(1e-3, le=1, description="of AdamW")
-    beta: Number = Field(0.0, description="weight of the KL term")
-    temperature: Real = Field(0.9, ge=1e-6, le=100, description="of sampling, in training and evaluation")
-    max_completion_length: Positive = Field(16, description="tokens")
-    save_steps: Positive = Field(2, le=10**7, description="steps between checkpoints")
-    grpo: ConfigFields = Field({}, description="any other field of TRL's GRPOConfig")
-    report_to: Tracker = Field("none", description="a tracker that transformers knows: trackio, wandb, tensorboard ...")
+    reward: Literal["metric", "binary"] = "metric"
+    """the task's metric, or right and wrong alone"""
+    format_reward: Literal["think", "think_answer"] | None = None
+    """tags that a completion is rewarded for beside its answer (CW-GRPO App. C)"""
+    format_weight: Number = 1.0
+    """weight of that reward; the answer's, as large, has 1"""
+    full_completion: bool | None = None
+    """embed and cluster whole completions, not answers; as the task does it if null"""
+    alpha: Number | None = None
+    """alpha_base; the method's own if null (GCPO App. E.3: 0.6)"""
+    equalize_mean: bool = False
+    """divide weights by their mean over the batch"""
+    group_size: Whole = Field(4, ge=2, le=4096)
+    """G, responses per prompt"""
+    prompts_per_step: Positive = Field(2, le=10**5)
+    """prompts per optimiser step"""
+    micro_batch: Count = 0
+    """completions per forward and backward pass; 0 is all that a process has"""
+    share_prompts: bool = False
+    """read a prompt once for all its answers, and take their gradients in one pass: faster, with other last bits"""
+    processes: Positive = 1
+    """that train together, one per GPU; accelerate starts more than one"""
+    accelerate: AccelerateConfig = "ddp"
+    """how several share the policy: a file of params/accelerate, or a path"""
+    max_steps: Steps = 4
+    """optimiser steps; 0 evaluates the starting policy"""
+    learning_rate: Number = Field(1e-3, le=1)
+    """of AdamW"""
+    beta: Number = 0.0
+    """weight of the KL term"""
+    temperature: Real = Field(0.9, ge=1e-6, le=100)
+    """of sampling, in training and evaluation"""
+    max_completion_length: Positive = 16
+    """tokens"""
+    save_steps: Positive = Field(2, le=10**7)
+    """steps between checkpoints"""
+    grpo: GRPOFields = {}
+    """any other field of TRL's GRPOConfig"""
+    report_to: str = "none"
+    """a tracker that transformers knows: trackio, wandb, tensorboard ..."""
 
-    train_split: str = Field("train", description="split to train on")
-    train_limit: Positive = Field(200, description="prompts of it")
-    validation_split: str = Field("validation", description="held-out split that is looked at while training")
-    validation_limit: Count = Field(
-        8, description="questions of it, asked at 0, 25, 50, 75 and 100 % of the steps; 0 for none"
-    )
-    eval_split: str = Field("test", description="held-out split")
-    eval_limit: Whole = Field(16, ge=2, description="questions of it, for evaluation and gradient statistics")
-    eval_samples: Count = Field(2, description="sampled answers per question beside the greedy one")
-    engine: Literal["transformers", "vllm"] = Field(
-        "transformers", description="what generates the answers of evaluations and of gradient statistics"
-    )
-    data_revision: str | None = Field(None, description="commit of the data set on the Hub")
-    skip_malformed: bool = Field(
-        False, description="leave out, and count, malformed rows, and training questions that are held out"
-    )
-    at_step: Steps = Field(0, description="optimiser steps of ``method`` before the policy is looked at")
-    trained_on: TaskName | None = Field(None, description="the task of that training, if another than ``task``")
-    training_seed: Seed | None = Field(None, description="of the training whose policy is looked at; the run's if null")
-    training_values: dict[str, Any] = Field(
-        {}, description="of that training's parameters, those that its task has others of; found where given by task"
-    )
-    gradient_parameters: list[str] | None = Field(
-        None, description="patterns of names for V(q) and for one step; all that train if null"
-    )
-    memory_limit: Annotated[Real, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="GB that gradients may take beside the policy; if null, three quarters of what is free"
-    )
-    compared: list[str] = Field(
-        ["gcpo_bot", "gcpo_cd", "rd_only", "se"], description="methods whose first step is compared with GRPO's"
-    )
-    step_batches: Positive = Field(4, le=10**5, description="batches of that step, of prompts_per_step each")
+    train_split: str = "train"
+    """split to train on"""
+    train_limit: Positive = 200
+    """prompts of it"""
+    validation_split: str = "validation"
+    """held-out split that is looked at while training"""
+    validation_limit: Count = 8
+    """questions of it, asked at 0, 25, 50, 75 and 100 % of the steps; 0 for none"""
+    eval_split: str = "test"
+    """held-out split"""
+    eval_limit: Whole = Field(16, ge=2)
+    """questions of it, for evaluation and gradient statistics"""
+    eval_samples: Count = 2
+    """sampled answers per question beside the greedy one"""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """what generates the answers of evaluations and of gradient statistics"""
+    data_revision: str | None = None
+    """commit of the data set on the Hub"""
+    skip_malformed: bool = False
+    """leave out, and count, malformed rows, and training questions that are held out"""
+    at_step: Steps = 0
+    """optimiser steps of ``method`` before the policy is looked at"""
+    trained_on: TaskName | None = None
+    """the task of that training, if another than ``task``"""
+    training_seed: Seed | None = None
+    """of the training whose policy is looked at; the run's if null"""
+    training_values: dict[str, Any] = {}
+    """of that training's parameters, those that its task has others of; found where given by task"""
+    gradient_parameters: list[str] | None = None
+    """patterns of names for V(q) and for one step; all that train if null"""
+    memory_limit: Annotated[Real, Field(gt=0, allow_inf_nan=False)] | None = None
+    """GB that gradients may take beside the policy; if null, three quarters of what is free"""
+    compared: list[str] = ["gcpo_bot", "gcpo_cd", "rd_only", "se"]
+    """methods whose first step is compared with GRPO's"""
+    step_batches: Positive = Field(4, le=10**5)
+    """batches of that step, of prompts_per_step each"""
 
     @model_validator(mode="before")
     @classmethod
-    def _for_task(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
+    def _for_its_task(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Replace each mapping from task to value by the value for the task; ``training_values`` get those of
+        ``trained_on`` that are others."""
         refuse_secrets(values)
-        task = str(values.get("task", cls.model_fields["task"].default))
-        by_task = [key for key, value in values.items() if isinstance(value, Mapping) and key not in WHOLE]
-        found = {**values, **{key: _value_for(task, key, values[key]) for key in by_task}}
+        by_task = {key: value for key, value in values.items() if isinstance(value, Mapping) and key not in WHOLE}
+
+        def chosen(task: Any) -> dict[str, Any]:
+            return {key: _value_for(str(task), key, value) for key, value in by_task.items()}
+
+        resolved = chosen(values.get("task", cls.model_fields["task"].default))
         if by_task and (trained_on := values.get("trained_on")):
-            theirs = {key: _value_for(str(trained_on), key, values[key]) for key in by_task}
-            others = {key: value for key, value in theirs.items() if value != found[key]}
-            found["training_values"] = {**others, **values.get("training_values", {})}
-        return found
+            others = {key: value for key, value in chosen(trained_on).items() if value != resolved[key]}
+            resolved["training_values"] = {**others, **values.get("training_values", {})}
+        return {**values, **resolved}
 
     @model_validator(mode="after")
     def _possible(self) -> Params:
-        if both := {"alpha", "seed", "name"} & self.method_options.keys():
-            raise ValueError(f"method_options: {min(both)} is a parameter of its own; set that instead")
         try:
-            permuted = self.resolved.permuted
+            self.resolved  # noqa: B018 (it raises)
         except ValueError as error:
             raise ValueError(f"method: {error}") from None
-        except TypeError as error:  # a part takes a constant for what it is not
-            raise ValueError(f"method_options: {self.method_options} has a value of the wrong type ({error})") from None
-        if self.train_limit < self.prompts_per_step:
-            raise ValueError(
-                f"train_limit: {self.train_limit} questions are fewer than the {self.prompts_per_step} of a step "
-                "(prompts_per_step)"
-            )
+        except TypeError as error:  # a constant of another type, or a parameter of its own, such as alpha
+            raise ValueError(f"method_options: {self.method_options} cannot be set there ({error})") from None
         for name in ("trained_on", "training_seed"):
             if getattr(self, name) is not None and not self.at_step:
                 raise ValueError(f"{name}: says whose policy is looked at, and at_step after how many steps: set both")
-        if self.processes > 1:
-            sharing(self.accelerate)
         completions = self.group_size * self.prompts_per_step
-        if completions % self.processes:
-            raise ValueError(f"processes: {self.processes} do not divide the {completions} completions of a step")
-        share = completions // self.processes
-        if self.micro_batch and share % self.micro_batch:
-            whose = "a step" if self.processes == 1 else f"a step that each of {self.processes} processes has"
-            raise ValueError(f"micro_batch: {self.micro_batch} does not divide the {share} completions of {whose}")
-        if self.micro_batch and "gradient_accumulation_steps" in self.grpo:
-            raise ValueError("micro_batch: it sets gradient_accumulation_steps, which grpo sets too; keep one")
-        self._checkpoints_between_generations(share)
-        if permuted and self.prompts_per_step < 2:
-            raise ValueError(f"prompts_per_step: {self.method} permutes weights across groups and needs at least 2")
+        for name, divisor in (("processes", self.processes), ("micro_batch", self.processes * (self.micro_batch or 1))):
+            if completions % divisor:
+                raise ValueError(
+                    f"{name}: {getattr(self, name)} does not divide the completions of a step, {completions} "
+                    f"(group_size x prompts_per_step) among {self.processes} processes"
+                )
+        self._check_checkpoints(completions // self.processes)
         return self
 
     @cached_property
@@ -288,28 +342,21 @@ class Params(BaseModel):
         """The method with its constants, alpha and seed bound: everything else of a run takes it from here."""
         return get_method(self.method, alpha=self.alpha, seed=self.seed, **self.method_options)
 
-    def model_copy(self, **options: Any) -> Params:
-        """Return a copy, whose method is resolved anew."""
-        copied = super().model_copy(**options)
-        copied.__dict__.pop("resolved", None)
-        return copied
-
-    def _checkpoints_between_generations(self, share: int) -> None:
+    def _check_checkpoints(self, share: int) -> None:
         """Refuse checkpoints amid the steps that TRL takes on one generation: going on from one, it samples anew.
 
         TRL counts backward passes, from zero again after each start (``GRPOTrainer._prepare_inputs``).
         """
-        grpo = {key: value for key, value in self.grpo.items() if isinstance(value, int)}
         at_once = self.micro_batch or share
-        passes = grpo.get("gradient_accumulation_steps", share // at_once)  # passes of a step
-        batch = grpo.get("generation_batch_size", 0) // (at_once * self.processes)
-        generation = (grpo.get("steps_per_generation") or batch or passes) * grpo.get("num_iterations", 1)
+        passes = share // at_once  # of a step
+        batch = self.grpo.get("generation_batch_size") or 0
+        generation = self.grpo.get("steps_per_generation") or batch // (at_once * self.processes) or passes
+        generation *= self.grpo.get("num_iterations", 1)
         if self.save_steps < max(self.max_steps, self.at_step) and self.save_steps * passes % generation:
             steps = generation // math.gcd(generation, passes)
             raise ValueError(
                 f"save_steps: a run that goes on from step {self.save_steps} would sample anew amid a generation; use "
-                f"a multiple of {steps}, as {-(-self.save_steps // steps) * steps} (by num_iterations and "
-                "steps_per_generation of grpo)"
+                f"a multiple of {steps} (by num_iterations and steps_per_generation of grpo)"
             )
 
 
@@ -322,18 +369,16 @@ def validate(values: Mapping[str, Any], source: str = "parameters") -> Params:
     try:
         return Params.model_validate(dict(values))
     except ValidationError as error:
-        problems, details = [], error.errors(include_url=False)
-        for detail in details[:LISTED]:
+        problems = []
+        for detail in error.errors(include_url=False):
             key = ".".join(map(str, detail["loc"]))
             message = detail["msg"].removeprefix("Value error, ")
             if detail["type"] == "extra_forbidden":
                 message = f"unknown parameter.{nearest(key, Params.model_fields)}"
-            elif key and "input" in detail and not isinstance(detail["input"], Mapping):
+            elif key and not isinstance(detail["input"], Mapping):
                 message += f" (got {detail['input']!r:.400})"
-            problems.append(f"{key[:100] + ': ' if key else ''}{message[:4000]}")
-        problems += [f"and {len(details) - LISTED} more"] * (len(details) > LISTED)
-        listed = f" {problems[0]}" if len(problems) == 1 else "".join(f"\n  {problem}" for problem in problems)
-        raise ParameterError(f"Bad {source}:{listed}") from None
+            problems.append(f"{key}: {message}" if key else message)
+        raise ParameterError(f"Bad {source}: " + "\n  ".join(problems)) from None
 
 
 def schema() -> dict[str, Any]:
@@ -355,8 +400,7 @@ def from_notebook(namespace: Mapping[str, Any]) -> Params:
     """
     plain = (str, int, float, bool, list, dict, tuple, type(None))
     own = {name: value for name, value in namespace.items() if not name.startswith("_") and name not in ("In", "Out")}
-    values = {name: value for name, value in own.items() if isinstance(value, plain)}
-    return validate(values, "notebook parameters")
+    return validate({name: one for name, one in own.items() if isinstance(one, plain)}, "notebook parameters")
 
 
 def profile_name(profile: str) -> str:

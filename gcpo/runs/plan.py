@@ -12,9 +12,8 @@ from typing import Any
 
 from gcpo import paths, seeds, updates, world
 from gcpo.methods import BASES, Method
-from gcpo.runs.fields import ADDRESSES, PINNED
-from gcpo.runs.params import Params, validate
-from gcpo.runs.profiles import ParameterError, read_yaml, sharing
+from gcpo.runs.params import ADDRESSES, PINNED, Params, validate
+from gcpo.runs.profiles import ParameterError, accelerate_file, read_yaml
 from gcpo.tasks import get_task
 from gcpo.tasks.base import Split, Task
 
@@ -46,19 +45,18 @@ SINCE: dict[str, Any] = {
     "train.params.format_weight": 1.0,
 }
 
-# Parameters that only training reads, or that a kind of run does not read, are no part of its values.
-TRAINING = frozenset(
-    "method equalize_mean prompts_per_step micro_batch processes accelerate max_steps learning_rate beta save_steps "
-    "train_split train_limit validation_split validation_limit eval_samples format_reward format_weight".split()
-)
-STEP = frozenset({"compared", "step_batches"})  # that one step alone reads
-UNREAD = {
-    "train": STEP | {"engine"},
-    "gradients": TRAINING | STEP,
-    "evaluate": (TRAINING - {"eval_samples"})
-    | {*"lora_rank group_size embedder entailment entailment_threshold entailment_error gradient_parameters".split()}
-    | STEP,
-    "one_step": TRAINING - {"prompts_per_step", "train_split"} | {"engine"},
+# Parameters that decide a result, by kind of run; the method, the trainer's settings, the task's reward, the world and
+# the training of the policy that is looked at stand resolved beside them (`Plan.values`).
+_ALWAYS = """task seed policy policy_revision dtype system_prompt prompt_template chat_template_kwargs context
+    share_prompts temperature max_completion_length eval_split eval_limit data_revision""".split()
+_GROUPS = "lora_rank embedder entailment entailment_threshold entailment_error group_size gradient_parameters".split()
+_TRAINING = """method format_reward format_weight equalize_mean prompts_per_step processes max_steps learning_rate beta
+    save_steps train_split train_limit validation_split validation_limit eval_samples""".split()
+READ = {
+    "train": {*_ALWAYS, *_GROUPS, *_TRAINING},
+    "gradients": {*_ALWAYS, *_GROUPS, "engine"},
+    "evaluate": {*_ALWAYS, "eval_samples", "engine"},
+    "one_step": {*_ALWAYS, *_GROUPS, "prompts_per_step", "train_split", "step_batches"},
 }
 
 
@@ -78,21 +76,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         params = self.params
-        looked_at = {"eval_split": params.eval_split}
-        if params.validation_limit:
-            looked_at["validation_split"] = params.validation_split
-        steps = params.max_steps if self.kind == "train" else params.at_step
-        for name, split in looked_at.items():
-            if (steps or self.kind == "one_step") and split == params.train_split:
-                raise ParameterError(f"train_split and {name} are both {split!r}: it cannot be held out.")
+        held_out = ["eval_split", *["validation_split"] * bool(params.validation_limit)]
+        trains = params.max_steps if self.kind == "train" else params.at_step or self.kind == "one_step"
+        for name in held_out:
+            if trains and getattr(params, name) == params.train_split:
+                raise ParameterError(f"train_split and {name} are both {params.train_split!r}: it cannot be held out.")
         if params.at_step and self.kind == "train":
             what = "is for gradient statistics, evaluations and one step; a training run's steps are max_steps."
             raise ParameterError(f"at_step: {params.at_step} {what}")
-        if self.kind == "one_step":
-            try:
-                updates.of_one_step(params.compared)
-            except ValueError as error:
-                raise ParameterError(f"compared: {error}") from None
         if params.world_seed and not self.embedded:
             raise ParameterError(f"world_seed: {params.world_seed} has no use: no model of the run is an embedded one.")
 
@@ -106,13 +97,14 @@ class Plan:
         if self.kind == "train" or not self.params.at_step:
             return None
         params = self.params
-        theirs = {"task": params.trained_on or params.task, "max_steps": params.at_step, "at_step": 0}
-        theirs["seed"] = params.seed if params.training_seed is None else params.training_seed
-        theirs |= {"trained_on": None, "training_seed": None, "training_values": {}}
-        trained = params.model_copy(update=theirs)
-        if params.training_values:
-            trained = validate({**trained.model_dump(), **params.training_values}, "training_values")
-        return Plan("train", trained)
+        theirs = {
+            "task": params.trained_on or params.task,
+            "seed": params.seed if params.training_seed is None else params.training_seed,
+            "max_steps": params.at_step,
+            **{"at_step": 0, "trained_on": None, "training_seed": None, "training_values": {}},
+            **params.training_values,
+        }
+        return Plan("train", validate({**params.model_dump(), **theirs}, "parameters of its training"))
 
     @cached_property
     def task(self) -> Task:
@@ -131,10 +123,10 @@ class Plan:
         return Split(tuple(rows), found.source)
 
     @cached_property
-    def sharing(self) -> dict[str, Any]:
+    def accelerate_config(self) -> dict[str, Any]:
         """Accelerate's configuration of several processes that train together; empty for one process."""
         several = self.kind == "train" and self.params.processes > 1
-        return read_yaml(sharing(self.params.accelerate)) if several else {}
+        return read_yaml(accelerate_file(self.params.accelerate)) if several else {}
 
     @cached_property
     def method(self) -> Method:
@@ -172,28 +164,23 @@ class Plan:
     def embedded(self) -> dict[str, str]:
         """The keys of the embedded models that it needs, by kind."""
         named = {"policy": self.params.policy, "entailment": self.params.entailment}
-        named = {kind: name for kind, name in named.items() if kind not in UNREAD[self.kind]}
-        seed = self.params.world_seed
-        return {kind: world.key(name, seed) for kind, name in named.items() if name in world.POLICIES}
+        return {
+            kind: world.key(name, self.params.world_seed)
+            for kind, name in named.items()
+            if kind in READ[self.kind] and name in world.POLICIES
+        }
 
     @cached_property
     def values(self) -> dict[str, Any]:
         """Every value that decides the result, resolved: what the id is a hash of."""
-        # A folder's name, what is resolved below, and what can only turn an error into a run.
-        named = {"profile", "alpha", "method_options", "grpo", "skip_malformed", "at_step", "reward", "full_completion"}
-        # Which the trainer's settings hold, which changes nothing, and which the values of that training hold. How
-        # processes share a policy counts by its content, and a world by its key.
-        named |= {"micro_batch", "report_to", "trained_on", "training_seed", "training_values", "accelerate"}
-        named |= {"world_seed", "compared", "memory_limit"}
-        task, training = self.task, self.kind == "train"
-        trainer = {key: value for key, value in self.trainer.items() if key not in ADDRESSES} if training else None
+        task, trains = self.task, self.kind == "train"
         values = {
             "schema": SCHEMA,
             "kind": self.kind,
-            "params": self.params.model_dump(mode="json", exclude=named | UNREAD[self.kind]),
-            "method": self.method.constants() if training else None,
-            "trainer": trainer,
-            **({"accelerate": self.sharing} if self.sharing else {}),
+            "params": self.params.model_dump(mode="json", include=READ[self.kind]),
+            "method": self.method.constants() if trains else None,
+            "trainer": {key: one for key, one in self.trainer.items() if key not in ADDRESSES} if trains else None,
+            **({"accelerate": self.accelerate_config} if self.accelerate_config else {}),
             "task": {
                 "reward_range": list(task.reward_range),
                 "reward_metric": task.reward_metric,

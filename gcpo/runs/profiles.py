@@ -56,7 +56,7 @@ def file_of(name: str, kind: str, folder: Path) -> Path:
     return path
 
 
-def sharing(name: str) -> Path:
+def accelerate_file(name: str) -> Path:
     """Return the file of a configuration of accelerate, by its name in ``params/accelerate`` or its path; raises as
     :func:`file_of`."""
     return file_of(name, "configuration of accelerate", paths.PARAMS / "accelerate")

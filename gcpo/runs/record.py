@@ -29,7 +29,7 @@ from gcpo import io, paths
 from gcpo.errors import UserError
 from gcpo.runs import distributed
 from gcpo.runs.contents import Seen, changed, contents
-from gcpo.runs.fields import ADDRESSES, SECRET
+from gcpo.runs.params import ADDRESSES, SECRET
 from gcpo.runs.plan import SCHEMA, Plan, digest
 from gcpo.runs.profiles import read_yaml, yaml_text
 

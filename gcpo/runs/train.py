@@ -23,8 +23,7 @@ from gcpo import io, world
 from gcpo.processes import exit_with_parent
 from gcpo.rewards import keeps_format
 from gcpo.runs.distributed import LOG, launch, peak_memory
-from gcpo.runs.fields import WRITTEN
-from gcpo.runs.params import Params, validate
+from gcpo.runs.params import WRITTEN, Params, validate
 from gcpo.runs.plan import Plan, quarters
 from gcpo.runs.policies import cut_by, judge, lora, models, quiet, starting_policy, trained_policy
 from gcpo.runs.profiles import read_yaml

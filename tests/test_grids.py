@@ -1,0 +1,278 @@
+"""Parameter files and grids: a fault is one line that names the file, the key and the way out; toy size; what fits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import papermill
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_params import KEYS, NESTED
+
+from gcpo import paths
+from gcpo.cli import main
+from gcpo.runs.grids import expand, fitting, grids, owner
+from gcpo.runs.params import profile_name, validate
+from gcpo.runs.plan import KINDS, Plan
+from gcpo.runs.profiles import ParameterError, load_profile, parse_yaml, profiles, read_yaml, yaml_text
+from gcpo.tasks import TASKS
+
+COMPANIONS = ("paper_seed", "paper_egpo", "paper_cw")
+
+# What stands in a parameter file, and what is said of it, with the line where the fault is.
+FILES: dict[str, tuple[bytes, str]] = {
+    "tab": (b"profile: mine\n\tseed: 1\n", "line 2: "),
+    "two documents": (b"seed: 1\n---\nseed: 2\n", "line 2: "),
+    "not UTF-8": (b"profile: caf\xe9\n", "it is not UTF-8"),
+    "NUL": (b"profile: a\x00b\n", "not readable as YAML"),
+    "a tag": (b"seed: !!python/object/apply:os.getcwd []\n", "line 1: "),
+    "an alias that is not there": (b"seed: *other\n", "line 1: "),
+    "5,000 digits": (b"seed: " + b"9" * 5000 + b"\n", "not readable as YAML"),
+    "a deep nest": (b"seed: " + b"[" * 5000 + b"\n", "not readable as YAML"),
+    "a key twice": (b"seed: 1\nalpha: 0.5\nseed: 2\n", 'line 3: found duplicate key "seed"'),
+    "no mapping": (b"- seed\n", "got list"),
+    "unclosed": (b"grpo: {epsilon: 0.1\n", "line 2: "),
+}
+GRIDS: dict[str, tuple[str, str]] = {
+    "nothing": ("", "list of blocks"),
+    "no list": ("kind: train\n", "list of blocks"),
+    "no kind": ("- {seed: [0]}", "one of train, gradients, evaluate, one_step, got None"),
+    "no list of values": ("- {kind: train, seed: 1}", "seed must be a list of values, got 1"),
+    "no values": ("- {kind: train, seed: []}", "seed must be a list of values, got []"),
+    "a list as a key": ("- {kind: train, ? [a, b] : 1}", "('a', 'b')"),
+    "a misspelt exclusion": ("- {kind: train, method: [all, -gcpo_bott]}", "'gcpo_bot'?"),
+    "no method left": ("- {kind: train, method: [grpo, -grpo]}", "['grpo', '-grpo']"),
+    "a password": ("- {kind: train, policy: 'http://bob:SECRET@host'}", "policy: a password or token"),
+    "profile as an axis": ("- {kind: train, profile: [a, b]}", "--profile"),
+}
+COMMANDS: dict[str, tuple[list[str], str]] = {
+    "a brace": (["run", "-p", "seed", "{"], "-p seed, line 1: "),
+    "a word for a number": (["run", "-p", "seed", "x"], "Bad smoke with -p: seed: "),
+    "a misspelt parameter": (["run", "-p", "sede", "1"], "'seed'?"),
+    "a misspelt profile": (["run", "--profile", "smok"], "'smoke'?"),
+    "a misspelt toy profile": (["grid", "paper_table1", "--profile", "papr", "--toy"], "'papr'"),
+    "a misspelt grid": (["grid", "zooo"], "'zoo'?"),
+    "a word in a grid": (["grid", "smoke", "-p", "group_size", "many"], "smoke.yaml with smoke.yaml: group_size: "),
+    "a grid outside": (["grid", "../x"], "'../x' is no name of a grid"),
+    "a profile outside": (["report", "--profile", "../x"], "'../x' is no name of a profile"),
+    "a profile of 300 characters": (["run", "--profile", "p" * 300], "no name of a profile"),
+    "an empty grid": (["grid", ""], "'' is no name of a grid"),
+    "an axis overridden": (["grid", "smoke", "-p", "max_steps", "2"], "smoke.yaml lists max_steps"),
+    "the same split": (["run", "-p", "train_split", "test"], "train_split and eval_split are both 'test'"),
+    "a sharing that there is not": (["run", "-p", "processes", "2", "-p", "accelerate", "zero"], "'zero3'?"),
+    "no jobs": (["grid", "smoke", "--jobs", "0"], "--jobs"),
+}
+
+
+def one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
+    """What a command says that is refused before any work."""
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("fault", FILES)
+def test_a_broken_file_is_one_line_with_its_name(
+    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, message = FILES[fault]
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    for words in (["run"], ["grid", "smoke"]):
+        line = one_line(capsys, [*words, "--profile", str(path)])
+        assert line.startswith(f"gcpo: {path}") and message in line
+
+
+@pytest.mark.parametrize("fault", GRIDS)
+def test_a_grid_that_means_no_runs_is_one_line(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, message = GRIDS[fault]
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    line = one_line(capsys, ["grid", str(path)])
+    assert line.startswith(f"gcpo: {path}") and message in line
+
+
+@pytest.mark.parametrize("fault", COMMANDS)
+def test_a_bad_command_is_one_line(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words, message = COMMANDS[fault]
+    assert message in one_line(capsys, words)
+
+
+def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "folder.yaml").mkdir()
+    for name in ("folder.yaml", "none.yaml"):
+        with pytest.raises(ParameterError, match=rf"{name} cannot be read: "):
+            read_yaml(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("010", 10), ("1_000", 1000), ("5e-5", 5e-5), ("1e3", 1000.0), ("on", "on"), ("no", "no"), ("1:30", "1:30")],
+)
+def test_values_are_read_as_yaml_1_2_says(text: str, value: Any) -> None:
+    found = parse_yaml(text, "mine.yaml")
+    assert found == value and type(found) is type(value)
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The message with which a file is refused, if it is; any other error is the test's failure."""
+    with contextlib.suppress(ParameterError):
+        call()
+        return ""
+    with pytest.raises(ParameterError) as raised:
+        call()
+    return str(raised.value)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text(st.sampled_from("ab:-{}[]#&*!|>'\"%@`,?\t\n 01~\x00é"), max_size=30))
+def test_any_text_is_a_value_or_an_error_that_names_it(text: str) -> None:
+    message = refusal(lambda: parse_yaml(text, "mine.yaml"))
+    assert not message or (message.startswith("mine.yaml") and "\n" not in message)
+
+
+AXES = st.dictionaries(KEYS, st.lists(NESTED, max_size=2) | NESTED, max_size=3)
+BLOCKS = st.builds(lambda axes, kind: {**axes, "kind": kind}, AXES, st.sampled_from(["train", "gradients", 3]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(blocks=st.lists(BLOCKS, max_size=4) | NESTED)
+def test_any_grid_is_expanded_or_refused_with_the_name_of_its_file(blocks: Any, folder: Path) -> None:
+    path = folder / "mine.yaml"
+    path.write_text(yaml_text(blocks))
+    message = refusal(lambda: expand(str(path), "smoke"))
+    assert not message or message.startswith((str(path), "Bad run of mine.yaml with smoke.yaml: "))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("grids")
+
+
+# --- the project's own files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", profiles())
+def test_every_profile_is_valid_for_every_task_and_papermill_reads_it_as_we_do(name: str) -> None:
+    values = load_profile(name)
+    by_papermill = papermill.iorw.read_yaml_file(str(paths.PARAMS / f"{name}.yaml"))  # YAML 1.1
+    for task in TASKS:
+        made = validate({**values, "task": task}, name)
+        assert made == validate({**by_papermill, "task": task}) and (made.task, made.profile) == (task, name)
+
+
+@pytest.mark.parametrize(("grid", "profile"), [(grid, profile) for profile in profiles() for grid in fitting(profile)])
+def test_every_grid_is_valid_with_every_profile_that_it_fits_and_at_toy_size(grid: str, profile: str) -> None:
+    toy = [] if profile == "toy" or "world" in profile else [f"{profile}-toy"]
+    for name in (profile, *toy):
+        found = expand(grid, name)
+        assert found and {plan.kind for plan in found} <= {*KINDS}
+        assert {plan.params.profile for plan in found} == {name}
+
+
+def test_every_grid_fits_some_profiles_and_not_the_others() -> None:
+    ours, theirs = fitting("laptop"), fitting("paper")
+    companions = [grid for name in COMPANIONS for grid in fitting(name)]
+    assert sorted([*ours, *theirs, *companions]) == grids() and {"table1", "figure1"} <= set(ours)
+    assert {"paper_table1", "paper_table2", "paper_figure1"} <= set(theirs)
+    assert fitting("smoke") == fitting("laptop-toy") == ours and fitting("single_gpu") == fitting("paper-toy") == theirs
+
+
+def test_the_two_worlds_differ_in_their_seed_alone() -> None:
+    a, b = (load_profile(name) for name in ("world_a", "world_b"))
+    assert {key for key in a.keys() | b.keys() if a.get(key) != b.get(key)} == {"profile", "world_seed"}
+
+
+@pytest.mark.parametrize("name", grids())
+def test_grids_that_have_both_have_them_on_the_same_seeds(name: str) -> None:
+    made = expand(name, "laptop" if name in fitting("laptop") else owner(name) or "paper")
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for plan in made:
+        seeds.setdefault((plan.params.task, plan.label), set()).add(plan.params.seed)
+    for task in {task for task, _ in seeds}:
+        if {(task, "grpo"), (task, "no training")} <= seeds.keys():
+            assert len(seeds[task, "no training"] & seeds[task, "grpo"]) > 1
+
+
+# --- what a grid means ----------------------------------------------------------------------------------------------
+
+
+def test_an_own_grid_is_a_path_and_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for seeds in ([0, 1], [2]):
+        path.write_text(f"- {{kind: train, seed: {seeds}}}\n")
+        assert [plan.params.seed for plan in expand(str(path), "smoke")] == seeds
+    assert expand(str(path), "smoke")[0] is expand(str(path), "smoke")[0]  # and resolved once while it has not
+
+
+def test_a_grid_knows_the_middle_and_the_end_of_training(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"  # which says no max_steps
+    own.write_text("profile: own\n")
+    for profile in ("world_a", str(own)):
+        most = validate(load_profile(profile)).max_steps
+        assert {plan.params.at_step for plan in expand("steps", profile)} == {0, most // 2, most}
+
+
+def test_fields_of_grpo_are_laid_over_the_profile_s_one_by_one(tmp_path: Path) -> None:
+    usual = {"bf16": True, "gradient_checkpointing": True, "lr_scheduler_type": "linear"}
+    grid = tmp_path / "g.yaml"
+    grid.write_text("- {kind: train, grpo: [{num_iterations: 2, bf16: false}]}")
+    (plan,) = expand(str(grid), "paper")
+    assert plan.params.grpo == {**usual, "bf16": False, "num_iterations": 2}
+    (plan,) = expand("smoke", "paper", {"grpo": {"use_vllm": True}})[:1]
+    assert plan.params.grpo == {**usual, "use_vllm": True}
+
+
+def plan(profile: str, **changes: Any) -> Plan:
+    return Plan("train", validate({**load_profile(profile), **changes}))
+
+
+def test_toy_size_is_smaller_and_nothing_else() -> None:
+    changes = {"task": "math", "method": "seed_grpo", "method_options": {"form": "linear"}, "alpha": 0.02}
+    real, small = plan("paper", **changes), plan("paper-toy", **changes)
+    assert small.method.constants() == real.method.constants()
+    sizes = {"max_steps", "save_steps", "per_device_train_batch_size", "max_completion_length"}
+    kept = set(real.trainer) - sizes - {"gradient_accumulation_steps"}
+    assert {key: small.trainer[key] for key in kept} == {key: real.trainer[key] for key in kept}
+    assert small.trainer["num_generations"] == 16 and small.trainer["gradient_accumulation_steps"] == 16
+    found = small.params
+    assert (found.profile, found.max_steps, found.eval_limit) == ("paper-toy", 2, 4)
+    assert (found.policy, found.entailment, found.embedder) == ("untrained", "tiny", real.params.embedder)
+
+
+def test_a_profile_given_by_its_path_has_a_toy_size_too(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("profile: mine\nmax_steps: 64\nalpha: 0.3\ngrpo: {use_vllm: true, num_iterations: 2}\n")
+    found = load_profile(f"{own}-toy")
+    assert profile_name(f"{own}-toy") == found["profile"] == "mine-toy"
+    assert (found["alpha"], found["max_steps"]) == (0.3, 2)
+    assert found["grpo"] == {"use_vllm": False, "num_iterations": 2}
+
+
+def test_a_grid_makes_nothing_larger_than_toy_size(tmp_path: Path) -> None:
+    grid = tmp_path / "own.yaml"
+    grid.write_text("""
+- {kind: train, task: [tinyqa], method: [se, grpo], seed: [0, 1], max_steps: [0, 64, 128], policy: [tiny-3m, some/hub]}
+- {kind: gradients, task: [tinymath], at_step: [0, 32, max_steps], eval_limit: [3, 1000], alpha: [0.2]}
+""")
+    found = [made.params for made in expand(str(grid), "laptop-toy")]
+    trained = [(one.method, one.max_steps, one.policy) for one in found[:8]]
+    assert trained == [(m, n, p) for m in ("se", "grpo") for n in (0, 2) for p in ("tiny-3m", "untrained")]
+    assert {one.seed for one in found} == {0} and {one.alpha for one in found[8:]} == {0.2}
+    assert [(one.at_step, one.eval_limit) for one in found[8:]] == [(0, 3), (0, 4), (2, 3), (2, 4)]
+    assert len(expand(str(grid), "laptop")) == 2 * 2 * 3 * 2 + 3 * 2
+
+
+def test_the_option_of_the_command_line_is_the_profile_s_name(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for words in (["paper", "--toy"], ["paper-toy"]):
+        assert main(["grid", "paper_table1", "--dry-run", "--profile", *words]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and "36 of 36 runs" in said[0]  # eleven methods and the start, on three benchmarks
+    assert {made.folder.parent for made in expand("paper_table1", "paper-toy")} == {outputs / "paper-toy" / "runs"}
