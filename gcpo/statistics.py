@@ -13,12 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.stats import nct, norm, pearsonr
 from scipy.stats import t as student
-from sklearn.model_selection import KFold
 
 from gcpo.errors import one_of
 
@@ -205,7 +203,7 @@ def training_difference(a: Values, b: Values, n: int = 10000, seed: int = 0) -> 
 
 def training_draws(a: Values, b: Values, n: int = 10000, seed: int = 0) -> Draws:
     """The draws of :func:`training_difference`, for its interval at any level and its p value at the price of one."""
-    paired, rng = _paired(a, b), _generator(n, seed).spawn(1)[0]  # apart from the stream that draws questions
+    paired, rng = _paired(a, b), np.random.default_rng(seed).spawn(1)[0]  # apart from the stream that draws questions
     over_seeds, _, share = _standard_errors(paired)
     columns = paired.mean(axis=0)
     gain = float(columns.mean())
@@ -222,14 +220,11 @@ def minimal_detectable(a: Values, b: Values, power: float = 0.8, level: float = 
     standard error of `training_difference` and the number of seeds less 1. The unit is that of the scores. Raises
     ValueError as `training_difference`, for a level outside (0, 1), and for a power outside (1 - level, 1).
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level}, expected a confidence above 0 and below 1")
-    alpha = 1 - level
-    if not alpha < power < 1:
-        raise ValueError(f"power is {power}, expected a probability above {alpha:.3g} and below 1")
+    if not 0 < 1 - level < power < 1:
+        raise ValueError(f"power is {power} and level {level}, expected 0 < 1 - level < power < 1")
     paired = _paired(a, b)
     seeds = len(paired)
-    freedom, bar = seeds - 1, student.ppf(1 - alpha / 2, seeds - 1)
+    freedom, bar = seeds - 1, student.ppf(1 - (1 - level) / 2, seeds - 1)
 
     def beyond(size: float) -> float:
         shift = size * np.sqrt(seeds)  # so large a shift that the other side is never found has no number there
@@ -327,25 +322,20 @@ def _array(name: str, values: Values) -> Array:
         values = values.detach().cpu().double().numpy()
     array = np.asarray(values, dtype=np.float64)
     if len(bad := np.argwhere(~np.isfinite(array))):
-        where = ", ".join(map(str, bad[0]))
         raise ValueError(
-            f"{name} has {len(bad)} values that are not finite, the first at [{where}] ({array[tuple(bad[0])]}): "
-            "leave these out of every column first"
+            f"{name} has {len(bad)} values that are not finite, the first at {bad[0].tolist()}: leave them out"
         )
     return array
 
 
 def _columns(**columns: Values) -> list[Array]:
-    arrays = {name: _array(name, values) for name, values in columns.items()}
-    for name, array in arrays.items():
-        if array.ndim != 1:
-            raise ValueError(f"{name} has shape {array.shape}, expected one value per query")
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"different lengths {lengths}: position i must be the same query in each")
-    if min(lengths.values()) < FEWEST_POINTS:
-        raise ValueError(f"{min(lengths.values())} queries are too few, expected at least {FEWEST_POINTS}")
-    return list(arrays.values())
+    arrays = [_array(name, values) for name, values in columns.items()]
+    if any(array.ndim != 1 or len(array) != len(arrays[0]) for array in arrays):
+        shapes = {name: array.shape for name, array in zip(columns, arrays, strict=True)}
+        raise ValueError(f"shapes are {shapes}, expected one value per query, in each the same queries")
+    if len(arrays[0]) < FEWEST_POINTS:
+        raise ValueError(f"{len(arrays[0])} queries are too few, expected at least {FEWEST_POINTS}")
+    return arrays
 
 
 # --- statistics of every resample: counts[r, i] says how often resample r holds query i, and its sum is r's size ------
@@ -385,7 +375,8 @@ def heldout(u: Array, v: Array, counts: Array, folds: int = 5, seed: int = 0) ->
     if len(u) < folds * FEWEST_POINTS:
         return np.full(len(counts), np.nan), np.full(len(counts), np.nan)
     errors, ranked = [], []
-    for train, test in KFold(folds, shuffle=True, random_state=seed).split(u):
+    for test in _folds(len(u), folds, seed):
+        train = np.setdiff1d(np.arange(len(u)), test)
         total = counts[:, train].sum(1)
         mean_u, mean_v = (counts[:, train] @ x[train] / total for x in (u, v))
         covariance = counts[:, train] @ (u * v)[train] / total - mean_u * mean_v
@@ -397,6 +388,11 @@ def heldout(u: Array, v: Array, counts: Array, folds: int = 5, seed: int = 0) ->
         ranked.append(sign * rhos(u[test], v[test], counts[:, test]))
     known = ~np.isnan(ranked)
     return np.mean(errors, axis=0), np.where(known, ranked, 0).sum(0) / known.sum(0)
+
+
+def _folds(size: int, folds: int, seed: int) -> list[NDArray[np.intp]]:
+    """Return the places of each of some folds of shuffled entries, those of scikit-learn's ``KFold``."""
+    return [np.sort(fold) for fold in np.array_split(np.random.RandomState(seed).permutation(size), folds)]
 
 
 RANKINGS: dict[str, Callable[..., Array]] = {"spearman": rhos, "auc": aucs, "precision": precisions}
@@ -466,33 +462,19 @@ def _top(values: Array, counts: Array, size: Array) -> Array:
     return counts * share[:, inverse]
 
 
-def _generator(n: int, seed: int) -> Generator:
-    if n < 1:
-        raise ValueError(f"n is {n}, expected at least 1 bootstrap replicate")
-    return np.random.default_rng(seed)
-
-
-def _multiplicities(rng: Generator, n: int, size: int) -> Array:
-    """Return the count of each of `size` entries in n resamples with replacement: (n, size)."""
-    drawn = rng.integers(size, size=(n, size)) + size * np.arange(n)[:, None]
-    return np.bincount(drawn.ravel(), minlength=n * size).reshape(n, size).astype(np.float64)
-
-
-def _chunks(n: int, size: int) -> Iterator[int]:
-    """Numbers of replicates to draw at a time, which sum to `n`."""
-    chunk = max(1, CHUNK_ELEMENTS // size)
-    for start in range(0, n, chunk):
-        yield min(chunk, n - start)
-
-
 def resamples(size: int, n: int, seed: int, multinomial: bool = False) -> Iterator[Array]:
     """Yield how often each of `size` entries is drawn in each of `n` resamples with replacement, some rows at a time.
 
     By entry, or `multinomial` by count: two streams of the same distribution, as published numbers rest on each.
     """
-    rng, share = _generator(n, seed), np.full(size, 1 / size)
-    for rows in _chunks(n, size):
-        yield rng.multinomial(size, share, rows).astype(float) if multinomial else _multiplicities(rng, rows, size)
+    rng, most = np.random.default_rng(seed), max(1, CHUNK_ELEMENTS // size)
+    for start in range(0, n, most):
+        rows = min(most, n - start)
+        if multinomial:
+            yield rng.multinomial(size, np.full(size, 1 / size), rows).astype(float)
+        else:
+            drawn = rng.integers(size, size=(rows, size)) + size * np.arange(rows)[:, None]
+            yield np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(float)
 
 
 @lru_cache(maxsize=4)

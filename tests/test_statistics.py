@@ -230,7 +230,7 @@ def test_mean_interval_is_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([1.0, math.nan], r"x has 1 values that are not finite, the first at \[1\]"),
+        ([1.0, math.nan], r"x has 1 that are not finite, the first at \[1\]"),
         ([1.0], r"x has shape \(1,\), expected at least 2 values in a row"),
         ([[1.0, 2.0], [3.0, 4.0]], r"x has shape \(2, 2\)"),
     ],
@@ -286,21 +286,14 @@ PAIRED = {
 
 @pytest.mark.parametrize("name", PAIRED)
 def test_errors_say_what_is_wrong_and_where(name: str) -> None:
-    with pytest.raises(ValueError, match=r"different lengths \{.*3.*4.*\}"):
-        PAIRED[name]([1, 2, 3], [1, 2, 3, 4])
-    with pytest.raises(ValueError, match="2 queries are too few, expected at least 3"):
-        PAIRED[name]([1, 2], [1, 2])
-    with pytest.raises(ValueError, match=r"1 values that are not finite, the first at \[2\] \(nan\)"):
-        PAIRED[name]([1, 2, 3, 4], [1, 2, math.nan, 4])
-    with pytest.raises(ValueError, match="expected one value per query"):
-        PAIRED[name](np.zeros((2, 2, 2)), [1, 2])
-
-
-def test_a_bootstrap_needs_a_replicate() -> None:
-    u = np.arange(3.0)
-    for call in (s.spearman_interval, s.paired_query_bootstrap):
-        with pytest.raises(ValueError, match="n is 0, expected at least 1"):
-            call(u, u, n=0)
+    for u, v, said in (
+        ([1, 2, 3], [1, 2, 3, 4], r"\(3,\).*\(4,\)"),
+        ([1, 2], [1, 2], "2 queries.*3"),
+        ([1, 2, 3, 4], [1, 2, math.nan, 4], r"1 that are not finite.*\[2\]"),
+        (np.zeros((2, 2, 2)), [1, 2], "one value per query"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            PAIRED[name](u, v)
 
 
 # --- best_of --------------------------------------------------------------------------------------------------------
