@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -32,14 +34,6 @@ def _close_figures():
     plt.close("all")
 
 
-def test_series_differ_in_more_than_colour() -> None:
-    figures.set_style()
-    styles = plt.rcParams["axes.prop_cycle"].by_key()
-    assert len({str(line) for line in styles["linestyle"]}) == len(styles["color"]) == 7
-    assert len(set(figures.MARKERS)) == len(set(figures.HATCHES)) == 7
-    assert plt.rcParams["svg.hashsalt"] and plt.rcParams["figure.dpi"] <= 120
-
-
 def test_a_method_s_modulation_is_drawn_beside_its_gain_and_the_paper_s() -> None:
     strength = pd.DataFrame(
         {"task": ["qa", "maths"], "label": "gcpo", "lowest": 0.9, "smallest": [0.95, 0.97], "largest": [1.1, 1.15]}
@@ -58,13 +52,13 @@ def test_a_method_s_modulation_is_drawn_beside_its_gain_and_the_paper_s() -> Non
     figure = figures.modulation(strength, gains, {"gcpo": "GCPO", "empo": "EMPO"}, reach=8)
     weights, qa, maths = figure.axes
     assert [text.get_text() for text in weights.get_yticklabels()] == ["GCPO", "EMPO"]
-    ends = sorted(float(x) for line in weights.collections for x in line.get_segments()[0][:, 0])
-    assert ends == [0.9, 0.95, 0.97, 1.1, 1.15, 1.2]  # what is allowed, and what was logged on each task
-    grey, first, second = (line.get_segments()[0][0, 1] for line in weights.collections)
+    ends = {float(x) for line in weights.collections for x in line.get_segments()[0][:, 0]}
+    assert ends == {0.9, 0.95, 0.97, 1.1, 1.15, 1.2}  # what is allowed, and what was logged on each task
+    grey, first, _, second = (line.get_segments()[0][0, 1] for line in weights.collections)
     assert first != second and (first + second) / 2 == pytest.approx(grey)
     assert [text.get_text() for text in weights.texts] == ["changes rewards"]
-    (paper,) = [line.get_xdata().tolist() for line in qa.lines if line.get_marker() == "D"]
-    assert paper[0] == 6.8 and np.isnan(paper[1])
+    paper, _ = [line.get_xdata().tolist() for axis in (qa, maths) for line in axis.lines if line.get_marker() == "D"]
+    assert paper == [6.8]
     assert [text.get_text() for text in qa.texts] == ["-30.0"] and not maths.texts  # beyond the edge: an arrow
 
 
@@ -86,38 +80,49 @@ def test_a_figure_of_runs_is_saved_alike_with_its_data_and_its_source_below_all_
     assert pd.read_csv(tmp_path / "signed.csv")["records"].tolist() == ["reference of profile p"] * len(DATA)
 
 
-def test_intervals_stand_at_their_estimates() -> None:
-    axes = figures.points_with_intervals(DATA, "task", "score", "low", "high", hue="method")
+@pytest.mark.parametrize("kind", ["points", "joined", "band"])
+def test_intervals_stand_at_their_estimates(kind: Any) -> None:
+    axes = figures.estimates(DATA, "task", "score", "method", kind=kind)
     assert [label.get_text() for label in axes.get_xticklabels()] == ["qa", "maths"]
-    intervals = [np.array(lines.get_segments()) for lines in axes.collections]
-    np.testing.assert_allclose(intervals[0][:, :, 1], [[0.45, 0.55], [0.3, 0.5]])
-    np.testing.assert_allclose(intervals[1][:, :, 1], [[0.65, 0.7], [0.2, 0.4]])
-    places = np.array([lines[:, 0, 0] for lines in intervals])
-    np.testing.assert_allclose(places.mean(0), [0, 1])  # side by side around the category
-    assert (places[0] < places[1]).all()
-    np.testing.assert_allclose(axes.lines[1].get_xydata(), np.column_stack([places[1], [0.6, 0.3]]))
-    assert axes.lines[0].get_marker() != axes.lines[1].get_marker()
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["grpo", "gcpo"]
+    places = np.array([line.get_xdata() for line in axes.lines])
+    np.testing.assert_allclose(places.mean(0), [0, 1])  # side by side around the category, or at it
+    assert (places[0] == places[1]).all() if kind == "band" else (places[0] < places[1]).all()
+    for line, drawn, (_, rows) in zip(axes.lines, axes.collections, DATA.groupby("method", sort=False), strict=True):
+        assert line.get_ydata().tolist() == rows["score"].tolist()
+        ends = {(x, y) for end in ("low", "high") for x, y in zip(line.get_xdata(), rows[end], strict=True)}
+        assert ends <= {tuple(point) for path in drawn.get_paths() for point in path.vertices}
+    first, second = axes.lines
+    assert first.get_marker() != second.get_marker()  # apart without colour, too
+    assert (first.get_linestyle() != second.get_linestyle()) == (kind != "points")
 
 
 def test_numeric_x_is_not_moved() -> None:
     data = pd.DataFrame({"alpha": [0.1, 0.6], "y": [1.0, 2.0], "low": [0.0, 1.0], "high": [2.0, 3.0]})
     _, axes = plt.subplots()
-    assert figures.points_with_intervals(data, "alpha", "y", "low", "high", ax=axes) is axes
-    np.testing.assert_allclose(axes.lines[0].get_xdata(), [0.1, 0.6])
+    assert figures.estimates(data, "alpha", "y", ax=axes) is axes
+    assert axes.lines[0].get_xdata().tolist() == [0.1, 0.6]
     assert axes.get_xlabel() == "alpha" and axes.get_ylabel() == "y" and axes.get_legend() is None
 
 
-def test_trends_are_lines_with_bands_at_shared_places() -> None:
-    axes = figures.lines_with_bands(DATA, "task", "score", "low", "high", hue="method")
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["qa", "maths"]
-    for line, scores in zip(axes.lines, ([0.5, 0.4], [0.6, 0.3]), strict=True):
-        np.testing.assert_allclose(line.get_xydata(), np.column_stack([[0, 1], scores]))
-    corners = [set(map(tuple, band.get_paths()[0].vertices.round(2))) for band in axes.collections]
-    assert corners[0] == {(0, 0.45), (0, 0.55), (1, 0.3), (1, 0.5)}
-    assert corners[1] == {(0, 0.65), (0, 0.7), (1, 0.2), (1, 0.4)}
-    assert axes.lines[0].get_linestyle() != axes.lines[1].get_linestyle()  # apart without colour, too
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["grpo", "gcpo"]
+def test_panels_show_their_own_rows_and_one_legend_names_each_series_once() -> None:
+    figure = figures.trends(DATA, "method", "score", "method", down="task", across="task", names={"qa": "QA"})
+    assert [axis.get_title() for axis in figure.axes] == ["QA, QA", "maths, QA", "QA, maths", "maths, maths"]
+    drawn = [[line.get_ydata()[0] for line in axis.lines[:-1]] for axis in figure.axes]  # the last is the line at 0
+    assert drawn == [[0.5, 0.6], [], [], [0.4, 0.3]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["grpo", "gcpo"]
+    assert not any(axis.get_legend() for axis in figure.axes)
+
+
+def test_lines_along_training_are_means_over_seeds_with_a_band_from_the_lowest_to_the_highest() -> None:
+    rows = product(("grpo", "se"), (0, 2), (0, 10))
+    table = pd.DataFrame([("qa", label, seed, step, 40.0 + step + seed) for label, seed, step in rows])
+    table.columns = ["task", "label", "seed", "step", "score"]
+    (axis,) = figures.along_training(table, "score", {"se": "SE", "grpo": "GRPO", "kle": "KLE"}, banded=1).axes
+    assert [line.get_label() for line in axis.lines] == ["SE", "GRPO"]
+    np.testing.assert_allclose(axis.lines[0].get_xydata(), [[0, 41], [10, 51]])
+    bands = [np.concatenate([path.vertices[:, 1] for path in band.get_paths()] or [[]]) for band in axis.collections]
+    assert (bands[0].min(), bands[0].max(), len(bands[1])) == (40, 52, 0)
 
 
 def test_verdicts_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,74 +217,3 @@ def test_a_forest_may_have_panels_one_below_the_other_and_none_at_all() -> None:
     assert shown == ["qa, one", "maths, two"]  # the two others are empty
     figures.forest(GAPS.iloc[3:], {"absent": "Absent"}, reach=8)
     figures.forest(GAPS.iloc[:0], {}, reach=8)
-
-
-ALONG = pd.DataFrame(
-    [
-        {"task": "qa", "label": label, "seed": seed, "step": step, "decoding": decoding, "score": 40.0 + step + seed}
-        for label in ("grpo", "se")
-        for seed in (0, 2)
-        for step in (0, 10)
-        for decoding in ("greedy", "sampled")
-    ]
-)
-NAMES = {"grpo": "GRPO", "se": "SE", "kle": "KLE"}
-
-
-def test_validation_curves_have_a_band_of_the_first_label_only() -> None:
-    figure = figures.validation_curves(ALONG, NAMES)
-    assert [axis.get_title() for axis in figure.axes] == ["qa, sampled", "qa, greedy"]
-    top = figure.axes[0]
-    assert len(top.collections) == 1
-    np.testing.assert_allclose(top.lines[0].get_xydata(), [[0, 41], [10, 51]])
-    vertices = top.collections[0].get_paths()[0].vertices
-    assert (vertices[:, 1].min(), vertices[:, 1].max()) == (40, 52)
-
-
-def test_entropy_curves_have_a_band_of_every_label() -> None:
-    figure = figures.entropy_curves(ALONG.assign(value=ALONG["score"] / 10), NAMES)
-    (axis,) = figure.axes
-    assert axis.get_title() == "qa" and len(axis.collections) == 3
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["GRPO", "SE", "KLE"]
-    np.testing.assert_allclose(axis.lines[1].get_xydata(), [[0, 4.1], [10, 5.1]])
-
-
-def test_differences_over_a_setting_have_a_place_per_value_and_a_legend_outside() -> None:
-    table = pd.DataFrame(
-        {
-            "task": ["qa", "qa", "qa", "math"],
-            "method": ["cd", "bot", "cd", "cd"],
-            "α": ["0.2", "0.2", "0.6", "0.2"],
-            "difference": [1.0, 2.0, -1.0, 0.5],
-            "low": [0.5, 1.0, -2.0, 0.0],
-            "high": [1.5, 3.0, 0.0, 1.0],
-        }
-    )
-    figure = figures.over_settings(table, "α", "method")
-    first = figure.axes[0]
-    assert [axis.get_title() for axis in figure.axes] == ["qa", "math"]
-    assert [label.get_text() for label in first.get_xticklabels()] == ["0.2", "0.6"]
-    drawn = {line.get_label(): list(line.get_ydata()) for line in first.lines}
-    assert drawn["cd"] == [1, -1] and drawn["bot"] == [2]
-    assert first.get_legend() is None and len(figure.legends[0].get_texts()) == 2
-
-
-def test_the_sweep_has_a_line_per_batch_size_and_the_profiles_rate() -> None:
-    table = pd.DataFrame(
-        {
-            "task": "qa",
-            "prompts_per_step": [4, 4, 8, 8],
-            "learning_rate": [1e-4, 2e-4] * 2,
-            **{f"{d}{end}": [50.0, 60.0, 52.0, 61.0] for d in ("sampled", "greedy") for end in ("", "_std")},
-            "start_sampled": 40.0,
-            "start_greedy": 45.0,
-        }
-    )
-    figure = figures.sweep_curves(table, {"qa": 2e-4})
-    sampled, greedy = figure.axes
-    assert sampled.get_title() == "qa, sampled" and sampled.get_xscale() == "log"
-    assert len(sampled.containers) == 2
-    verticals = [line for line in sampled.lines if list(line.get_xdata()) == [2e-4, 2e-4]]
-    assert len(verticals) == 1
-    assert [line for line in greedy.lines if list(line.get_ydata()) == [45, 45]]
-    assert [tick.get_text() for tick in greedy.get_xticklabels()] == ["1e-4", "2e-4"]

@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gcpo.reports.evidence import Comparison, Evidence, together
-from gcpo.reports.figures import LINES, PALETTE, panels
+from gcpo.reports.figures import legend_above, looks, panels, trends
 from gcpo.statistics import Array, Draws, draws_over_seeds, seen_and_resampled
 
 PARTS = {"nll": "whole answer", "nll_thinking": "thinking", "nll_answer": "answer"}
@@ -110,17 +110,14 @@ def distributions(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         table: as :func:`quantiles` gives it.
         names: label -> the title of its panels.
     """
-    titles = {title: label for label, title in names.items() if label in set(table["label"])}
     labels = {"xlabel": "mean negative log-probability, nats per token", "ylabel": "share of answers below"}
-    size = (2.4 * len(titles), 2.3 * len(PARTS))
-    figure, grid = panels([*titles], [*PARTS.values()], **labels, sharex="row", sharey=True, figsize=size)
-    for (part, title), axis in grid.items():
-        own = table[(table["label"] == titles[title]) & (table["part"] == part)]
-        for look, outcome in enumerate(("right", "wrong")):
-            line = own[own["outcome"] == outcome]
-            axis.plot(line["nats"], line["share"], color=PALETTE[look], linestyle=LINES[look], label=outcome)
+    size = (2.4 * table["label"].nunique(), 2.3 * len(PARTS))
+    figure, grid = panels(table, "label", "part", names, **labels, sharex="row", sharey=True, figsize=size)
+    for axis, rows in grid:
+        for look, (outcome, line) in zip(looks(), rows.groupby("outcome"), strict=False):
+            axis.plot(line["nats"], line["share"], label=outcome, **look | {"marker": ""})
         axis.set(xscale="log")
-    figure.axes[0].legend()
+    legend_above(figure)
     return figure
 
 
@@ -142,16 +139,10 @@ def roc_curves(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         table: as :func:`curves` gives it.
         names: label -> the title of its panel.
     """
-    titles = {title: label for label, title in names.items() if label in set(table["label"])}
     labels = {"xlabel": "share of right answers called wrong", "ylabel": "share of wrong answers found"}
-    figure, grid = panels([*titles], **labels, sharex=True, sharey=True, figsize=(2.4 * len(titles), 3.0))
-    for (_, title), axis in grid.items():
-        own = table[table["label"] == titles[title]]
-        for look, (part, line) in enumerate(own.groupby("part", sort=False)):
-            colour = PALETTE[look]
-            axis.fill_between(line["rate"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)
-            axis.plot(line["rate"], line["tpr"], color=colour, linestyle=LINES[look], marker="os"[look], label=part)
+    settings = {"sharex": True, "sharey": True, "figsize": (2.4 * table["label"].nunique(), 3.0)}
+    figure = trends(table, "rate", "tpr", "part", "band", across="label", names=names, **labels, **settings)
+    for axis in figure.axes:
         axis.plot([0, 1], [0, 1], color="0.5", linestyle=":", lw=1)
         axis.set(xlim=(0, 1), ylim=(0, 1))
-    figure.axes[0].legend()
     return figure

@@ -1,11 +1,12 @@
-"""Figures of notebooks: one style, figures saved beside the data they draw, and verdict sentences."""
+"""Figures of notebooks: one style, and each saved beside the data that it draws."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import cycle, product
+from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -13,7 +14,6 @@ import seaborn as sns
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from gcpo.reports.tables import write_table
 
@@ -22,7 +22,13 @@ PALETTE = sns.color_palette("colorblind", 7)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
+Kind = Literal["points", "joined", "band"]  # how estimates and their intervals are drawn
 BOX = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}  # behind a number on a mark
+# Panels of the paper's four measures, and what their axes say.
+UNITS = {"token_entropy": "entropy (nats)", "se": "SE (nats)", "cd": "CD", "bot": "BoT"}
+
+
+# --- style and files --------------------------------------------------------------------------------------------------
 
 
 def set_style() -> None:
@@ -57,34 +63,43 @@ def save(figure: Figure, data: pd.DataFrame, folder: Path | None, name: str, sou
         figure.savefig(folder / f"{name}.png", bbox_inches="tight", metadata={"Software": None})
 
 
+# --- panels and series ------------------------------------------------------------------------------------------------
+
+
 def panels(
-    across: Iterable[str], down: Iterable[str] = ("",), *, xlabel: str = "", ylabel: str = "", **settings: Any
-) -> tuple[Figure, dict[tuple[str, str], Axes]]:
-    """Return a figure with a panel per name in ``across`` and in ``down``, and their axes by (down, across), titled.
+    table: pd.DataFrame, across: str, down: str = "", names: Mapping[Any, str] | None = None, **settings: Any
+) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
+    """Return a figure with a panel per value of a column, in order of appearance, and each panel's axes and rows.
 
     Args:
-        across: names of the columns of panels.
-        down: names of the rows of panels.
-        xlabel: of all panels, below them.
-        ylabel: of all panels, beside them.
-        settings: of ``plt.subplots``.
+        table: what is drawn.
+        across: the column whose values have a column of panels each.
+        down: likewise for rows of panels; "" for one row.
+        names: what titles call a value; itself where there is no name.
+        settings: of ``plt.subplots``; xlabel and ylabel are those of all panels.
     """
-    columns, rows = list(across) or [""], list(down) or [""]
-    figure, axes = plt.subplots(len(rows), len(columns), squeeze=False, **settings)
-    grid = dict(zip(product(rows, columns), axes.flat, strict=True))
-    for (row, column), axis in grid.items():
-        axis.set(title=", ".join(filter(None, (column, row))))
+    columns, rows = list(table[across].unique()) or [""], list(table[down].unique()) if down else [""]
+    xlabel, ylabel, called = settings.pop("xlabel", ""), settings.pop("ylabel", ""), names or {}
+    figure, axes = plt.subplots(len(rows) or 1, len(columns), squeeze=False, **settings)
+    shown = []
+    for (row, column), axis in zip(product(rows or [""], columns), axes.flat, strict=True):
+        own = table[(table[across] == column) & ((table[down] == row) if down else True)]
+        axis.set(title=", ".join(filter(None, (str(called.get(value, value)) for value in (column, row)))))
+        shown.append((axis, own))
     figure.supxlabel(xlabel, fontsize="medium")
     figure.supylabel(ylabel, fontsize="medium")
-    return figure, grid
+    return figure, shown
 
 
 def legend_above(figure: Figure, ncols: int = 4) -> None:
-    """Put the legend of the first panel above all of them, in place of the panels' own."""
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=ncols)
+    """Put one legend above all panels, with each name once, in place of the panels' own."""
+    shown: dict[str, Any] = {}
     for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
         if legend := axis.get_legend():
             legend.remove()
+    figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=ncols)
 
 
 def looks() -> Iterator[dict[str, Any]]:
@@ -93,64 +108,60 @@ def looks() -> Iterator[dict[str, Any]]:
         yield {"color": colour, "marker": marker, "linestyle": line}
 
 
-def points_with_intervals(
-    data: pd.DataFrame,
-    x: str,
-    y: str,
-    low: str,
-    high: str,
-    hue: str | None = None,
-    ax: Axes | None = None,
-    joined: bool = False,
-) -> Axes:
-    """Draw estimates as points, ``joined`` to a trend or not, and their intervals as lines; `x` to `hue` are columns of
-    `data`, as in seaborn.
+def estimates(data: pd.DataFrame, x: str, y: str, hue: str = "", ax: Axes | None = None, kind: Kind = "points") -> Axes:
+    """Draw estimates with their intervals: as points, points joined to a trend, or a line with a band.
 
-    A numeric `x` stays where it is; any other is a category, in order of appearance, with the series of `hue` side by
-    side. Returns the axes (the current ones by default), labelled with column names: replace them by words and units.
+    `x`, `y` and `hue` are columns of `data`, as in seaborn, and the intervals' ends its columns low and high. A numeric
+    `x` stays where it is; any other is a category, in order of appearance, with the series of `hue` side by side, but
+    for bands. Returns the axes (the current ones by default), labelled with column names: replace them by words and
+    units.
     """
     axes = plt.gca() if ax is None else ax
-    for name, rows, place, look in _series(data, x, hue, axes, apart=0.7):
-        axes.vlines(place, rows[low], rows[high], color=look["color"], linewidth=1.8, zorder=2)
-        axes.plot(place, rows[y], label=name, zorder=3, linewidth=1, **(look if joined else look | {"linestyle": ""}))
-    return _labelled(axes, x, y, hue)
-
-
-def lines_with_bands(
-    data: pd.DataFrame, x: str, y: str, low: str, high: str, hue: str | None = None, ax: Axes | None = None
-) -> Axes:
-    """Draw a trend of estimates as a line and their intervals as a band; arguments as in `points_with_intervals`.
-
-    Categories are evenly spaced, and the series of `hue` share their places.
-    """
-    axes = plt.gca() if ax is None else ax
-    for name, rows, place, look in _series(data, x, hue, axes):
-        axes.fill_between(place, rows[low], rows[high], color=look["color"], alpha=0.18, linewidth=0)
-        axes.plot(place, rows[y], label=name, **look)
-    return _labelled(axes, x, y, hue)
-
-
-def _series(
-    data: pd.DataFrame, x: str, hue: str | None, axes: Axes, apart: float = 0
-) -> Iterator[tuple[Any, pd.DataFrame, pd.Series, dict[str, Any]]]:
-    """Yield name, rows, places on the x axis and look of each series; ``apart`` is the width that series of a category
-    share."""
-    series = [(None, data)] if hue is None else list(data.groupby(hue, sort=False))
+    series = list(data.groupby(hue, sort=False)) if hue else [("", data)]
     numeric, categories = pd.api.types.is_numeric_dtype(data[x]), list(data[x].unique())
     if not numeric:
         axes.set_xticks(range(len(categories)), [str(category) for category in categories])
         axes.grid(False, axis="x")
+    apart = 0 if kind == "band" else 0.7
     for index, ((name, rows), look) in enumerate(zip(series, looks(), strict=False)):
-        shift = (index - (len(series) - 1) / 2) * apart / len(series)
-        place = rows[x] if numeric else rows[x].map(categories.index) + shift
-        yield name, rows, place, {**look, "markeredgecolor": "white"}
-
-
-def _labelled(axes: Axes, x: str, y: str, hue: str | None) -> Axes:
+        place = (
+            rows[x]
+            if numeric
+            else rows[x].map(categories.index) + (index - (len(series) - 1) / 2) * apart / len(series)
+        )
+        if kind == "band":
+            axes.fill_between(place, rows["low"], rows["high"], color=look["color"], alpha=0.18, linewidth=0)
+        else:
+            axes.vlines(place, rows["low"], rows["high"], color=look["color"], linewidth=1.8, zorder=2)
+            look |= {"zorder": 3, "linewidth": 1} | ({"linestyle": ""} if kind == "points" else {})
+        axes.plot(place, rows[y], label=name or None, markeredgecolor="white", **look)
     axes.set(xlabel=x, ylabel=y)
-    if hue is not None:
+    if hue and series:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)  # above the data, where it hides none
     return axes
+
+
+def trends(table: pd.DataFrame, x: str, y: str, hue: str, kind: Kind = "joined", **settings: Any) -> Figure:
+    """Draw estimates and their intervals as panels, a panel per task unless told otherwise.
+
+    Args:
+        table: a row per estimate, with low and high.
+        x: the column of the x axis, such as a setting.
+        y: the column of the estimates.
+        hue: the column that tells the series apart.
+        kind: as in :func:`estimates`; all but bands are about differences, and have a line at 0.
+        settings: of :func:`panels`.
+    """
+    figure, grid = panels(table, **{"across": "task", "figsize": (9.6, 3.4), "xlabel": x, **settings})
+    for axis, rows in grid:
+        estimates(rows, x, y, hue, axis, kind).set(xlabel="", ylabel="")
+        if kind != "band":
+            axis.axhline(0, color="black", linewidth=0.8)
+    legend_above(figure)
+    return figure
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
 def training_curves(metrics: pd.DataFrame, reward_range: tuple[float, float]) -> Figure:
@@ -161,13 +172,71 @@ def training_curves(metrics: pd.DataFrame, reward_range: tuple[float, float]) ->
     top.plot(metrics["step"], metrics["reward"], color=PALETTE[0])
     top.set(ylabel=f"mean reward, {low:g} to {high:g}", ylim=(low, high))
     if weighted:
-        lowest, highest = metrics["gcpo/weight_min"], metrics["gcpo/weight_max"]
-        below.fill_between(metrics["step"], lowest, highest, color=PALETTE[1], alpha=0.25, lw=0)
-        below.plot(metrics["step"], metrics["gcpo/weight"], color=PALETTE[1])
+        weights = metrics.rename(columns={"gcpo/weight_min": "low", "gcpo/weight_max": "high"})
+        estimates(weights, "step", "gcpo/weight", ax=below, kind="band")
         below.axhline(1, color="black", linewidth=0.8, linestyle=":")
         below.set(ylabel="weight of a group")
     below.set(xlabel="step")
     return figure
+
+
+def along_training(
+    table: pd.DataFrame, value: str, names: Mapping[str, str], banded: int | None = None, **settings: Any
+) -> Figure:
+    """Draw a column along training: a line per label, its mean over seeds, with a band from lowest to highest seed.
+
+    Args:
+        table: task, label, seed, step and the column; and the column of ``down`` where that is among the settings.
+        value: the column.
+        names: label -> what the legend calls it, in order.
+        banded: how many labels have a band, from the first; None for all.
+        settings: as in :func:`trends`.
+    """
+    keys = ["task", *filter(None, [settings.get("down")]), "label", "step"]
+    lines = table[table["label"].isin(list(names))].groupby(keys, sort=False)[value]
+    lines = lines.agg(**{value: "mean", "low": "min", "high": "max"}).reset_index()
+    lines.loc[~lines["label"].isin(list(names)[:banded]), ["low", "high"]] = nan
+    lines = lines.sort_values("label", key=lambda labels: labels.map([*names].index), kind="stable")
+    return trends(lines.replace({"label": names}), "step", value, "label", kind="band", **settings)
+
+
+def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:
+    """Validation scores at the end of training over the rate: a panel per task and decoding, a line per batch size.
+
+    Args:
+        table: as `sweep.summary` gives it; lines are standard deviations over seeds.
+        chosen: task -> the profile's own rate, a vertical line.
+    """
+    named = table.assign(series=table["prompts_per_step"].map("{} prompts a step".format))
+    wide = {
+        how: named.rename(columns=lambda name, how=how: name.replace(how, "score")) for how in ("sampled", "greedy")
+    }
+    long = pd.concat(wide, names=["how"]).reset_index("how")
+    spread = long["score_std"].fillna(0)
+    long = long.assign(low=long["score"] - spread, high=long["score"] + spread)
+    labels = {"xlabel": "learning rate", "ylabel": "validation split after training, %"}
+    figure, grid = panels(long, "task", "how", **labels, sharex="col", figsize=(9.6, 5.4))
+    for axis, rows in grid:
+        estimates(rows, "learning_rate", "score", "series", axis, "joined")
+        axis.axhline(rows["start_score"].mean(), color="0.5", linestyle=":", label="before training")
+        axis.axvline(chosen[rows["task"].iloc[0]], color="black", linewidth=0.9, label="the profile's rate")
+        rates = sorted(rows["learning_rate"].unique())
+        axis.set(xscale="log", xlabel="", ylabel="")
+        axis.set_xticks(rates, [f"{rate:.0e}".replace("e-0", "e-") for rate in rates])
+        axis.minorticks_off()
+    legend_above(figure, ncols=5)
+    return figure
+
+
+# --- a line per name --------------------------------------------------------------------------------------------------
+
+
+def line_per_name(axis: Axes, names: Mapping[str, str], reference: float, written: bool = True) -> None:
+    """Give an axis a line per name from the top, ``written`` out or not, and an upright line at ``reference``."""
+    axis.axvline(reference, color="black", linewidth=0.8)
+    axis.set_yticks(range(len(names)), [name if written else "" for name in names.values()], fontsize="small")
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(visible=False, axis="y")
 
 
 def forest(
@@ -176,8 +245,8 @@ def forest(
     """Differences in points with their intervals, a line per label: a panel per task, and per value of `rows`.
 
     Args:
-        table: task, label, difference, low, high, and gaps (the difference of each seed), as `evidence.differences`
-            gives them; lines without a difference are not drawn.
+        table: task, label, difference, low, high, and gaps (the difference of each seed); lines without a difference
+            are not drawn.
         names: label -> what the axis calls it, in order from the top.
         reach: the axis goes from -reach to reach, or from that of each task; what lies beyond is an arrow at the edge
             with its value.
@@ -185,36 +254,29 @@ def forest(
     """
     drawn = table[table["difference"].notna() & table["label"].isin(list(names))]
     drawn = drawn.assign(block="" if rows is None else drawn[rows])
-    tasks, blocks = list(drawn["task"].unique()) or [""], list(drawn["block"].unique()) or [""]
-    present = set(zip(drawn["block"], drawn["label"], strict=True))
-    labels = {block: [name for name in names if (block, name) in present] for block in blocks}
-    heights = [0.26 * len(labels[block]) + 0.5 for block in blocks]
+    blocks = {
+        block: {label: name for label, name in names.items() if label in set(part["label"])}
+        for block, part in drawn.groupby("block", sort=False)
+    }
+    heights = [0.26 * len(listed) + 0.5 for listed in blocks.values()] or [0.5]
     settings: dict[str, Any] = {"figsize": (9.6, 0.6 + sum(heights)), "height_ratios": heights, "sharex": "col"}
-    figure, grid = panels(tasks, blocks, xlabel="difference, points", **settings)
-    for (block, task), axis in grid.items():
-        part = drawn[(drawn["block"] == block) & (drawn["task"] == task)].set_index("label")
+    figure, grid = panels(drawn, "task", "block", xlabel="difference, points", **settings)
+    for axis, part in grid:
         if part.empty:
             axis.set(title="")
             axis.axis("off")
-        else:
-            _interval_lines(axis, part, labels[block], reach[task] if isinstance(reach, Mapping) else reach)
-            _line_per_label(axis, labels[block], names if task == tasks[0] else {}, reference=0)
+            continue
+        task, block = part[["task", "block"]].iloc[0]
+        _differences(axis, part, list(blocks[block]), reach[task] if isinstance(reach, Mapping) else reach)
+        line_per_name(axis, blocks[block], 0, written=task == drawn["task"].iloc[0])
     return figure
 
 
-def _line_per_label(axis: Axes, labels: list[str], names: Mapping[str, str], reference: float) -> None:
-    """A line per label from the top, written out where there are names, and an upright line at ``reference``."""
-    axis.axvline(reference, color="black", linewidth=0.8)
-    axis.set_yticks(range(len(labels)), [names.get(label, "") for label in labels], fontsize="small")
-    axis.set_ylim(len(labels) - 0.5, -0.5)
-    axis.grid(visible=False, axis="y")
-
-
-def _interval_lines(axis: Axes, rows: pd.DataFrame, labels: list[str], reach: float) -> None:
-    """Draw rows (indexed by label), each at its label's place, on an axis from -reach to reach."""
+def _differences(axis: Axes, rows: pd.DataFrame, labels: list[str], reach: float) -> None:
+    """Draw differences, each at its label's place, on an axis from -reach to reach."""
     axis.set_xlim(-reach, reach)
-    for label, row in rows.iterrows():
-        place, estimate = labels.index(str(label)), row["difference"]
+    for row in rows.to_dict("records"):
+        place, estimate = labels.index(row["label"]), row["difference"]
         axis.plot(row["gaps"], [place] * len(row["gaps"]), "o", color="0.7", markersize=3, zorder=1)
         low, high = min(max(row["low"], -reach), reach), max(min(row["high"], reach), -reach)
         axis.hlines(place, low, high, color=PALETTE[0], linewidth=2, zorder=2)
@@ -238,138 +300,59 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
         names: label -> what the axis calls it, in order from the top.
         reach: of the differences, as in `forest`.
     """
-    labels = [label for label in names if label in set(table["label"])]
-    tasks = list(table["task"].unique())
-    size = (9.6, 1.3 + 0.42 * len(labels))
-    figure, axes = plt.subplots(1, 1 + len(tasks), figsize=size, width_ratios=[1.3] + [1] * len(tasks))
-    for place, label in enumerate(labels):
-        rows = strength[strength["label"] == label]
-        if rows.empty:
-            beside = axes[0].get_yaxis_transform()
-            axes[0].text(0.03, place, "changes rewards", transform=beside, va="center", fontsize=7, color="0.4")
-            continue
-        axes[0].hlines(place, rows["lowest"].min(), rows["highest"].max(), color="0.75", linewidth=9)
-        for task, part in rows.groupby("task"):
-            at = tasks.index(task)
-            middle = place + 0.22 * (at - (len(tasks) - 1) / 2)  # the first task above the second
-            axes[0].hlines(middle, part["smallest"].min(), part["largest"].max(), color=PALETTE[at + 1], linewidth=3)
-    logged = [Line2D([], [], color=PALETTE[at + 1], linewidth=3, label=task) for at, task in enumerate(tasks)]
-    theirs: list[Any] = []
-    for axis, task in zip(axes[1:], tasks, strict=True):
-        drawn = table[(table["task"] == task) & table["difference"].notna()].set_index("label")
-        drawn = drawn.loc[drawn.index.isin(labels)]
-        _interval_lines(axis, drawn, labels, reach)
-        if drawn["paper"].notna().any():
-            places = [labels.index(label) + 0.3 for label in drawn.index]  # below ours, whose value may stand there
-            look: dict[str, Any] = {"color": PALETTE[3], "markerfacecolor": "white", "label": "the paper's"}
-            theirs += axis.plot(drawn["paper"], places, "D", **look)
+    shown = {label: name for label, name in names.items() if label in set(table["label"])}
+    places, tasks = {label: place for place, label in enumerate(shown)}, list(table["task"].unique())
+    settings: dict[str, Any] = {"figsize": (9.6, 1.3 + 0.42 * len(shown)), "width_ratios": [1.3] + [1] * len(tasks)}
+    figure, (first, *others) = plt.subplots(1, 1 + len(tasks), **settings)
+    strength, table = (rows[rows["label"].isin(list(shown))] for rows in (strength, table))
+    for label in set(shown) - set(strength["label"]):
+        at = first.get_yaxis_transform()
+        first.text(0.03, places[label], "changes rewards", transform=at, va="center", fontsize=7, color="0.4")
+    for number, (axis, task) in enumerate(zip(others, tasks, strict=True)):
+        own = strength[strength["task"] == task]
+        place = own["label"].map(places)
+        first.hlines(place, own["lowest"], own["highest"], color="0.75", linewidth=9, zorder=1)
+        place = place + 0.22 * (number - (len(tasks) - 1) / 2)  # the first task above the second
+        look: dict[str, Any] = {"color": PALETTE[number + 1], "linewidth": 3, "label": task, "zorder": 2}
+        first.hlines(place, own["smallest"], own["largest"], **look)
+        drawn = table[(table["task"] == task) & table["difference"].notna()]
+        _differences(axis, drawn, list(shown), reach)
+        paper = drawn[drawn["paper"].notna()]
+        below = [places[label] + 0.3 for label in paper["label"]]  # ours, whose value may stand there
+        look = {"color": PALETTE[3], "markerfacecolor": "white", "label": "the paper's"}
+        axis.plot(paper["paper"], below, "D", **look if len(paper) else {})
         axis.set(title=task, xlabel="minus GRPO, points")
-    figure.legend(handles=logged + theirs[:1], loc="outside upper right", ncols=3)
-    axes[0].set(title="the weight of a group", xlabel="factor on its advantages")
-    _line_per_label(axes[0], labels, names, reference=1)
-    for axis in axes[1:]:
-        _line_per_label(axis, labels, {}, reference=0)
-    return figure
-
-
-def over_settings(
-    table: pd.DataFrame,
-    setting: str,
-    hue: str,
-    value: str = "difference",
-    xlabel: str = "",
-    ylabel: str = "difference, points",
-    joined: bool = True,
-    **settings: Any,
-) -> Figure:
-    """Estimates with their intervals over the values of a setting: a panel per task, a series per value of ``hue``.
-
-    Args:
-        table: task, low and high, and the columns that ``setting``, ``hue`` and ``value`` name.
-        setting: the column of the x axis.
-        hue: the column that tells the series apart.
-        value: the column of the estimates.
-        xlabel: label of the x axis, the column's name unless given.
-        ylabel: label of the y axis.
-        joined: whether the values are steps of one quantity, so that a line joins them.
-        settings: of ``plt.subplots``.
-    """
-    figure, grid = panels(table["task"].unique(), ylabel=ylabel, **{"figsize": (9.6, 3.4), **settings})
-    for (_, task), axis in grid.items():
-        points_with_intervals(table[table["task"] == task], setting, value, "low", "high", hue, axis, joined)
-        axis.axhline(0, color="black", linewidth=0.8)
-        axis.set(xlabel=xlabel or setting, ylabel="")
+        line_per_name(axis, shown, 0, written=False)
+    first.set(title="the weight of a group", xlabel="factor on its advantages")
+    line_per_name(first, shown, 1)
     legend_above(figure)
     return figure
 
 
-def validation_curves(scores: pd.DataFrame, names: Mapping[str, str]) -> Figure:
-    """Held-out scores along training: a panel per task and decoding, a line per label.
+def factor_ranges(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
+    """Draw how far each factor can move an advantage: what its formula allows, what real answers reach, and the median.
 
     Args:
-        scores: task, label, seed, step, decoding and score (per cent).
-        names: label -> what the legend calls it; the first has a band, from its lowest to its highest seed.
+        table: a row per benchmark and factor: allowed, reached and median (per cent of an advantage; median is nan for
+            a factor without one).
+        names: benchmark -> what the axis calls it, in order from the top.
     """
-    labels = {"xlabel": "step", "ylabel": "validation split, %"}
-    figure, grid = panels(scores["task"].unique(), ["sampled", "greedy"], **labels, sharex="col", figsize=(9.6, 5.2))
-    for (decoding, task), axis in grid.items():
-        part = scores[(scores["task"] == task) & (scores["decoding"] == decoding)]
-        _means_by_step(axis, part, "score", names, banded=list(names)[:1], markersize=4)
-    figure.axes[0].legend(fontsize="x-small")
+    figure, axes = plt.subplots(figsize=(7.6, 0.9 + 0.75 * len(names)))
+    for number, (factor, rows) in enumerate(table.groupby("factor", sort=False)):
+        place = rows["benchmark"].map([*names].index) + 0.27 * (number - 1)
+        axes.hlines(place, 0, rows["allowed"], color="0.85", linewidth=11)
+        axes.hlines(place, 0, rows["reached"], color=PALETTE[number], linewidth=5)
+        axes.plot(rows["median"], place, MARKERS[number], color="white", markeredgecolor="black", markersize=6)
+        look: dict[str, Any] = {"color": PALETTE[number], "linewidth": 5, "markerfacecolor": "white"}
+        axes.plot([], [], MARKERS[number] + "-", label=factor, **look)
+    axes.plot([], [], color="0.85", linestyle="-", linewidth=11, label="allowed by the formula")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
+    axes.set(xlabel="change of a group's advantages, %")
+    line_per_name(axes, names, 0)
     return figure
 
 
-def entropy_curves(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
-    """Policy entropy along training: a panel per task, a line per label and its band from lowest to highest seed.
-
-    Args:
-        table: task, label, seed, step and value (nats per token).
-        names: label -> what the legend calls it.
-    """
-    labels = {"xlabel": "step", "ylabel": "policy entropy, nats per token"}
-    figure, grid = panels(table["task"].unique(), **labels, figsize=(9.6, 3.4))
-    for (_, task), axis in grid.items():
-        _means_by_step(axis, table[table["task"] == task], "value", names, banded=names, marker="")
-    legend_above(figure, ncols=len(names))
-    return figure
-
-
-def _means_by_step(
-    axis: Axes, rows: pd.DataFrame, column: str, names: Mapping[str, str], banded: Iterable[str], **look: Any
-) -> None:
-    """A line per label: the mean of a column over seeds at each step; of some the band from lowest to highest seed."""
-    banded = set(banded)
-    for (label, name), own in zip(names.items(), looks(), strict=False):
-        steps = rows[rows["label"] == label].groupby("step")[column]
-        if label in banded:
-            low, high = steps.min(), steps.max()
-            axis.fill_between(low.index.to_numpy(), low, high, color=own["color"], alpha=0.2, lw=0)
-        axis.plot(steps.mean(), label=name, **{**own, **look})
-
-
-def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:
-    """Validation scores at the end of training over the rate: a panel per task and decoding, a line per batch size.
-
-    Args:
-        table: as `sweep.summary` gives it; error bars are standard deviations over seeds.
-        chosen: task -> the profile's own rate, a vertical line.
-    """
-    labels = {"xlabel": "learning rate", "ylabel": "validation split after training, %"}
-    tasks, decodings = table["task"].unique(), ["sampled", "greedy"]
-    figure, grid = panels(tasks, decodings, **labels, sharex="col", figsize=(9.6, 5.4))
-    for (decoding, task), axis in grid.items():
-        own = table[table["task"] == task]
-        for (prompts, part), look in zip(own.groupby("prompts_per_step"), looks(), strict=False):
-            spread, label = part[f"{decoding}_std"].fillna(0), f"{prompts} prompts a step"
-            axis.errorbar(part["learning_rate"], part[decoding], spread, label=label, capsize=3, **look)
-        axis.axhline(own[f"start_{decoding}"].mean(), color="0.5", linestyle=":", label="before training")
-        axis.axvline(chosen[task], color="black", linewidth=0.9, label="the profile's rate")
-        axis.set(xscale="log")
-        rates = sorted(own["learning_rate"].unique())
-        axis.set_xticks(rates, [f"{rate:.0e}".replace("e-0", "e-") for rate in rates])
-        axis.minorticks_off()
-    legend_above(figure, ncols=5)
-    return figure
+# --- verdicts and papers ----------------------------------------------------------------------------------------------
 
 
 def verdict_bars(counts: pd.DataFrame, by: str) -> Figure:
@@ -377,15 +360,9 @@ def verdict_bars(counts: pd.DataFrame, by: str) -> Figure:
     words = [column for column in counts if column not in (by, "claims")]
     figure, axes = plt.subplots(figsize=(6.4, 0.9 + 0.45 * len(counts)))
     start = pd.Series(0, index=counts.index)
-    narrow = 0.03 * counts["claims"].max()  # two numbers as near as that would stand on one another
-    last = [-narrow] * len(counts)
     for word, colour, hatch in zip(words, PALETTE, HATCHES, strict=False):
-        axes.barh(counts[by], counts[word], left=start, color=colour, hatch=hatch, edgecolor="white", label=word)
-        for place, (left, count) in enumerate(zip(start, counts[word], strict=True)):
-            if count:
-                lower = 0.25 * (left + count / 2 - last[place] < narrow)
-                axes.text(left + count / 2, place + lower, str(count), ha="center", va="center", fontsize=8, bbox=BOX)
-                last[place] = -narrow if lower else left + count / 2
+        bars = axes.barh(counts[by], counts[word], left=start, color=colour, hatch=hatch, edgecolor="white", label=word)
+        axes.bar_label(bars, [count or "" for count in counts[word]], label_type="center", fontsize=8, bbox=BOX)
         start = start + counts[word]
     axes.invert_yaxis()
     axes.set(xlabel="claims", ylabel="")
@@ -401,27 +378,90 @@ def stated_gains(table: pd.DataFrame) -> Figure:
         table: where, stated, computed, agrees (whether they are one but for rounding), and name, which is written
             beside the dots that do not agree.
     """
-    kinds = list(table["where"].unique())
-    figure, axes = plt.subplots(figsize=(9.6, 0.9 + 0.55 * len(kinds)))
-    axes.axvline(0, color="black", linewidth=0.8)
-    line = table["where"].map(kinds.index)
+    counts = table["where"].value_counts(sort=False)
+    figure, axes = plt.subplots(figsize=(9.6, 0.9 + 0.55 * len(counts)))
     place = table.groupby(["where", "agrees"]).cumcount()
     alone = table.groupby(["where", "agrees"])["name"].transform("size") == 1
-    spread = {True: 0.1 * (place % 5 - 2), False: (0.6 * (place % 2) - 0.3) * ~alone}  # another number: above, below
-    for agrees, colour, marker in ((True, PALETTE[0], MARKERS[0]), (False, PALETTE[3], MARKERS[3])):
-        those = table["agrees"] == agrees
-        gaps, heights = (table["computed"] - table["stated"])[those], (line + spread[agrees])[those]
-        label = "the same but for rounding" if agrees else "another number"
-        axes.plot(gaps, heights, marker, color=colour, alpha=0.7, label=label)
-        for name, *at in zip(table.loc[those, "name"], gaps, heights, strict=True) if not agrees else ():
-            away = 8 if at[0] > 0 else -8  # from the line and the dots on it
-            look: dict[str, Any] = {"ha": "left" if away > 0 else "right", "va": "center", "fontsize": 8}
-            axes.annotate(name, (at[0], at[1]), xytext=(away, 0), textcoords="offset points", **look)
-    labels = [f"{kind} ({(table['where'] == kind).sum()})" for kind in kinds]
-    axes.set_yticks(range(len(kinds)), labels, fontsize="small")
-    axes.set(xlabel="computed minus stated (points, or per cent where the paper says per cent)", ylabel="")
+    apart = (0.1 * (place % 5 - 2)).where(table["agrees"], (0.6 * (place % 2) - 0.3) * ~alone)  # above and below
+    dots = table.assign(gap=table["computed"] - table["stated"], line=table["where"].map([*counts.index].index) + apart)
+    for agrees, number, label in ((True, 0, "the same but for rounding"), (False, 3, "another number")):
+        own = dots[dots["agrees"] == agrees]
+        axes.plot(own["gap"], own["line"], MARKERS[number], color=PALETTE[number], alpha=0.7, label=label)
+    for row in dots[~dots["agrees"]].itertuples():
+        away, ha = (8, "left") if row.gap > 0 else (-8, "right")  # from the line and the dots on it
+        look: dict[str, Any] = {"ha": ha, "va": "center", "fontsize": 8, "textcoords": "offset points"}
+        axes.annotate(row.name, (row.gap, row.line), xytext=(away, 0), **look)
+    line_per_name(axes, {kind: f"{kind} ({count})" for kind, count in counts.items()}, 0)
+    axes.set(xlabel="computed minus stated (points, or per cent where the paper says per cent)")
     axes.margins(x=0.2)
-    axes.set_ylim(len(kinds) - 0.4, -0.7)
-    axes.grid(visible=False, axis="y")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    return figure
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def variance_against_measures(queries: pd.DataFrame) -> Figure:
+    """V(q) against each of the paper's four measures, a row per task and a dot per query and rollout seed.
+
+    V is in squared gradient units, on an axis that all panels share: logarithmic above the 5 % quantile of what is
+    above 0 (a dashed line), and linear below, so that 0 has a place.
+    """
+    positive = queries.loc[queries["V"] > 0, "V"]
+    threshold = positive.quantile(0.05) if len(positive) else 1.0
+    table = queries.melt(["task", "V"], [*UNITS], "measure", "u")
+    size, ylabel = (9.2, 2.6 * table["task"].nunique()), "V(q), squared gradient units"
+    figure, grid = panels(table, "measure", "task", UNITS, ylabel=ylabel, sharey=True, figsize=size)
+    for axis, rows in grid:
+        axis.plot(rows["u"], rows["V"], "o", markersize=3, alpha=0.35, markeredgewidth=0)
+        axis.set_yscale("symlog", linthresh=threshold)
+        axis.axhline(threshold, color="0.4", linewidth=0.8, linestyle="--")
+    return figure
+
+
+def figure_1(table: pd.DataFrame, gains: pd.DataFrame, paper: pd.DataFrame) -> Figure:
+    """GCPO's Figure 1 a-d with intervals.
+
+    Args:
+        table: :meth:`gcpo.reports.alignment.Alignment.table` with a column task.
+        gains: the differences of panel (c), with a column task.
+        paper: the paper's own correlations in panel (a): task, measure, estimate.
+    """
+    figure, axes = plt.subplots(2, 2, figsize=(9.2, 6.2))
+    of = dict(iter(table.groupby("statistic")))
+    each = (
+        (pd.concat([of["spearman"], paper]), 0, "(a) rank correlation", "Spearman with V"),
+        (of["auc"], 0.5, "(b) finding the top 10 % by V", "AUC (0.5 is chance)"),
+        (gains, 0, "(c) BoT minus the measure", "difference of Spearman"),
+        (of["heldout_spearman"], 0, "(d) held-out linear prediction", "Spearman, 5 folds"),
+    )
+    for axis, (data, chance, title, label) in zip(axes.flat, each, strict=True):
+        estimates(data, "measure", "estimate", "task", axis)
+        axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
+        axis.set(title=title, xlabel="", ylabel=label)
+    legend_above(figure)
+    return figure
+
+
+def pairs_of_rollouts(pairs: pd.DataFrame, most: int = 3000, near: float | None = None) -> Figure:
+    """Distance of gradients against distance of embeddings, a panel per task and a dot per pair within a group.
+
+    At most ``most`` pairs are drawn of a task, evenly over the table; the line is the median of all pairs in ten bins
+    of equal counts, at the median of each bin. ``near`` is marked: up to where answers count as near ones.
+    """
+    columns = ["embedding_distance", "gradient_distance"]
+    labels = {"xlabel": "1 − cosine of the embeddings (0 to 2)", "ylabel": r"$\|g_i - g_j\|$ (gradient units)"}
+    figure, grid = panels(pairs, "task", **labels, figsize=(4.6 * pairs["task"].nunique(), 3.4))
+    for axis, rows in grid:
+        shown = rows.iloc[:: max(1, -(-len(rows) // most))]
+        for same, label in ((False, "two clusters"), (True, "one cluster")):
+            look = {"color": PALETTE[same], "markersize": 3, "alpha": 0.35, "markeredgewidth": 0, "label": label}
+            axis.plot(
+                *shown.loc[shown["same_cluster"].astype(bool) == same, columns].to_numpy().T, MARKERS[same], **look
+            )
+        bins = rows.groupby(pd.qcut(rows[columns[0]], 10, duplicates="drop"), observed=True)[columns]
+        axis.plot(*bins.median().to_numpy().T, color="black", linewidth=1.6, label="median")
+        if near is not None:
+            axis.axvline(near, color="0.4", linewidth=0.8, linestyle="--", label="near: left of it")
+    legend_above(figure)
     return figure

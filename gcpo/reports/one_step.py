@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from gcpo import statistics
 from gcpo.reports.alignment import START, comparisons
 from gcpo.reports.evidence import Comparison
-from gcpo.reports.figures import PALETTE, panels
+from gcpo.reports.figures import PALETTE, legend_above, line_per_name, panels
 from gcpo.reports.headline import GCPO
 from gcpo.reports.names import people
 from gcpo.runs.one_step import BASE, COUNTED_ON, DOTS, FOLDS
@@ -141,23 +141,18 @@ def gains_and_ceilings(table: pd.DataFrame, names: Mapping[str, str], across: st
         across: the column of the table for the columns of panels.
         down: likewise for rows of panels; one row without.
     """
-    order, below = [*names][::-1], table[down] if down else pd.Series("", table.index)
-    size, xlabel = (9.0, 0.9 + 0.36 * len(names) * below.nunique()), "gain of one step over GRPO's, in per cent"
-    figure, axes = panels(dict.fromkeys(table[across]), dict.fromkeys(below), xlabel=xlabel, sharey=True, figsize=size)
-    for (row, column), axis in axes.items():
-        part = table[(below == row) & (table[across] == column)]
-        rows: dict[Any, Any] = part.set_index(["method", "weights"])[["gain", "low", "high"]].to_dict("index")
-        for height, method in enumerate(order):
-            if (method, "ceiling") in rows:
-                low, high = (rows[method, kind]["gain"] for kind in ("halves", "ceiling"))
-                axis.barh(height, high, height=0.62, color="0.9", zorder=1, label=SAME)
-                axis.barh(height, max(low, 0), height=0.62, color="0.75", zorder=2, label=OTHER)
-            if own := rows.get((method, "own")):
-                axis.hlines(height, own["low"], own["high"], color=PALETTE[0], linewidth=2, zorder=3)
-                axis.plot(own["gain"], height, "o", color=PALETTE[0], markeredgecolor="white", zorder=4, label=OWN)
-        axis.axvline(0, color="0.3", linewidth=0.8, zorder=2.5)
-        axis.set_yticks(range(len(names)), [names[method] for method in order])
-        axis.grid(False, axis="y")
-    handles = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3)
+    shown = table[table["method"].isin(list(names))]
+    size = (9.0, 0.9 + 0.36 * len(names) * (shown[down].nunique() if down else 1))
+    xlabel = "gain of one step over GRPO's, in per cent"
+    figure, grid = panels(shown, across, down, xlabel=xlabel, sharey=True, figsize=size)
+    for axis, rows in grid:
+        gains = rows.pivot(index="method", columns="weights", values="gain").reindex([*names])
+        axis.barh(gains.index, gains["ceiling"], height=0.62, color="0.9", zorder=1, label=SAME)
+        axis.barh(gains.index, gains["halves"].clip(lower=0), height=0.62, color="0.75", zorder=2, label=OTHER)
+        own = rows[rows["weights"] == "own"]
+        axis.hlines(own["method"], own["low"], own["high"], color=PALETTE[0], linewidth=2, zorder=3)
+        look: dict[str, Any] = {"color": PALETTE[0], "markeredgecolor": "white", "zorder": 4, "label": OWN}
+        axis.plot(own["gain"], own["method"], "o", **look)
+        line_per_name(axis, names, 0)
+    legend_above(figure)
     return figure
