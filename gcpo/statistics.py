@@ -322,9 +322,7 @@ def _array(name: str, values: Values) -> Array:
         values = values.detach().cpu().double().numpy()
     array = np.asarray(values, dtype=np.float64)
     if len(bad := np.argwhere(~np.isfinite(array))):
-        raise ValueError(
-            f"{name} has {len(bad)} values that are not finite, the first at {bad[0].tolist()}: leave them out"
-        )
+        raise ValueError(f"{name} has {len(bad)} that are not finite, the first at {bad[0].tolist()}: leave them out")
     return array
 
 
