@@ -40,7 +40,7 @@ from gcpo.runs.profiles import load_profile
 from gcpo.runs.record import Run
 from gcpo.semantics import Entailment, TextFeatures
 from gcpo.tasks.sampling import load_policy
-from gcpo.trainer.prefix import beside, sharing
+from gcpo.trainer.prefix import sharing, together
 
 # Sizes of policies: width, width within layers, layers, vocabulary.
 SIZES = {"1M": (128, 384, 4, 786), "19M": (512, 1024, 6, 8000), "100M": (768, 2048, 12, 24_000)}
@@ -105,7 +105,7 @@ def micro_batches(rounds: int) -> list[Line]:
     ids = torch.cat([group(model, 16, width, 64)[0] for _ in range(count)])
     given = ids[torch.randperm(len(ids))].split(rows)
     shuffled = [{"prompt_ids": part[:, :width], "prompt_mask": torch.ones(rows, width), "all": part} for part in given]
-    ordered = beside(shuffled, len(shuffled))
+    ordered = together(shuffled, len(shuffled))
 
     def step(batches: list[dict[str, Tensor]], shares: bool) -> None:
         for batch in batches:

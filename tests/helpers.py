@@ -385,19 +385,6 @@ class Spy:
         return [one for one in self.passes if one.model is trainer.model and not one.gradient]
 
 
-@torch.no_grad()
-def logits_of(trainer: gcpo.GCPOTrainer, generated: dict[str, Any]) -> dict[str, Tensor]:
-    """Each token's logit, and the mean of -log pi over the vocabulary."""
-    ids, mask = (
-        torch.cat([generated[f"prompt_{name}"], generated[f"completion_{name}"]], 1) for name in ("ids", "mask")
-    )
-    long = generated["completion_ids"].shape[1]
-    logits = trainer.model(input_ids=ids, attention_mask=mask).logits[:, -long - 1 : -1].float()
-    certainties = -(logits / trainer.temperature).log_softmax(-1).mean(-1)
-    own = logits.gather(2, generated["completion_ids"].unsqueeze(2)).squeeze(2)
-    return {"certainties": by_group(certainties), "token_logits": by_group(own)}
-
-
 def rollouts_of(
     trainer: gcpo.GCPOTrainer,
     spy: Spy,
@@ -441,7 +428,6 @@ def rollouts_of(
         **({"logps": by_group(sampled[0].logps)} if sampled else {}),
         **({"entropies": by_group(entropies[0])} if entropies else {}),
         **({"ref_logps": by_group(references[0])} if references else {}),
-        **(logits_of(trainer, spy.generated) if "certainties" in trainer.method.reads else {}),
         **features,
     }
     return Rollouts(

@@ -33,8 +33,8 @@ from trl.trainer.callbacks import SyncRefModelCallback
 
 from gcpo.runs.train import generate_together, weights_arithmetic
 from gcpo.tasks.sampling import load_policy
-from gcpo.trainer.given import unsharded
-from gcpo.trainer.trainer import IMAGES
+from gcpo.trainer.collect import unsharded
+from gcpo.trainer.trainer import PASS
 
 pytestmark = pytest.mark.usefixtures("frozen")
 
@@ -212,8 +212,8 @@ def test_the_loss_asks_for_log_probabilities_once_and_reads_advantages_after(
 def test_log_probabilities_come_first_of_three_and_entropies_second(trl: Make) -> None:
     trainer = trl()
     batch = generate(trainer)
-    keys = {"batch_size": 5, "compute_entropy": True, **dict.fromkeys(IMAGES)}
-    logps, entropies, _ = passed(trainer, batch, **keys)  # our own pass: it has these arguments
+    logps, entropies, _ = passed(trainer, batch, batch_size=5, compute_entropy=True)
+    assert {"pixel_values", "image_grid_thw", "num_images"} <= PASS.keys(), f"{LOGPS}: the names of images"
     ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
     length = batch["completion_ids"].shape[1]
     with torch.no_grad():

@@ -35,7 +35,7 @@ from trl.trainer.utils import disable_dropout_in_model
 from gcpo import GCPOConfig, GCPOTrainer
 from gcpo.tasks.sampling import load_policy
 from gcpo.trainer.obstacles import Call, _unfit
-from gcpo.trainer.prefix import beside, distinct, obstacle, shared
+from gcpo.trainer.prefix import distinct, obstacle, shared, together
 
 VOCABULARY, PAD = 61, 0
 SHAPE: dict[str, Any] = {
@@ -443,7 +443,7 @@ def test_rows_of_one_prompt_are_put_beside_each_other(seed: int, count: int) -> 
     given = [
         {**{k: v[i::count] for k, v in rows.items()}, "count": torch.tensor(5), "none": None} for i in range(count)
     ]
-    found = beside(given, count)
+    found = together(given, count)
     assert len(found) == count and all(one["count"] == 5 and one["none"] is None for one in found)
     order = torch.cat([one["row"] for one in found])
     assert order.sort().values.equal(rows["row"])

@@ -27,7 +27,7 @@ from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import load_profile, names_in
 from gcpo.runs.train import generate_together, train
-from gcpo.trainer.given import unsharded
+from gcpo.trainer.collect import unsharded
 
 LONGER = {**load_profile("smoke"), "processes": 2, "max_steps": 6, "save_steps": 2}
 

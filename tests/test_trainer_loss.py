@@ -347,5 +347,5 @@ def test_peft_adapters_train_and_the_base_stays(make: Make, scratch: Path, metho
 
 
 def test_care_with_adapters_has_no_reference_to_move(make: Make) -> None:
-    with pytest.raises(ValueError, match="care keeps a reference model that moves, and TRL has none for adapters"):
+    with pytest.raises((ValueError, NotImplementedError), match=r"sync_ref_model|adapters"):  # TRL's, or ours
         make("care", peft_config=ADAPTER)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import inspect
-import io
 import json
 import re
 import sys
@@ -24,7 +21,7 @@ from datasets import Dataset
 from helpers import G, Vowels, assert_close, first_letter, letter, settings, text_of
 from peft import LoraConfig
 from transformers import TrainerCallback
-from trl import GRPOTrainer, TrlParser
+from trl import GRPOConfig, TrlParser
 from trl.rewards import think_format_reward
 
 import gcpo
@@ -32,6 +29,7 @@ from gcpo import GCPOConfig, GCPOTrainer
 from gcpo.methods import METHODS
 from gcpo.papers import papers
 from gcpo.semantics import Entailment
+from gcpo.tasks.sampling import load_policy
 
 Make = Callable[..., GCPOTrainer]
 
@@ -219,10 +217,11 @@ def test_a_policy_is_pushed_with_its_card(make: Make, tmp_path: Path, monkeypatc
 # --- arguments, names and the terminal ------------------------------------------------------------------------------
 
 
-def test_the_signature_has_every_argument_of_trls_in_its_order() -> None:
-    ours, theirs = (list(inspect.signature(trainer).parameters) for trainer in (GCPOTrainer, GRPOTrainer))
-    assert ours[: len(theirs)] == theirs
-    assert ours[len(theirs) :] == ["answer_extractor", "embedder", "entailment", "callback", "newer"]
+def test_arguments_of_trls_go_by_place_as_well(scratch: Path, tmp_path: Path) -> None:
+    model, tokens = load_policy(str(scratch))
+    args = GCPOConfig(**settings(tmp_path), method="grpo")
+    trainer = GCPOTrainer(model, vowels, args, questions(), None, tokens)
+    assert trainer.processing_class is tokens and len(trainer.train_dataset) == len(questions())
 
 
 def test_the_package_lists_what_is_imported_late() -> None:
@@ -251,35 +250,21 @@ def test_a_trl_that_was_not_tried_is_pointed_out(monkeypatch: pytest.MonkeyPatch
             importlib.reload(gcpo.trainer)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "way"),
-    [
-        ("embedder", "all-MiniLM-L6-v2", "Embedder('all-MiniLM-L6-v2'), or GCPOConfig(embedding_model="),
-        ("entailment", "roberta-large-mnli", "Entailment('roberta-large-mnli'), or GCPOConfig(entailment_model="),
-        ("answer_extractor", "x", "a function"),
-        ("answer_extractor", None, "a function"),
-        ("callback", 3, "a function"),
-    ],
-)
-def test_what_could_not_be_called_is_refused_before_the_policy_is_loaded(
-    tmp_path: Path, name: str, given: Any, way: str
-) -> None:
+@pytest.mark.parametrize("name", ["embedder", "entailment"])
+def test_the_name_of_a_model_is_no_model(tmp_path: Path, name: str) -> None:
     args = GCPOConfig(**settings(tmp_path), method="gcpo_bot")
-    with pytest.raises(TypeError, match=rf"^{name} is {given!r}, a .*: give .*{re.escape(way)}"):
-        GCPOTrainer("no/policy", vowels, args, questions(), **{name: given})
+    with pytest.raises(TypeError, match=rf"^{name} is 'x': .*{name.title()}\('x'\)"):  # before the policy is loaded
+        GCPOTrainer("no/policy", vowels, args, questions(), **{name: "x"})
+    with pytest.raises(TypeError, match="GCPOConfig, got GRPOConfig"):
+        GCPOTrainer("no/policy", vowels, GRPOConfig(**settings(tmp_path)), questions())
 
 
-def test_the_terminals_table_has_the_weight_and_the_file_has_all(make: Make, tmp_path: Path) -> None:
+def test_the_table_of_completions_has_all_columns(make: Make, tmp_path: Path) -> None:
     def logs(completions: list[Any], log_extra: Callable[[str, list[Any]], None], **_: Any) -> list[float]:
         log_extra("mine", ["seen"] * len(completions))
         return [float(i % 3) for i in range(len(completions))]
 
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        make("gcpo_bot", reward_funcs=logs, log_completions=True, num_completions_to_print=2, max_steps=1).train()
-    heads = [line for line in out.getvalue().splitlines() if "Prompt" in line]
-    assert heads and "weight" in heads[0] and "mine" in heads[0]
-    assert not any(hidden in heads[0] for hidden in ("u_geo", "rd", "w_", "no_", "abs"))
+    make("gcpo_bot", reward_funcs=logs, log_completions=True, num_completions_to_print=0, max_steps=1).train()
     table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
     assert {"u_geo", "rd", "w_geo", "w_rd", "weight", "no_answer", "abs_advantage", "mine"} <= set(table.columns)
 
@@ -287,7 +272,5 @@ def test_the_terminals_table_has_the_weight_and_the_file_has_all(make: Make, tmp
 @pytest.mark.parametrize("changes", [{"learning_rate": 1e30}, {"temperature": 1e-320}], ids=str)
 def test_training_that_diverges_says_so_and_at_which_step(make: Make, changes: dict[str, float]) -> None:
     ((name, value),) = changes.items()
-    with pytest.raises(
-        RuntimeError, match=rf"not finite at step \d: training has diverged, .*{name}={re.escape(str(value))}"
-    ):
+    with pytest.raises(RuntimeError, match=rf"diverged at step \d.*{name}={re.escape(str(value))}"):
         make("rd_only", **changes).train()

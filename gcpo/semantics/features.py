@@ -17,6 +17,7 @@ from gcpo.clustering import THRESHOLD, cluster_nli, exact_clusters, math_cluster
 from gcpo.rollouts import Rollouts
 from gcpo.semantics.models import Embedder, Entailment, check_rows
 
+Extractor = Callable[[str], str | None]  # text -> answer, or None when there is none
 END_OF_THOUGHT = "</think>"  # of reasoning models
 NO_ANSWER = "no answer"  # the text that stands for a missing answer in embeddings
 
@@ -51,35 +52,6 @@ def cluster_texts(
     return cluster_nli(group_nli([texts], entailment), answered, threshold)[0]
 
 
-def cluster_groups(
-    groups: Sequence[Sequence[str | None]], entailment: Entailment, threshold: float = THRESHOLD
-) -> Int64[Tensor, "B G"]:
-    """Return :func:`cluster_texts` of each of B groups of G texts. Of the pairs that the rule does not compare, a text
-    with one that opens no cluster, the model is not asked; the first texts of all groups take their turn together, then
-    the second ones, and so on.
-    """
-    texts = [[text for text in dict.fromkeys(group) if text is not None] for group in groups]
-    opened: list[list[str]] = [[] for _ in groups]  # the first text of each cluster
-    follows: list[dict[str, str]] = [{} for _ in groups]
-    for turn in range(max(map(len, texts), default=0)):
-        places = [place for place, own in enumerate(texts) if turn < len(own)]
-        asked = [(first, texts[place][turn]) for place in places for first in opened[place]]
-        found = entailment.pairs([first for first, _ in asked], [text for _, text in asked])[:, 0]
-        for place, own in zip(places, found.split([len(opened[place]) for place in places]), strict=True):
-            text = texts[place][turn]
-            joins = len(own) > 0 and bool(own.max() >= threshold)
-            follows[place][text] = opened[place][int(own.argmax())] if joins else text
-            if not joins:
-                opened[place].append(text)
-    labels = []
-    for group, leader in zip(groups, follows, strict=True):
-        # A missing text is a cluster of its own, named by its place.
-        names = [place if text is None else leader[text] for place, text in enumerate(group)]
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        labels.append([numbers[name] for name in names])
-    return torch.tensor(labels, dtype=torch.int64).reshape(len(groups), -1)
-
-
 @dataclass(eq=False)
 class TextFeatures:
     """Features of the texts of B groups of G completions; each is computed once, when first read.
@@ -102,7 +74,7 @@ class TextFeatures:
 
     groups: Sequence[Sequence[str]]
     _: KW_ONLY
-    extract: Callable[[str], str | None]
+    extract: Extractor
     full_completion: bool
     embedder: Embedder | None
     entailment: Entailment | None
@@ -142,9 +114,6 @@ class TextFeatures:
     def clusters(self) -> Int64[Tensor, "B G"]:
         """Clusters by entailment, greedy (GCPO, App. E.3)."""
         assert self.entailment is not None
-        # Fewer pairs in turns, or all at once: many small batches of one length, as on a CPU, would take longer.
-        if self.entailment.pads and "nli" not in self.__dict__:
-            return cluster_groups(self.shown, self.entailment, self.threshold)
         return cluster_nli(self.nli, self.answered, self.threshold)
 
     @cached_property
@@ -168,13 +137,10 @@ class TextFeatures:
         return Rollouts(rewards, **own, **features)
 
 
-def _answer(extract: Callable[[str], str | None], text: str) -> str | None:
+def _answer(extract: Extractor, text: str) -> str | None:
     answer = extract(text)
-    if answer is not None and not isinstance(answer, str):
-        raise TypeError(
-            f"answer_extractor returned {answer!r}, a {type(answer).__name__}, for the completion {text[:60]!r}: "
-            "return the answer as text, or None where there is none."
-        )
+    if not isinstance(answer, str | None):
+        raise TypeError(f"answer_extractor returned {answer!r} for {text[:60]!r}: return text, or None without one.")
     return answer
 
 
@@ -194,9 +160,7 @@ def from_texts(
 
 
 def answer_mask(
-    ids: Sequence[Sequence[int]],
-    decode: Callable[[Sequence[int]], str],
-    extract: Callable[[str], str | None] | None = None,
+    ids: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str], extract: Extractor | None = None
 ) -> Bool[Tensor, "N T"]:
     """Return True for the answer's tokens of N completions; T is the longest completion's length.
 

@@ -6,8 +6,8 @@ filled up with copies. So the shapes, and with them the rounding, depend on the 
 computed with: a resumed run, whose caches are empty, sees the numbers of an uninterrupted one (to the last bit on one
 CPU thread).
 
-On a GPU, whose last bits no record promises, batches are as large as their tokens allow, texts of like lengths padded
-to the longest; and the entailment model, which reads thousands of pairs a step, computes in bfloat16.
+On a GPU, whose last bits no record promises, batches hold texts of like lengths, padded, as many as their tokens allow;
+and the entailment model, which reads thousands of pairs a step, computes in bfloat16.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import importlib.util
 import itertools
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -27,22 +27,20 @@ import torch
 from cachetools import LRUCache
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from gcpo.semantics.loading import (
     MINILM,
     REPORTED,
-    check_finite,
     check_tensors,
     check_tokenizer,
     explain_loading,
     load_model,
+    refused,
 )
 
 logger = logging.getLogger(__name__)
-BATCH_SIZE = 16
-BATCH_SIZE_CPU = 4  # of an embedding model: a row takes its time there, also one that only fills a batch
-TOKENS = 2**15  # of a padded batch
+ROWS, ROWS_EMBEDDED = 16, 4  # of a batch on a CPU; a row takes its time there, also one that only fills a batch
+TOKENS, LIKE = 2**15, 32  # elsewhere: tokens of a batch, of rows whose lengths are like up to a multiple of 32
 
 Pair = tuple[str, str]  # (premise, hypothesis)
 
@@ -54,54 +52,35 @@ def _device(device: str | torch.device | None) -> torch.device:
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _said(name: object) -> str:
-    return f"function {getattr(name, '__name__', type(name).__name__)!r}" if callable(name) else f"model {str(name)!r}"
+def _batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:
+    """Indices of items of one length, ``rows`` at a time, the last one repeated to fill a batch; for None, of like
+    lengths, as many as :data:`TOKENS` allow."""
 
+    def padded(index: int) -> int:
+        return lengths[index] if rows else math.ceil(lengths[index] / LIKE) * LIKE
 
-def _uniform_batches(lengths: Sequence[int], rows: int) -> Iterator[list[int]]:
-    """Indices of items of one length, ``rows`` at a time; the last one is repeated to fill a batch."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    for _, same in itertools.groupby(order, key=lengths.__getitem__):
-        indices = list(same)
-        for start in range(0, len(indices), rows):
-            batch = indices[start : start + rows]
-            yield batch + batch[-1:] * (rows - len(batch))
-
-
-def _padded_batches(lengths: Sequence[int], tokens: int = TOKENS) -> Iterator[list[int]]:
-    """Indices of items, the longest first, so many at a time that they are at most ``tokens`` padded to the longest."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    start = 0
-    while start < len(order):
-        stop = start + max(1, tokens // max(1, lengths[order[start]]))
-        yield order[start:stop]
-        start = stop
-
-
-def _batches(device: torch.device, rows: int | None, usual: int) -> partial[Iterator[list[int]]]:
-    """Return how items are put together by their lengths: ``rows`` of one length, ``usual`` of them on a CPU."""
-    if rows or device.type == "cpu":
-        return partial(_uniform_batches, rows=rows or usual)
-    return partial(_padded_batches)
+    for length, alike in itertools.groupby(sorted(range(len(lengths)), key=lengths.__getitem__), key=padded):
+        indices, step = list(alike), rows or max(1, TOKENS // max(1, length))
+        for start in range(0, len(indices), step):
+            batch = indices[start : start + step]
+            yield batch + batch[-1:] * ((rows or 0) - len(batch))
 
 
 def check_rows(found: Any, items: Sequence[Hashable], of: str, columns: int | None = None) -> Tensor:
     """Return what the model ``of`` has made of each item, as float32 on the CPU.
 
-    Raises ``TypeError`` for what is no tensor, and ``ValueError`` for another shape than (N, ``columns``), for NaN or
-    infinity, and for rows of three that are no probabilities.
+    Raises ``ValueError`` for what is no tensor of shape (N, ``columns``), for NaN or infinity, and for rows of three
+    that are no probabilities.
     """
-    wanted = f"a tensor of shape ({len(items)}, {columns or 'd'}), one row for each of what was asked"
-    if not isinstance(found, Tensor):
-        raise TypeError(f"{of} gave a {type(found).__name__}, expected {wanted}.")
-    if found.ndim != 2 or len(found) != len(items) or columns not in (None, found.shape[1]):
-        raise ValueError(f"{of} gave shape {tuple(found.shape)}, expected {wanted}.")
+    fits = isinstance(found, Tensor) and found.ndim == 2 and len(found) == len(items)
+    if not fits or columns not in (None, found.shape[1]):
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(f"{of} gave {shape}, expected a tensor of shape ({len(items)}, {columns or 'd'}).")
     found = found.float().cpu()
     wrong = ~found.isfinite().all(dim=1)
     if columns == 3:  # of which one summand may be rounded to eight bits
         wrong |= (found < 0).any(dim=1) | ((found.sum(dim=1) - 1).abs() > 0.02)
-    if wrong.any():
-        row = int(wrong.nonzero()[0])
+    for row in wrong.nonzero().flatten().tolist():
         what = "probabilities (entail, neutral, contradict)" if columns == 3 else "finite numbers"
         raise ValueError(f"{of} gave {found[row, :3].tolist()} for {items[row]!r:.160}, expected {what}.")
     return found
@@ -115,13 +94,12 @@ class _Remembering(Generic[K, V]):
         self._compute = compute
         self._stored: LRUCache[K, V] = LRUCache(size)
 
-    def _count(self, cut: int, longest: int) -> None:
-        """Count what was longer than the model reads, and say so the first time."""
+    def _count_cut(self, tokenizer: Any, longest: int, *sides: list[str]) -> None:
+        """Count texts, or pairs of them, that have more tokens than the model reads, and say so the first time."""
+        cut = sum(len(ids) > longest for ids in tokenizer(*sides, verbose=False)["input_ids"]) if sides[0] else 0
         if cut and not self.cut:
-            what = (
-                f"{type(self).__name__}: {cut} of the texts are longer than the {longest} tokens that the model reads"
-            )
-            logger.warning("%s; of them, and of all that follow, the beginning alone counts.", what)
+            kind = type(self).__name__
+            logger.warning(f"{kind}: the beginning alone counts of {cut} of its texts, longer than {longest} tokens.")
         self.cut += cut
 
     def _results(self, keys: Sequence[K]) -> list[V]:
@@ -153,7 +131,7 @@ class Embedder(_Remembering[str, Tensor]):
     them whose end the model did not read.
 
     Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it is no
-    sentence-transformers model, lacks tensors or its tokenizer, or has or gives numbers that are not finite
+    sentence-transformers model, lacks tensors or its tokenizer, or gives numbers that are not finite
     (:func:`check_rows`).
     """
 
@@ -166,8 +144,10 @@ class Embedder(_Remembering[str, Tensor]):
         cache_size: int = 100_000,
         revision: str | None = None,
     ) -> None:
-        encode = name if callable(name) else _sentence_encoder(name, _device(device), batch_size, revision, self._count)
-        of = f"embedding {_said(name)}"
+        where = _device(device)
+        rows = batch_size or (ROWS_EMBEDDED if where.type == "cpu" else None)
+        encode = name if callable(name) else _sentence_encoder(name, where, rows, revision, self._count_cut)
+        of = f"embedding model {getattr(name, '__name__', str(name))!r}"
         # A copy per text: a view would keep the tensor of its whole batch alive.
         super().__init__(lambda texts: [row.clone() for row in check_rows(encode(texts), texts, of)], cache_size)
 
@@ -188,16 +168,11 @@ def embedder_path(name: str | Path) -> str | Path:
 
 
 def _sentence_encoder(
-    name: str | Path,
-    device: torch.device,
-    batch_size: int | None,
-    revision: str | None,
-    count: Callable[[int, int], None],
+    name: str | Path, device: torch.device, rows: int | None, revision: str | None, count_cut: Callable[..., None]
 ) -> Callable[[list[str]], Tensor]:
     from sentence_transformers import SentenceTransformer  # slow to import
     from sentence_transformers.util import load_file_path
 
-    batches = _batches(device, batch_size, BATCH_SIZE_CPU)
     path = str(embedder_path(name))
     revision = revision if path == str(name) else None
     with explain_loading(name, "embedding"):
@@ -205,37 +180,27 @@ def _sentence_encoder(
         model = SentenceTransformer(path, device=str(device), revision=revision, model_kwargs=options).eval()
         listed = load_file_path(path, "modules.json", revision=revision)
     if listed is None:
-        raise ValueError(
-            f"embedding model {str(name)!r} has no modules.json: it is no sentence-transformers model, and nothing "
-            "says how to make one vector of its tokens' vectors. Take a model that was trained to embed sentences, "
-            "saved by SentenceTransformer.save."
-        )
+        what = "it has no modules.json, and nothing says how to make one vector of its tokens' vectors"
+        raise refused(name, "embedding", what, "Take a model that SentenceTransformer.save has saved")
     folders = [entry["path"] for entry in json.loads(Path(listed).read_text(encoding="utf-8"))]
     for module, folder in zip(model, folders, strict=True):
-        _check_encoder(module, model.tokenizer, name, path, folder, revision)
-    check_finite(model, name, "embedding")
-
+        _check_encoder(module, model.tokenizer, name, path, subfolder=folder, revision=revision)
     longest = model.max_seq_length or sys.maxsize
 
     def encode(texts: list[str]) -> Tensor:
         lengths = model.preprocess(texts)["attention_mask"].sum(dim=1).tolist()
-        full = [text for text, length in zip(texts, lengths, strict=True) if length >= longest]
-        count(_longer(model.tokenizer, (full,), longest), longest)
-        rows: list[Any] = [None] * len(texts)
-        for indices in batches(lengths):
-            encoded = model.encode(
-                [texts[i] for i in indices], batch_size=len(indices), convert_to_tensor=True, show_progress_bar=False
-            )
-            for i, row in zip(indices, encoded.float().cpu(), strict=True):
-                rows[i] = row
-        return torch.stack(rows)
+        count_cut(model.tokenizer, longest, [text for text, n in zip(texts, lengths, strict=True) if n >= longest])
+        vectors: dict[int, Tensor] = {}
+        for indices in _batches(lengths, rows):
+            batch: Any = [texts[i] for i in indices]
+            encoded = model.encode(batch, batch_size=len(batch), convert_to_tensor=True, show_progress_bar=False)
+            vectors |= zip(indices, encoded.float().cpu(), strict=True)
+        return torch.stack([vectors[i] for i in range(len(texts))])
 
     return encode
 
 
-def _check_encoder(
-    module: torch.nn.Module, tokenizer: Any, name: str | Path, path: str, folder: str, revision: str | None
-) -> None:
+def _check_encoder(module: torch.nn.Module, tokenizer: Any, name: str | Path, path: str, **place: Any) -> None:
     """Refuse a sentence-transformers module around a transformers model that lacks tensors or its tokenizer.
 
     What was missing, sentence-transformers does not pass on: the names in the checkpoint are read again, for which no
@@ -247,7 +212,7 @@ def _check_encoder(
         if isinstance(model, PreTrainedModel):
             again: Any = type(model).from_pretrained
             with explain_loading(name, "embedding"):
-                _, info = again(path, subfolder=folder, revision=revision, device_map="meta", **REPORTED)
+                _, info = again(path, device_map="meta", **place, **REPORTED)
             check_tensors(model, info, name, "embedding", unused="pooler")
             check_tokenizer(tokenizer, model, name, "embedding")
 
@@ -271,10 +236,10 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
             with that of the likelier other outcome.
 
     ``hits`` and ``misses`` count the pairs of different texts that were found and those that the model was asked;
-    ``cut`` those of them of which it did not read all. ``pads`` says whether it reads padded batches.
+    ``cut`` those of them of which it did not read all.
 
     Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it lacks tensors (its
-    classifier, say) or its tokenizer, has numbers that are not finite or gives what are no probabilities
+    classifier, say) or its tokenizer, or gives what are no probabilities
     (:func:`check_rows`), or (listing the labels) if no label, or more than one, is called entailment.
     """
 
@@ -289,16 +254,13 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         error: float = 0.0,
     ) -> None:
         where = _device(device)
-        batches = _batches(where, batch_size, BATCH_SIZE)
-        classify = name if callable(name) else _pair_classifier(name, where, batches, revision, self._count)
-        self.pads = not callable(name) and batches.func is _padded_batches
-        of = f"entailment {_said(name)}"
+        rows = batch_size or (ROWS if where.type == "cpu" else None)
+        classify = name if callable(name) else _pair_classifier(name, where, rows, revision, self._count_cut)
+        of = f"entailment model {getattr(name, '__name__', str(name))!r}"
 
         def compute(pairs: list[Pair]) -> list[tuple[float, ...]]:
-            rows = check_rows(classify(pairs), pairs, of, 3).tolist()
-            return [
-                _mistaken(row) if _chosen(pair, error) else tuple(row) for pair, row in zip(pairs, rows, strict=True)
-            ]
+            judged = zip(pairs, check_rows(classify(pairs), pairs, of, 3).tolist(), strict=True)
+            return [_mistaken(row) if _chosen(pair, error) else tuple(row) for pair, row in judged]
 
         super().__init__(compute, cache_size)
 
@@ -318,13 +280,6 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         return self.pairs([text for text in texts for _ in texts], list(texts) * size).reshape(size, size, 3)
 
 
-def _longer(tokenizer: Any, sides: Sequence[list[str]], longest: int) -> int:
-    """Return how many texts, or pairs of them, have more tokens than a model reads."""
-    if not sides or not sides[0]:
-        return 0
-    return sum(len(ids) > longest for ids in tokenizer(*sides, truncation=False, verbose=False)["input_ids"])
-
-
 def _chosen(pair: Pair, share: float) -> bool:
     """Return True for this share of all pairs, by a hash of their texts."""
     return share > 0 and int.from_bytes(hashlib.sha256("\0".join(pair).encode()).digest()[:4]) < share * 2**32
@@ -335,31 +290,24 @@ def _mistaken(row: Sequence[float]) -> tuple[float, ...]:
     return (neutral, entail, contradict) if neutral > contradict else (contradict, neutral, entail)
 
 
-def _outcomes(id2label: dict[int, str], name: object) -> list[int]:
+def _outcomes(id2label: dict[int, str], name: str | Path) -> list[int]:
     """Return the outcome (0 entail, 1 neutral, 2 contradict) of each label of a model."""
-    labels = [str(id2label[index]) for index in sorted(id2label)]
-    starts = [(label.lower().startswith("entail"), label.lower().startswith("contradict")) for label in labels]
-    if sum(entails for entails, _ in starts) != 1:
-        raise ValueError(
-            f"entailment model {str(name)!r} has the labels {labels}: exactly one must begin with 'entail'. In its "
-            "config.json, rename those of id2label to entailment, neutral and contradiction as it was trained."
-        )
-    return [0 if entails else 2 if contradicts else 1 for entails, contradicts in starts]
+    labels = [id2label[index].lower() for index in sorted(id2label)]
+    if sum(label.startswith("entail") for label in labels) != 1:
+        what = f"its labels are {[*id2label.values()]}, of which one must begin with 'entail'"
+        raise refused(name, "entailment", what, "In its config.json, name those of id2label as it was trained")
+    return [0 if label.startswith("entail") else 2 if label.startswith("contradict") else 1 for label in labels]
 
 
 def _pair_classifier(
-    name: str | Path,
-    device: torch.device,
-    batches: partial[Iterator[list[int]]],
-    revision: str | None,
-    count: Callable[[int, int], None],
+    name: str | Path, device: torch.device, rows: int | None, revision: str | None, count_cut: Callable[..., None]
 ) -> Callable[[list[Pair]], Tensor]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # slow to import
 
     with explain_loading(name, "entailment"):
         tokenizer = AutoTokenizer.from_pretrained(str(name), revision=revision)
     model = load_model(AutoModelForSequenceClassification, name, "entailment", revision=revision).eval()
-    model.to(device, torch.bfloat16 if batches.func is _padded_batches else None)
+    model.to(device, None if rows else torch.bfloat16)
     outcomes = torch.tensor(_outcomes(model.config.id2label, name))
     check_tokenizer(tokenizer, model, name, "entailment")
     positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
@@ -371,13 +319,13 @@ def _pair_classifier(
     def classify(pairs: list[Pair]) -> Tensor:
         premises, hypotheses = (list(side) for side in zip(*pairs, strict=True))
         inputs = tokenizer(premises, hypotheses, truncation=True, max_length=longest)
-        full = [pair for pair, ids in zip(pairs, inputs["input_ids"], strict=True) if len(ids) >= longest]
-        count(_longer(tokenizer, [list(side) for side in zip(*full, strict=True)], longest), longest)
+        lengths = [len(ids) for ids in inputs["input_ids"]]
+        full = [pair for pair, length in zip(pairs, lengths, strict=True) if length >= longest]
+        count_cut(tokenizer, longest, [premise for premise, _ in full], [hypothesis for _, hypothesis in full])
         probabilities = torch.zeros(len(pairs), len(outcomes))
-        for indices in batches([len(ids) for ids in inputs["input_ids"]]):
-            some = {key: [torch.tensor(values[i]) for i in indices] for key, values in inputs.items()}
-            fill = {"input_ids": tokenizer.pad_token_id or 0}
-            batch = {key: pad_sequence(rows, True, fill.get(key, 0)).to(device) for key, rows in some.items()}
+        for indices in _batches(lengths, rows):
+            columns = {key: [values[i] for i in indices] for key, values in inputs.items()}
+            batch = tokenizer.pad(columns, return_tensors="pt").to(device)
             probabilities[indices] = model(**batch).logits.float().softmax(dim=-1).cpu()
         return torch.zeros(len(pairs), 3).index_add_(1, outcomes, probabilities)
 

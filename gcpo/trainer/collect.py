@@ -1,47 +1,226 @@
-"""From TRL's batch of rows to the whole groups that methods read, wherever their rows lie."""
+"""From TRL's batch of rows to the whole groups that methods read: rewards and what they can reach, and features,
+wherever their rows lie."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from jaxtyping import Float
 from torch import Tensor
+from transformers.integrations import deepspeed
 
+from gcpo.errors import nearest
 from gcpo.measures import REWARD_RANGE
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment, TextFeatures, answer_mask
-from gcpo.trainer.config import GCPOConfig
-from gcpo.trainer.scores import Scores
+from gcpo.trainer.config import GCPOConfig, Range, as_range
 
 Batch = dict[str, Any]  # TRL's dictionary of tensors, from generation to the loss
 PolicyPass = Callable[[Batch], tuple[Tensor, Any]]
+
+PATIENCE = 8  # batches in which something may be missing before a warning
+logger = get_logger("trl.gcpo")
+
+# Values between which TRL's own reward functions lie, by name: numbers, or attributes that they are made with.
+OF_TRL: dict[str, tuple[float | str, ...]] = {
+    **dict.fromkeys(("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"), (0.0, 1.0)),
+    "soft_overlong_punishment_reward": (-1.0, 0.0),
+    "repetition_penalty_reward": ("max_penalty", 0.0),
+    "cosine_scaled_reward": ("min_value_wrong", "max_value_wrong", "min_value_correct", "max_value_correct"),
+}
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def declared_range(function: Any) -> Range | None:
+    """Return the lowest and highest reward of a function that declares them as ``reward_range``, or that is TRL's."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if (limits := getattr(function, "reward_range", None)) is not None:
+        return as_range(f"{name}.reward_range", limits)
+    if isinstance(function, functools.partial):
+        return declared_range(function.func)
+    ends = OF_TRL.get(name, ()) if (getattr(function, "__module__", None) or "").startswith("trl.rewards") else ()
+    values = [getattr(function, end) if isinstance(end, str) else end for end in ends]
+    return (min(values), max(values)) if values else None
+
+
+class Scores:
+    """Rewards and correctness of batches, and what they can reach.
+
+    A range is what the config says, else what the reward functions declare, weighted and summed.
+
+    Args:
+        args: the method, ranges and the name of the correctness reward.
+        functions, names, weights: of the rewards, in TRL's order.
+
+    Attributes:
+        range: lowest and highest reward; None if the method does not ask and nothing declares them.
+        correctness_range: those of the correctness reward, above whose middle a response is right; likewise.
+
+    Raises:
+        ValueError: ``args.correctness_reward`` is no reward function, or none is named where several could be meant; or
+            the method asks for a range that nothing declares.
+    """
+
+    def __init__(self, args: GCPOConfig, functions: Sequence[Any], names: Sequence[str], weights: Tensor) -> None:
+        self.method, self.name, self.names, self.weights = args.resolved_method(), args.method, list(names), weights
+        self.column = self._column(args.correctness_reward)
+        ranges = [declared_range(function) for function in functions]
+        ends = [[w * end for end in limits or (0, 1)] for w, limits in zip(weights.tolist(), ranges, strict=True)]
+        low, high = sum(map(min, ends)), sum(map(max, ends))
+        summed = (low, high) if None not in ranges and low < high else None
+        declared = summed if self.column is None else ranges[self.column]
+        self.range: Any = args.reward_range or summed
+        self.correctness_range: Any = args.correctness_range or (self.column is not None and declared) or self.range
+        # Who gives rewards knows what they reach; a range that the user has set may have been for another reward.
+        self._sure = self.correctness_range in (args.correctness_range, declared)
+        unknown = [name for name, limits in zip(names, ranges, strict=True) if not limits]
+        if self.method.reads_range and not self.range:
+            self._refuse("reward_range", unknown, low, high)
+        if self.method.needs_correctness and not self.correctness_range:
+            self._refuse("correctness_range", unknown if self.column is None else [names[self.column]], 0, 1)
+        self._batches, self._seen, self._warned = 0, set[str](), set[str]()
+
+    def _column(self, wanted: str | None) -> int | None:
+        """Return the place of the correctness reward, None where all rewards say it, summed."""
+        names, asks = self.names, self.method.needs_correctness
+        if wanted is not None and wanted not in names:
+            raise ValueError(f"correctness_reward: no reward function {wanted!r}.{nearest(wanted, names)}")
+        if (asks and wanted is None and len(names) > 1) or (wanted is not None and names.count(wanted) > 1):
+            which = f"one of {', '.join(names)}, each with a __name__ of its own"
+            raise ValueError(
+                f"{self.name} asks what is right: set correctness_reward to {which}, and correctness_range."
+            )
+        return None if wanted is None else names.index(wanted)
+
+    def _refuse(self, setting: str, unknown: Sequence[str], low: float, high: float) -> None:
+        if not unknown:
+            raise ValueError(f"{self.name} measures rewards, and reward_weights {self.weights.tolist()} leave none.")
+        raise ValueError(
+            f"{self.name} measures rewards by what they can reach, which nothing says of {', '.join(unknown)}. If each "
+            f"is from 0 to 1, write GCPOConfig({setting}=[{low:g}, {high:g}]), or {unknown[0]}.reward_range = (0, 1) "
+            "below the function."
+        )
+
+    def __call__(self, per_function: Float[Tensor, "N F"]) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"] | None]:
+        """Return the weighted sum of the rewards, NaN where there is none, and correctness in [0, 1] where its range is
+        known."""
+        self._batches += 1
+        weights = self.weights.to(per_function.device)
+        rewards = (per_function * weights).nansum(dim=1).masked_fill(per_function.isnan().all(dim=1), torch.nan)
+        for value in rewards[rewards.isinf()].tolist():
+            self._complain("infinite", f"A reward is {value}: such a response counts as unscored.")
+        rewards = rewards.masked_fill(rewards.isinf(), torch.nan)
+        if self.method.reads_range and self.range:
+            for value in _outside(rewards, *self.range):
+                self._complain(
+                    "range", f"A reward of {value:.4g} is outside reward_range {self.range}: measures clip it."
+                )
+        if self.correctness_range is None:
+            return rewards, None
+        low, high = self.correctness_range
+        correctness = rewards if self.column is None else per_function[:, self.column]
+        if self.method.needs_correctness:
+            self._check_correctness(correctness, low, high)
+        return rewards, (correctness.clamp(low, high) - low) / (high - low)
+
+    def _check_correctness(self, correctness: Tensor, low: float, high: float) -> None:
+        known, middle = correctness[~correctness.isnan()], (low + high) / 2
+        for value in _outside(known, low, high):
+            self._complain(
+                "correctness",
+                f"{self.name} asks which responses are right, and {self.names[self.column or 0]!r} gave {value:.4g}, "
+                f"outside {(low, high)}: name another correctness_reward, or set correctness_range to what it reaches.",
+                stops=True,
+            )
+        if not self._sure and middle in known and set(known.tolist()) <= {low, middle}:
+            self._complain(
+                "middle",
+                f"{self.name} calls a response right above the middle of {(low, high)}, and the best of this batch are "
+                f"exactly at {middle:.4g}: set reward_range=[{low:g}, {middle:g}] if that is a full reward, or "
+                f"correctness_range=[{low:g}, {high:g}] if it is half of one.",
+                stops=True,
+            )
+
+    def _complain(self, kind: str, message: str, stops: bool = False) -> None:
+        """Warn once; what ``stops`` a training is an error in its first batch, while a run of days goes on."""
+        if stops and self._batches == 1:
+            raise ValueError(message)
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message, stacklevel=4)
+
+    def watch(self, rollouts: Rollouts, advantages: Tensor) -> None:
+        """Say once, after a few batches, what is missing for the policy to learn."""
+        if self._batches > PATIENCE:
+            return
+        needed = {"a reward": rollouts.scorable, "an advantage other than 0": advantages != 0}
+        if self.method.needs_correctness:
+            needed["a known correctness"] = ~rollouts.correctness.isnan()
+        if self.method.reads_range:
+            low, high = rollouts.reward_range
+            needed[f"a reward above the middle of reward_range {(low, high)}"] = rollouts.rewards > (low + high) / 2
+        self._seen |= {what for what, where in needed.items() if where.any()}
+        if self._batches == PATIENCE and (missing := [what for what in needed if what not in self._seen]):
+            logger.warning(f"{self.name}: {PATIENCE} batches without {' or '.join(missing)}: look at the rewards.")
+
+
+def _outside(values: Tensor, low: float, high: float) -> list[float]:
+    return values[(values < low) | (values > high)].tolist()
+
+
+def refuse_rewards(args: GCPOConfig, functions: Any) -> None:
+    """Raise before a policy is loaded what :class:`Scores` would after it, of functions that have names by then."""
+    listed = functions if isinstance(functions, list) else [functions]
+    weights = args.reward_weights or [1.0] * len(listed)
+    if len(weights) == len(listed) and all(hasattr(one, "__name__") for one in listed):
+        Scores(args, listed, [one.__name__ for one in listed], torch.tensor(weights))
+
+
+# --- models of meaning ------------------------------------------------------------------------------------------------
+
+
+def load_models(
+    args: GCPOConfig, embedder: Embedder | None, entailment: Entailment | None
+) -> tuple[Embedder | None, Entailment | None]:
+    """Return the models that the method reads: those given, else those of the config."""
+    method = args.resolved_method()
+    with unsharded():
+        if "embeddings" in method.reads and embedder is None:
+            embedder = Embedder(args.embedding_model, device=args.device)
+        if method.needs_entailment(args.use_full_completion_for_clustering) and entailment is None:
+            entailment = Entailment(args.entailment_model, device=args.device)
+    return embedder, entailment
+
+
+@contextlib.contextmanager
+def unsharded() -> Iterator[None]:
+    """Load models whole: under ZeRO-3 transformers shards every model, and gathers the parameters of trained ones."""
+    config = deepspeed._hf_deepspeed_config_weak_ref and deepspeed._hf_deepspeed_config_weak_ref()
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if config is not None:
+            deepspeed.set_hf_deepspeed_config(config)
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
 
 
 def loss_mask(inputs: Batch) -> Tensor:
     """Return the mask of the tokens in TRL's loss."""
     return inputs["completion_mask"] * inputs["tool_mask"] if "tool_mask" in inputs else inputs["completion_mask"]
-
-
-def logit_pass(model: Any, output: Batch, at_once: int, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the self-certainty of each token's distribution, at the sampling temperature, and the token's own logit,
-    of which TRL's pass keeps neither; both (rows, T), by passes of ``at_once`` rows."""
-    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-    attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-    long = output["completion_ids"].shape[1]
-    certainties, own = [], []
-    for rows in torch.arange(len(ids)).split(at_once):
-        given = {"input_ids": ids[rows], "attention_mask": attention[rows], "logits_to_keep": long + 1}
-        logits = model(**given).logits[:, :-1].float()
-        scaled = logits / temperature
-        certainties.append(scaled.logsumexp(-1) - scaled.mean(-1))
-        own.append(logits.gather(2, ids[rows, -long:].unsqueeze(2)).squeeze(2))
-    return torch.cat(certainties), torch.cat(own)
 
 
 @dataclass
@@ -56,7 +235,6 @@ class Collector:
         extract: completion text -> answer, or None when there is none.
         embedder, entailment: the models, or None where the method reads none.
         policy_pass: batch -> log-probabilities and entropies (or None) of its rows under the policy that sampled them.
-        logit_pass: batch -> self-certainties and logits of its tokens under that policy.
         decode: token ids -> text, without special tokens.
     """
 
@@ -68,7 +246,6 @@ class Collector:
     embedder: Embedder | None
     entailment: Entailment | None
     policy_pass: PolicyPass
-    logit_pass: PolicyPass
     decode: Callable[[Sequence[int]], str]
 
     def local(self, rows: int) -> slice:
@@ -111,25 +288,23 @@ class Collector:
 
     def _shared(self, meanings: TextFeatures, mine: list[int], name: str) -> Tensor:
         """Return a feature of all groups, each from the process that has computed it."""
-        own = [row.clone() for row in getattr(meanings, name).cpu()]  # gathering a view would send its whole storage
-        everywhere = dict(gather_object(list(zip(mine, own, strict=True))))
+        rows = [row.clone() for row in getattr(meanings, name).cpu()]  # gathering a view would send its whole storage
+        everywhere = dict(gather_object(list(zip(mine, rows, strict=True))))
         return torch.stack([everywhere[group] for group in sorted(everywhere)]).to(self.accelerator.device)
 
-    def _whole(self, own: Callable[[], Tensor]) -> Tensor:
+    def _whole(self, local: Callable[[], Tensor]) -> Tensor:
         """Return a token feature of all processes' rows, in groups."""
-        rows = self.gathered(own().float())
+        rows = self.gathered(local().float())
         return rows.view(-1, self.group_size, rows.shape[1])
 
     def _token_features(self, output: Batch) -> dict[str, Callable[[], Tensor]]:
         """Return the token features of this process's rows, as functions; one pass gives both of the policy's."""
-        policy, logits = (functools.cache(lambda of=of: of(output)) for of in (self.policy_pass, self.logit_pass))
+        policy = functools.cache(lambda: self.policy_pass(output))
         return {
             "logps": lambda: policy()[0],
             "entropies": lambda: policy()[1],
             "mask": lambda: loss_mask(output),
             "answer_mask": lambda: self._answer_mask(output),
-            "certainties": lambda: logits()[0],
-            "token_logits": lambda: logits()[1],
             "ref_logps": lambda: output["ref_per_token_logps"],
         }
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -20,10 +21,7 @@ from gcpo.methods.token import CovarianceClip, CovariancePenalty
 Range = tuple[float, float]
 
 # TRL's own, for settings that are None here until the method has spoken.
-_TRL_DEFAULTS = {
-    **{"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512, "epsilon": 0.2, "top_entropy_quantile": 1.0},
-    "importance_sampling_level": "token",
-}
+_TRL_DEFAULTS = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512, "epsilon": 0.2}
 
 
 def _as_in_trl() -> Any:
@@ -34,10 +32,9 @@ def _as_in_trl() -> Any:
 class GCPOConfig(GRPOConfig):
     """TRL's GRPOConfig and the settings of the method.
 
-    ``loss_type``, ``scale_rewards``, ``epsilon``, ``epsilon_high``, ``importance_sampling_level``,
-    ``top_entropy_quantile`` and the schedule of the reference model default to None: the method's own ("grpo" and
-    "group" for most, the objective of GCPO's Eq. 1). TRL's default loss, "dapo", averages over tokens; set it to have
-    it.
+    ``loss_type``, ``scale_rewards``, ``epsilon``, ``epsilon_high`` and the schedule of the reference model default to
+    None: the method's own ("grpo" and "group" for most, the objective of GCPO's Eq. 1). TRL's default loss, "dapo",
+    averages over tokens; set it to have it.
 
     Args:
         method: a name in :data:`gcpo.methods.METHODS`.
@@ -89,36 +86,30 @@ class GCPOConfig(GRPOConfig):
     loss_type: str | None = _as_in_trl()  # type: ignore[assignment]
     scale_rewards: str | None = _as_in_trl()  # type: ignore[assignment]
     epsilon: float = _as_in_trl()
-    importance_sampling_level: str | None = _as_in_trl()  # type: ignore[assignment]
-    top_entropy_quantile: float | None = _as_in_trl()  # type: ignore[assignment]
     ref_model_mixup_alpha: float | None = _as_in_trl()  # type: ignore[assignment]
     ref_model_sync_steps: int | None = _as_in_trl()  # type: ignore[assignment]
 
     resolved: InitVar[Method | None] = None
 
     def __post_init__(self, resolved: Method | None) -> None:
-        options = _mapping(self.method_options)
+        options = _options(self.method_options)
         row = resolved or get_method(self.method, alpha=self.alpha, seed=self.seed, **options)
         if self.alpha is not None and not any(one.has_alpha for one in row.components):
             warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
         for name in ("reward_range", "correctness_range"):
             if (limits := getattr(self, name)) is not None:
                 setattr(self, name, as_range(name, limits))
-        if not 0 <= self.entailment_threshold <= 1:
-            raise ValueError(f"entailment_threshold is a probability, got {self.entailment_threshold}.")
         for name, value in {**_TRL_DEFAULTS, **BASES[row.base], **row.trl}.items():
-            if getattr(self, name) is None or name == "sync_ref_model":  # of which False cannot be told from unset
+            if getattr(self, name) == getattr(GCPOConfig, name):  # the default: None, or TRL's own
                 setattr(self, name, value)
         super().__post_init__()
         self._method = row if resolved or "clip" in options else row.clipped(self.epsilon, self.epsilon_high)
-        for refused, why in (*self._refused_in_batches(row), *self._refused_settings(row)):
-            if refused:
-                raise ValueError(f"{self.method}{why}")
+        if (conflict := next(self._conflicts(row), None)) is not None:
+            raise ValueError(f"{self.method} {conflict}")
         if self.on_policy and row.needs_off_policy_steps:
             warnings.warn(
-                f"{self.method}: with these settings every ratio pi / pi_old is 1, and it equals GRPO. Set "
-                "num_iterations=2, or steps_per_generation above gradient_accumulation_steps, to take more than one "
-                "step per generation.",
+                f"{self.method}: every ratio pi / pi_old is 1 with these settings, so that it equals GRPO. Set "
+                "num_iterations=2, or steps_per_generation above gradient_accumulation_steps.",
                 stacklevel=3,  # where the settings are written
             )
 
@@ -139,63 +130,31 @@ class GCPOConfig(GRPOConfig):
         return self._method.in_loss or self.loss_type == "bnpo" or self.top_entropy_quantile != 1 or entropies
 
     @property
-    def shares_out(self) -> bool:
-        """Return True if parameters are sharded (FSDP or ZeRO-3)."""
+    def shards(self) -> bool:
+        """Return True if processes share out the parameters of models (FSDP or ZeRO-3)."""
         return bool(self.fsdp) or parse_flag_from_env("ACCELERATE_USE_FSDP") or is_deepspeed_zero3_enabled()
 
-    def _refused_in_batches(self, row: Method) -> list[tuple[bool, str]]:
-        """Reasons against the sizes of batches and the share of each process, and whether each applies."""
-        compares = any(isinstance(one, CovarianceClip | CovariancePenalty) for one in row.components)
-        return [
-            (
-                row.permuted and self.generation_batch_size == self.num_generations,
-                " permutes weights across the groups of a generation batch, and this one holds "
-                f"{self.generation_batch_size} completions in groups of {self.num_generations}: one group. "
-                "Raise per_device_train_batch_size or steps_per_generation.",
-            ),
-            (
-                compares and self.per_device_train_batch_size * self.world_size == 1,
-                " compares the tokens of the rows that one pass of the loss holds, and with one row all its "
-                "covariances are 0: set per_device_train_batch_size above 1.",
-            ),
-            (
-                self.sync_ref_model and self.shares_out,
-                ": sync_ref_model moves a reference model that a checkpoint keeps whole, and FSDP and DeepSpeed's "
-                "ZeRO-3 share it out over the processes: a resumed run would go on from another one. Give each process "
-                "a whole copy (accelerate: ddp).",
-            ),
-        ]
-
-    def _refused_settings(self, row: Method) -> list[tuple[bool, str]]:
-        """Reasons against settings of the loss and the rewards, and whether each applies."""
-        weighs_tokens = "token" in {factor.granularity for factor in row.factors}
-        penalises = isinstance(row.reward, OverlongPenalty)
-        return [
-            (
-                "ref_logps" in row.reads and self.beta == 0,
-                " asks a reference model how likely answers are, and TRL keeps one only where it has a KL term: set "
-                "beta above 0 (1e-6 is next to none).",
-            ),
-            (
-                weighs_tokens and self.importance_sampling_level != "token",
-                f" weighs tokens, and importance_sampling_level={self.importance_sampling_level!r} has one ratio per "
-                'sequence, which would spread each weight: set importance_sampling_level="token".',
-            ),
-            (
-                row.reward is not None and self.multi_objective_aggregation != "sum_then_normalize",
-                f" changes the summed reward, and multi_objective_aggregation={self.multi_objective_aggregation!r} "
-                'never sums rewards: set "sum_then_normalize".',
-            ),
-            (
-                penalises and self.max_completion_length is None,
-                " penalises responses that come near max_completion_length, which is None: set it.",
-            ),
-            (
-                penalises and self.mask_truncated_completions,
-                " penalises long responses by their tokens in the loss, and mask_truncated_completions takes all "
-                "tokens of the longest ones out, which would cost them nothing: leave it False.",
-            ),
-        ]
+    def _conflicts(self, row: Method) -> Iterator[str]:
+        """Yield what the method cannot work with, and the way out: most would pass for another method's result."""
+        by_token = "token" in {factor.granularity for factor in row.factors}
+        compares_tokens = any(isinstance(one, CovarianceClip | CovariancePenalty) for one in row.components)
+        overlong = isinstance(row.reward, OverlongPenalty)
+        if not 0 <= self.entailment_threshold <= 1:
+            yield f"clusters by entailment_threshold={self.entailment_threshold}: give a probability."
+        if row.permuted and self.generation_batch_size == self.num_generations:
+            yield "permutes weights across groups, and a generation holds one: raise per_device_train_batch_size."
+        if compares_tokens and self.per_device_train_batch_size * self.world_size == 1:
+            yield "compares tokens of several rows, and a micro-batch holds one: raise per_device_train_batch_size."
+        if self.sync_ref_model and self.shards:
+            yield "moves a reference (sync_ref_model) that checkpoints keep whole: train without FSDP and ZeRO-3."
+        if "ref_logps" in row.reads and self.beta == 0:
+            yield "reads a reference model, which TRL keeps for a KL term alone: set beta above 0, to 1e-6 or more."
+        if by_token and self.importance_sampling_level != "token":
+            yield 'weighs tokens, and a ratio per sequence would spread weights: set importance_sampling_level="token".'
+        if row.reward is not None and self.multi_objective_aggregation != "sum_then_normalize":
+            yield 'changes the sum of rewards: set multi_objective_aggregation="sum_then_normalize".'
+        if overlong and (self.max_completion_length is None or self.mask_truncated_completions):
+            yield "penalises long responses: set max_completion_length, and leave mask_truncated_completions False."
 
 
 def as_range(name: str, limits: Any) -> Range:
@@ -206,7 +165,7 @@ def as_range(name: str, limits: Any) -> Range:
     raise ValueError(f"{name} must be (low, high), two numbers with low < high, got {limits!r}.")
 
 
-def _mapping(given: Any) -> dict[str, Any]:
+def _options(given: Any) -> dict[str, Any]:
     """Return a method's options, which a command line gives as JSON."""
     options = given or {}
     if isinstance(options, str):
@@ -214,7 +173,6 @@ def _mapping(given: Any) -> dict[str, Any]:
             options = json.loads(options)
     if not isinstance(options, dict):
         raise ValueError(
-            f"method_options must be a mapping of names to values, got {given!r}. On a command line: "
-            """'{"form": "linear"}'."""
+            f"""method_options is {given!r}: give a mapping or its JSON, such as '{{"form": "linear"}}'."""
         )
     return options

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from gcpo.gradients import dropout_off
+
 # What to do about draws at random.
 WAY_OUT = "set it to 0, in model_init_kwargs or for adapters in theirs; disable_dropout=True reaches nn.Dropout alone"
 
@@ -42,9 +44,7 @@ class Call(NamedTuple):
 Passes = Callable[[bool | None], contextlib.AbstractContextManager[list[Call]]]
 
 
-def known_beforehand(
-    model: PreTrainedModel, attention: Any, noise: float | None, adapters: Iterable[Any]
-) -> str | None:
+def known_beforehand(model: PreTrainedModel, attention: Any, noise: Any, adapters: Iterable[Any]) -> str | None:
     """Return why a model cannot share prompts, as far as that is known without a pass of it.
 
     Args:
@@ -87,35 +87,39 @@ def tried(model: PreTrainedModel, passes: Passes) -> Verdict:
 
 
 def _compared(model: PreTrainedModel, passes: Passes) -> Verdict:
-    batch, found = _batch(model), dict[bool, float]()
+    batch, apart = _batch(model), dict[bool, float]()
     learns = {name: p for name, p in model.named_parameters() if p.requires_grad and torch.is_grad_enabled()}
-    before = _random_states(model)
+    before = _random_state(model)
     with passes(None) as calls, _forked(model):
         values = _scores(model, *batch)
-        after, plain = _random_states(model), list(calls)
-        _backward(values, learns)
+        after, plain = _random_state(model), list(calls)
+        norms = _gradients(values, learns)
         with torch.no_grad():
             again = _scores(model, *batch)
     allowed, rates = _rounding(model, plain), _rates(model)
     draws = Verdict(f"it draws at random in training, once for rows that draw apart ({rates or 'unnamed'}): {WAY_OUT}")
-    if not _same(before, after) and (rates or not values.equal(again)):
+    if not before.equal(after) and (rates or not values.equal(again)):
         return draws
-    if not _apart(values, again) <= allowed:
+    if not _distance(values, again) <= allowed:
         return Verdict("two plain passes of it differ")
-    norms = _norms(learns)
     for counts in (False, True):
         with passes(counts) as calls, _forked(model), torch.no_grad():
-            found[counts] = _apart(values, _scores(model, *batch))
-            if not _same(after, _random_states(model)):  # for each token, though it changed nothing in so small a batch
+            apart[counts] = _distance(values, _scores(model, *batch))
+            if not after.equal(_random_state(model)):  # for each token, though it changed nothing in so small a batch
                 return draws
             if why := _unfit(model.config.get_text_config(), plain, calls):
                 return Verdict(why)
-    counts = allowed / 8 < found[False] > found[True]  # where positions are relative, both are near
-    if not found[counts] <= allowed:
-        return Verdict(f"its log-probabilities with shared prompts are {found[counts]:.2g} from those without")
+    counts = allowed / 8 < apart[False] > apart[True]  # where positions are relative, both are near
+    if not apart[counts] <= allowed:
+        return Verdict(f"its log-probabilities with shared prompts are {apart[counts]:.2g} from those without")
     with passes(counts):
-        _backward(-_scores(model, *batch), learns)
-    return Verdict(_left(norms, _norms(learns), 3 * allowed), counts)
+        rests = _gradients(-_scores(model, *batch), learns)
+    whole = sum(norm**2 for norm in norms.values()) ** 0.5
+    for name, norm in norms.items():
+        if not rests[name] <= 3 * allowed * (norm + 0.01 * whole):
+            rest = f"{rests[name]:.2g} of {norm:.2g}"
+            return Verdict(f"the gradient of {name} is another one with shared prompts ({rest})")
+    return Verdict(counts=counts)
 
 
 def _batch(model: PreTrainedModel) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -144,27 +148,15 @@ def _scores(model: Any, ids: Tensor, mask: Tensor, options: dict[str, Any]) -> T
     return torch.cat([logps[mask[:, width:].bool()], *routed])
 
 
-def _backward(values: Tensor, learns: dict[str, nn.Parameter]) -> None:
-    """Add the gradient of a sum that weighs every value differently to that of every parameter."""
+def _gradients(values: Tensor, learns: dict[str, nn.Parameter]) -> dict[str, float]:
+    """Add the gradient of a sum that weighs every value differently to that of every parameter, and return the norms;
+    a missing one has none."""
     if learns:
         (values * torch.linspace(-1, 1, len(values), device=values.device)).sum().backward()
-
-
-def _norms(learns: dict[str, nn.Parameter]) -> dict[str, float]:
-    """Return the norm of each gradient; one that is missing has none."""
     return {name: 0.0 if p.grad is None else p.grad.norm().item() for name, p in learns.items()}
 
 
-def _left(norms: dict[str, float], left: dict[str, float], allowed: float) -> str | None:
-    """Return which gradient of the plain pass, of these norms, has too much left without the shared pass's."""
-    whole = sum(norm**2 for norm in norms.values()) ** 0.5
-    for name, norm in norms.items():
-        if not left[name] <= allowed * (norm + 0.01 * whole):
-            return f"the gradient of {name} is another one with shared prompts ({left[name]:.2g} of {norm:.2g})"
-    return None
-
-
-def _apart(values: Tensor, others: Tensor) -> float:
+def _distance(values: Tensor, others: Tensor) -> float:
     """Return how far two passes are apart in the mean: where rounding sends a token to another expert, that token is
     far."""
     return ((values - others).abs() / (1 + values.abs())).mean().item()
@@ -206,13 +198,9 @@ def _devices(model: nn.Module) -> list[torch.device]:
     return sorted({p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}, key=str)
 
 
-def _random_states(model: nn.Module) -> list[Tensor]:
+def _random_state(model: nn.Module) -> Tensor:
     others = (torch.get_device_module(device).get_rng_state(device) for device in _devices(model))
-    return [torch.get_rng_state(), *others]
-
-
-def _same(states: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return all(map(torch.equal, states, others))
+    return torch.cat([torch.get_rng_state(), *others])
 
 
 def _forked(model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -224,10 +212,9 @@ def _forked(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def _untouched(model: PreTrainedModel) -> Iterator[None]:
     """Let a model train, without autocast; then restore its modes, gradients and buffers, and what draws at random."""
-    modes = [(module, module.training) for module in model.modules()]
     gradients, buffers = [(p, p.grad) for p in model.parameters()], [(b, b.clone()) for b in model.buffers()]
-    with _forked(model), torch.autocast(model.device.type, enabled=False):
-        model.train()
+    with dropout_off(model), _forked(model), torch.autocast(model.device.type, enabled=False):
+        model.train()  # until dropout_off restores modes
         for p, _ in gradients:
             p.grad = None
         try:
@@ -237,5 +224,3 @@ def _untouched(model: PreTrainedModel) -> Iterator[None]:
                 p.grad = gradient
             for buffer, values in buffers:
                 buffer.copy_(values)
-            for module, training in modes:
-                module.training = training

@@ -13,7 +13,7 @@ No model is taken on trust: before its first shared pass a small batch runs plai
 passes stay plain (:func:`obstacle`).
 
 TRL shuffles the rows of a generation before it cuts them into micro-batches, so that a micro-batch has rows of many
-prompts and little to share: :func:`beside` puts those of one prompt together again.
+prompts and little to share: :func:`together` puts those of one prompt side by side.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, is_peft_model
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
@@ -38,7 +39,8 @@ from trl.trainer.utils import split_tensor_dict
 
 from gcpo.trainer.config import GCPOConfig
 from gcpo.trainer.obstacles import PROMPTS, Call, Verdict, known_beforehand, tried
-from gcpo.trainer.scores import logger
+
+logger = get_logger("trl.gcpo")
 
 # Inputs of a backbone with a value for each token, and for the whole call; a call with others (pictures, states that
 # are to be returned) is not shared.
@@ -70,22 +72,22 @@ def _verdict(model: Any, noise: float | None = None) -> Verdict:
     plain = attention.plain if isinstance(attention, Attention) else attention
     noise = noise or getattr(model.get_input_embeddings(), "neftune_noise_alpha", None)
     state = plain, noise, model.dtype, *adapters
-    place = state, (state, True) in known or torch.is_grad_enabled()
-    if place not in known:
+    key = state, (state, True) in known or torch.is_grad_enabled()
+    if key not in known:
         why = known_beforehand(model, plain, noise, adapters.values())
-        known[place] = Verdict(why) if why else tried(model, partial(_passes, model))
-    return known[place]
+        known[key] = Verdict(why) if why else tried(model, partial(_noted, model))
+    return known[key]
 
 
 def shares(args: GCPOConfig, model: Any, reference: Any = None) -> bool:
     """Return whether a trainer's passes share prompts: as ``args`` wants, or where the policy can if that is None, and
-    say once why not. Processes that train together do as the first of them finds.
+    say once why not. Processes that train together do as the first of them decides.
 
     Args:
         args: of the trainer.
         model: the policy, before it is wrapped.
-        reference: the reference model, of the same kind. Where the two are going to be shared out over processes, this
-            is the answer for good: no part of a model can be tried alone.
+        reference: the reference model, of the same kind. Where processes are going to share the two out, this is the
+            answer for good: no part of a model can be tried alone.
 
     Raises:
         ValueError: it is wanted, and the model cannot.
@@ -93,10 +95,10 @@ def shares(args: GCPOConfig, model: Any, reference: Any = None) -> bool:
     if args.share_prompts is False:
         return False
     start = time.perf_counter()
-    [found] = broadcast_object_list([_verdict(model, args.neftune_noise_alpha)])
-    for one in filter(None, (model, reference)) if args.shares_out else ():
-        _known.setdefault(_bare(one), {})[None] = found
-    if (why := found.why_not) and args.share_prompts:
+    [verdict] = broadcast_object_list([_verdict(model, args.neftune_noise_alpha)])
+    for one in filter(None, (model, reference)) if args.shards else ():
+        _known.setdefault(_bare(one), {})[None] = verdict
+    if (why := verdict.why_not) and args.share_prompts:
         raise ValueError(f"share_prompts=True: this model cannot share prompts, as {why}. Leave share_prompts out.")
     if why:
         logger.warning(f"Every row reads its prompt anew: prompts are not shared, as {why}.")
@@ -128,12 +130,10 @@ def shared(model: PreTrainedModel, width: int = 0) -> Iterator[None]:
     A pass that TRL's fused head scores gives it the completions' states and labels alone, so that prompts are not
     scored on a CPU either; its outputs have the completions' columns.
     """
-    found = _verdict(model)
-    if found.why_not:
-        warnings.warn(f"Every row reads its prompt anew, as {found.why_not}.", stacklevel=3)
-        yield
-        return
-    with _sharing(model, width, found.counts):
+    verdict = _verdict(model)
+    if verdict.why_not:
+        warnings.warn(f"Every row reads its prompt anew, as {verdict.why_not}.", stacklevel=3)
+    with contextlib.nullcontext() if verdict.why_not else _sharing(model, width, verdict.counts):
         yield
 
 
@@ -144,10 +144,10 @@ def _sharing(model: PreTrainedModel, width: int, counts: bool) -> Iterator[None]
     _taught(model)
 
     def forward(*arguments: Any, cut: bool = False, **inputs: Any) -> Any:
-        past, sharing = inputs.get("past_key_values"), not arguments and _shareable(inputs)
-        if sharing and past is not None and not past.get_seq_length():
+        past, shareable = inputs.get("past_key_values"), not arguments and _shareable(inputs)
+        if shareable and past is not None and not past.get_seq_length():
             return _first_pass(plain, inputs)
-        packs = sharing and past is None and width > 0
+        packs = shareable and past is None and width > 0
         outputs = _packed_pass(plain, inputs, width, counts) if packs else plain(*arguments, **inputs)
         if cut:
             outputs.last_hidden_state = outputs.last_hidden_state[:, width - 1 : -1]
@@ -165,13 +165,12 @@ def _sharing(model: PreTrainedModel, width: int, counts: bool) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def _passes(model: PreTrainedModel, counts: bool | None) -> Iterator[list[Call]]:
+def _noted(model: PreTrainedModel, counts: bool | None) -> Iterator[list[Call]]:
     """Note the attention of a model's passes, which share prompts unless ``counts`` is None."""
-    attention, calls = _taught(model), list[Call]()
-    sharing = contextlib.nullcontext() if counts is None else _sharing(model, max(PROMPTS), counts)
-    attention.calls = calls
+    attention = _taught(model)
+    attention.calls = calls = list[Call]()
     try:
-        with sharing:
+        with contextlib.nullcontext() if counts is None else _sharing(model, max(PROMPTS), counts):
             yield calls
     finally:
         attention.calls = None
@@ -179,24 +178,23 @@ def _passes(model: PreTrainedModel, counts: bool | None) -> Iterator[list[Call]]
 
 @contextlib.contextmanager
 def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    own = module.__dict__.get("forward")  # of the instance, as TRL and accelerate set it
+    before = module.__dict__.get("forward")  # of the instance, as TRL and accelerate set it
     module.forward = forward
     try:
         yield
     finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
+        del module.forward
+        if before is not None:
+            module.forward = before
 
 
 def _shareable(inputs: dict[str, Any]) -> bool:
-    """Return True for a call on the ids of several rows and tokens with at most a plain mask."""
-    given = {name for name, value in inputs.items() if value is not None and value is not False}
-    if "input_ids" not in given or given - {*_BY_TOKEN, *_BY_CALL} or min(inputs["input_ids"].shape) < 2:
+    """Return True for a call on the ids of several rows and tokens with a plain mask."""
+    names = {name for name, value in inputs.items() if value is not None and value is not False}
+    if "input_ids" not in names or names - {*_BY_TOKEN, *_BY_CALL} or min(inputs["input_ids"].shape) < 2:
         return False
     mask = inputs.get("attention_mask")
-    return mask is None or (isinstance(mask, Tensor) and mask.shape == inputs["input_ids"].shape)
+    return isinstance(mask, Tensor) and mask.shape == inputs["input_ids"].shape
 
 
 def distinct(ids: Int[Tensor, "N P"], mask: Int[Tensor, "N P"]) -> tuple[Int[Tensor, " D"], Int[Tensor, " N"]]:
@@ -206,31 +204,25 @@ def distinct(ids: Int[Tensor, "N P"], mask: Int[Tensor, "N P"]) -> tuple[Int[Ten
     return first.scatter_reduce_(0, place, torch.arange(len(ids), device=ids.device), "amin"), place
 
 
-def beside(batches: Sequence[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+def together(batches: Sequence[dict[str, Any]], size: int) -> list[dict[str, Any]]:
     """Return micro-batches of the same rows in another order: those of one prompt one after the other. Rows stay among
     the ``size`` micro-batches of one optimiser step."""
-    return [batch for start in range(0, len(batches), size) for batch in _sorted(batches[start : start + size])]
-
-
-def _sorted(batches: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    if len(batches) == 1:
-        return batches
-    whole: dict[str, Any] = dict(batches[0])  # what has no rows is the same in all
-    by_row = [key for key, value in whole.items() if isinstance(value, Tensor) and value.ndim]
-    whole |= {key: torch.cat([batch[key] for batch in batches]) for key in by_row}
-    order = distinct(whole["prompt_ids"], whole["prompt_mask"])[1].argsort(stable=True)
-    parts: list[dict[str, Any]] = split_tensor_dict(whole | {key: whole[key][order] for key in by_row}, len(batches))
-    return parts
-
-
-def _mask(inputs: dict[str, Any]) -> Tensor:
-    given = inputs.get("attention_mask")
-    return torch.ones_like(inputs["input_ids"]) if given is None else given
+    if size == 1:
+        return list(batches)
+    sorted_batches: list[dict[str, Any]] = []
+    for start in range(0, len(batches), size):
+        step = batches[start : start + size]
+        whole: dict[str, Any] = dict(step[0])  # what has no rows is the same in all
+        by_row = [key for key, value in whole.items() if isinstance(value, Tensor) and value.ndim]
+        whole |= {key: torch.cat([batch[key] for batch in step]) for key in by_row}
+        order = distinct(whole["prompt_ids"], whole["prompt_mask"])[1].argsort(stable=True)
+        sorted_batches += split_tensor_dict(whole | {key: whole[key][order] for key in by_row}, len(step))
+    return sorted_batches
 
 
 def _first_pass(plain: Callable[..., Any], inputs: dict[str, Any]) -> Any:
     """Return ``generate``'s pass of the prompts; its cache is filled for every row."""
-    first, place = distinct(inputs["input_ids"], _mask(inputs))
+    first, place = distinct(inputs["input_ids"], inputs["attention_mask"])
     if len(first) == len(place):
         return plain(**inputs)
     parts = {name: inputs[name][first] for name in _BY_TOKEN if inputs.get(name) is not None}
@@ -266,7 +258,7 @@ class Packing:
 
 def _packed_pass(plain: Callable[..., Any], inputs: dict[str, Any], width: int, counts: bool) -> Any:
     """Return the states of all columns, from a pass of one row: the distinct prompts, then all completions."""
-    ids, mask = inputs["input_ids"], _mask(inputs)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
     first, place = distinct(ids[:, :width], mask[:, :width])
     columns = torch.arange(ids.shape[1], device=ids.device)
     positions = inputs.get("position_ids")
@@ -323,24 +315,17 @@ def _taught(model: PreTrainedModel) -> Attention:
 
 
 def _attend(
-    packing: Packing,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    sliding_window: int | None = None,
-    **options: Any,
+    packing: Packing, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """Return attention within prompts, and of completions to their prompts and themselves, (1, M, heads, d), of states
     (1, heads, M, d)."""
+    window = options.pop("sliding_window", None)
     (q, k, v), (qs, ks, vs) = zip(*(packing.split(states[0]) for states in (query, key, value)), strict=True)
-    ks, vs = (torch.cat([own.index_select(0, packing.place), rest], dim=-2) for own, rest in ((k, ks), (v, vs)))
+    ks, vs = (torch.cat([one.index_select(0, packing.place), rest], dim=-2) for one, rest in ((k, ks), (v, vs)))
     parts = []
     for heads, sees in ((q, k, v), packing.prompts), ((qs, ks, vs), packing.completions):
-        if sliding_window is not None:
+        if window is not None:
             rows, columns = (torch.arange(length, device=sees.device) for length in sees.shape[-2:])
-            sees = sees & (rows[:, None] + len(columns) - len(rows) - columns < sliding_window)
-        found, _ = sdpa_attention_forward(module, heads[0], heads[1], heads[2], sees, **options)
-        parts.append(found.flatten(0, 1))
+            sees = sees & (rows[:, None] + len(columns) - len(rows) - columns < window)
+        parts.append(sdpa_attention_forward(module, heads[0], heads[1], heads[2], sees, **options)[0].flatten(0, 1))
     return torch.cat(parts).unsqueeze(0), None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
-import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,12 +14,9 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import is_rich_available
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import print_prompt_completions_sample
 
 from gcpo import seeds
 from gcpo.masked import deviations, mean
@@ -28,17 +25,12 @@ from gcpo.papers import credit
 from gcpo.rewards import any_answer
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment
-from gcpo.trainer import given
-from gcpo.trainer.collect import Collector, logit_pass, loss_mask
+from gcpo.trainer.collect import Collector, Scores, load_models, loss_mask, refuse_rewards
 from gcpo.trainer.config import GCPOConfig
-from gcpo.trainer.prefix import beside, shares, sharing
-from gcpo.trainer.scores import Scores
+from gcpo.trainer.prefix import shares, sharing, together
 
-# What TRL keeps of images in a batch and gives to a forward pass.
-IMAGES = {
-    *("pixel_values", "pixel_attention_mask", "spatial_shapes", "image_sizes", "image_grid_thw", "image_position_ids"),
-    *("token_type_ids", "mm_token_type_ids", "num_images", "num_tiles"),
-}
+# What TRL gives to a forward pass: of these, a batch keeps images.
+PASS = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
 REPLACED = "gcpo/replaced_weights"  # in logs: weights replaced since the last log
 REFERENCE = "reference.pt"  # in a checkpoint: the reference model of a method that moves it
 
@@ -56,7 +48,7 @@ class GCPOTrainer(GRPOTrainer):
       ratios of this very step before TRL reads them;
     - this and `_generate_single_turn`, to compute a prompt once for all rows that share it (``share_prompts``), and
       `_prepare_inputs`, to put such rows into one micro-batch; and
-    - `log`, to log a count as a count, and to show of our columns the weight alone in the terminal's table.
+    - `log`, to log a count as a count.
 
     A checkpoint also keeps a reference model that moves (`_save_checkpoint`, `_load_optimizer_and_scheduler`), and the
     model card says which method trained the model, and credits its papers (`create_model_card`).
@@ -67,7 +59,7 @@ class GCPOTrainer(GRPOTrainer):
     completions table, whose advantages are the modulated ones.
 
     Args:
-        model: as in TRL, and so are the arguments that are not listed here, in TRL's order.
+        model, arguments, keywords: as in TRL.
         reward_funcs: as in TRL. A reward function may say what it can reach: ``reward.reward_range = (0.0, 1.0)``.
         args: a :class:`GCPOConfig`.
         answer_extractor: completion text -> answer, or None when there is none; answers are embedded and clustered.
@@ -76,13 +68,13 @@ class GCPOTrainer(GRPOTrainer):
         entailment: used instead of loading ``args.entailment_model``.
         callback: called with the `Rollouts` of each batch that is scored for training, before the policy moves; never
             by a base method, which scores no groups.
-        newer: arguments that a newer TRL has.
 
     Raises:
         TypeError: ``args`` is not a GCPOConfig; or ``answer_extractor``, ``embedder``, ``entailment`` or ``callback``
-            is of another type.
+            cannot be called.
         ValueError: a method that reads correctness, and several reward functions of which none is named; or one that
-            measures rewards, of which nothing says what they can reach.
+            measures rewards, of which nothing says what they can reach; or one that moves a reference model, and
+            adapters, for which TRL has none.
         OSError: an embedding or entailment model that the method needs cannot be loaded.
     """
 
@@ -99,42 +91,33 @@ class GCPOTrainer(GRPOTrainer):
         model: Any,
         reward_funcs: Any = None,
         args: GCPOConfig | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        reward_processing_classes: Any = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: Any = (None, None),
-        quantization_config: Any = None,
-        peft_config: Any = None,
-        tools: list[Callable[..., Any]] | None = None,
-        rollout_func: Any = None,
-        environment_factory: Any = None,
-        *,
+        *arguments: Any,
         answer_extractor: Callable[[str], str | None] = any_answer,
         embedder: Embedder | None = None,
         entailment: Entailment | None = None,
         callback: Callable[[Rollouts], object] | None = None,
-        **newer: Any,
+        **keywords: Any,
     ) -> None:
         args = args if args is not None else GCPOConfig("gcpo-output")
-        given.check(args, model, peft_config)
-        given.check_functions(answer_extractor, embedder, entailment, callback)
-        given.check_rewards(args, None if environment_factory else reward_funcs)
-        self.method = args.resolved_method()
-        # Loaded before the policy: a wrong name should not cost the minutes a large policy takes.
-        embedder, entailment = given.models(args, embedder, entailment)
-        self._callback = callback
-        data = train_dataset, eval_dataset, processing_class, reward_processing_classes
-        training = callbacks, optimizers, quantization_config, peft_config
-        environment = tools, rollout_func, environment_factory
-        super().__init__(model, reward_funcs, args, *data, *training, *environment, **newer)
+        if not isinstance(args, GCPOConfig):
+            raise TypeError(f"args must be a gcpo.GCPOConfig, got {type(args).__name__}; it takes the same settings.")
+        # Refused and loaded before the policy is, which takes minutes if it is large.
+        for name, given, function in (("embedder", embedder, "__call__"), ("entailment", entailment, "pairs")):
+            if given is not None and not hasattr(given, function):
+                raise TypeError(f"{name} is {given!r}: give gcpo.semantics.{name.title()}({given!r}).")
+        if not keywords.get("environment_factory"):
+            refuse_rewards(args, reward_funcs)
+        self.method, self._callback = args.resolved_method(), callback
+        embedder, entailment = load_models(args, embedder, entailment)
+        super().__init__(model, reward_funcs, args, *arguments, **keywords)
+        if args.sync_ref_model and self.ref_model is None:
+            raise ValueError(f"{args.method} moves a reference model, and adapters have none: train all weights.")
         self._shares = shares(args, self.accelerator.unwrap_model(self.model), self.ref_model)
         # For the model card.
         self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
         scores = Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights)
         decode = partial(self._tokenizer.decode, skip_special_tokens=True)
-        features = answer_extractor, embedder, entailment, self._policy_pass, self._logit_pass, decode
+        features = answer_extractor, embedder, entailment, self._policy_pass, decode
         self.collector = Collector(args, self.accelerator, self.num_generations, scores, *features)
 
     # --- at generation, on whole groups ---
@@ -146,8 +129,14 @@ class GCPOTrainer(GRPOTrainer):
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        with given.explained(self.args, self.state.global_step):
+        try:
             output = super()._generate_and_score_completions(inputs)
+        except RuntimeError as error:
+            if "probability tensor" not in str(error):
+                raise
+            extreme = f"learning_rate={self.args.learning_rate}, temperature={self.args.temperature}"
+            step = self.state.global_step
+            raise RuntimeError(f"Training has diverged at step {step}, or a setting is extreme: {extreme}.") from error
         if self._scored is None:
             for column in self._columns:  # rows of an evaluation have none; without a place, others' would be theirs
                 self._logs["extra"][column].extend([torch.nan] * len(inputs) * self.accelerator.num_processes)
@@ -167,18 +156,14 @@ class GCPOTrainer(GRPOTrainer):
         columns["abs_advantage"] = shaped.abs()
         by_token = shaped.ndim == 3
         means = self._log_columns(columns, rollouts.mask if by_token else None)
-        # TRL has just logged its own advantages, of all processes: the ones trained on take their place.
-        logged = self._logs["advantages"]
-        for _ in range(rollouts.rewards.numel()):
-            logged.pop()
         base = modulation.base if modulation.base.ndim == 2 else mean(modulation.base, rollouts.mask.bool()).squeeze(-1)
-        logged.extend((base.flatten() * means["weight"]).tolist())
+        # The ones trained on take the place of TRL's own, of all processes: the log holds one generation.
+        self._logs["advantages"].extend((base.flatten() * means["weight"]).tolist())
 
         local = self.collector.local(len(inputs))
         advantages = shaped.flatten(0, 1)[local].to(output["advantages"].dtype)
-        if by_token:  # padded to the longest completion of all processes
-            advantages = advantages[:, : output["completion_mask"].shape[1]]
-        output["advantages"] = advantages
+        # Those of tokens are padded to the longest completion of all processes.
+        output["advantages"] = advantages[:, : output["completion_mask"].shape[1]] if by_token else advantages
         if self.method.drops_equal:
             self._drop(deviations(rollouts.rewards, rollouts.scorable).eq(0).all(1), output, local)
         if self.method.in_loss:  # rows that TRL shuffles and splits with the others
@@ -189,20 +174,13 @@ class GCPOTrainer(GRPOTrainer):
     def _modulate(self, rollouts: Rollouts, base: Tensor | None, stage: str) -> Modulation:
         """Return the method's weights of this step. A weight that is not finite becomes 1 and is counted: one group
         should not end a run of days. Without any finite weight, the method itself is broken."""
-        modulation = modulate(
-            self.method.seeded(seeds.of_step(self.args.seed, self.state.global_step)),
-            rollouts,
-            base,
-            equalize_mean=self.args.equalize_mean,
-            scale_rewards=self.scale_rewards,
-            stages=(stage,),
-        )
+        method = self.method.seeded(seeds.of_step(self.args.seed, self.state.global_step))
+        scales: Any = {"equalize_mean": self.args.equalize_mean, "scale_rewards": self.scale_rewards}
+        modulation = modulate(method, rollouts, base, stages=(stage,), **scales)
         broken = ~modulation.weight.isfinite()
         if broken.all():
-            raise ValueError(
-                f"{self.args.method}: no weight of this step is finite. Look at what it reads "
-                f"({', '.join(sorted(self.method.reads)) or 'rewards'}) and at alpha."
-            )
+            read = ", ".join(sorted(self.method.reads)) or "rewards"
+            raise ValueError(f"{self.args.method}: no weight of this step is finite. Look at alpha, and at {read}.")
         self._metrics["train"][REPLACED].append(broken.sum().item())
         return modulation._replace(weight=torch.where(broken, 1.0, modulation.weight))
 
@@ -235,28 +213,15 @@ class GCPOTrainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if counts := self._metrics["train"].get(REPLACED):
             counts[:] = [sum(counts)]  # TRL would log a mean over micro-batches and steps
-        shown, self.num_completions_to_print = self.num_completions_to_print, 0  # TRL's table has all columns
         super().log(logs, start_time)
-        self.num_completions_to_print = shown
-        if self.accelerator.is_main_process and self.log_completions and is_rich_available():
-            columns = {name: values for name, values in self._logs["extra"].items() if name not in self._columns}
-            if "weight" in self._columns:
-                columns["weight"] = [round(weight, 3) for weight in self._logs["extra"]["weight"]]
-            rows: dict[str, Any] = {f"{name}s": self._logs[name] for name in ("prompt", "completion")}
-            rows |= {"rewards": self._logs["rewards"], "advantages": self._logs["advantages"], "num_samples": shown}
-            print_prompt_completions_sample(**rows, step=self.state.global_step, extra=columns)
 
     def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
         """Write TRL's model card, and in it the method's rule, papers and constants, and what rewards can reach."""
         super().create_model_card(*arguments, **keywords)
         if self.is_world_process_zero():
             card, place = Path(str(self.args.output_dir), "README.md"), "### Framework versions"
-            said = [
-                f"{self.method.rule}, from {' and '.join(paper.title for paper in self.method.papers) or 'no paper'}.",
-                f"Constants: `{json.dumps(self.method.constants())}`.",
-                f"Rewards: {self.collector.scores.range or 'their range is not read'}.",
-            ]
-            own = "\n".join([f"### {self.args.method}", "", *said, "", place])
+            own = f"{self.method.rule}\n\nConstants: `{json.dumps(self.method.constants())}`. "
+            own = f"### {self.args.method}\n\n{own}Rewards: {self.collector.scores.range}.\n\n{place}"
             card.write_text(card.read_text(encoding="utf-8").replace(place, own, 1), encoding="utf-8")
 
     def _policy_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
@@ -267,23 +232,14 @@ class GCPOTrainer(GRPOTrainer):
             return output["old_per_token_logps"], None
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        images = {key: output[key] for key in output.keys() & IMAGES}
+        images = {key: output[key] for key in output.keys() & PASS}
+        length, rows = output["completion_ids"].shape[1], self.args.per_device_train_batch_size
         checkpointing: Any = self.args.gradient_checkpointing_kwargs
         with torch.no_grad(), disable_gradient_checkpointing(self.model, checkpointing):
             logps, entropies, _ = self._get_per_token_logps_and_entropies(
-                self.model,
-                ids,
-                attention,
-                output["completion_ids"].shape[1],
-                batch_size=self.args.per_device_train_batch_size,
-                compute_entropy=entropy,
-                **images,
+                self.model, ids, attention, length, batch_size=rows, compute_entropy=entropy, **images
             )
         return logps, entropies
-
-    def _logit_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        with torch.no_grad(), self.accelerator.autocast():
-            return logit_pass(self.model, output, self.args.per_device_train_batch_size, self.temperature)
 
     # --- prompts that rows share ---
 
@@ -298,7 +254,7 @@ class GCPOTrainer(GRPOTrainer):
             return inputs
         steps = self.args.steps_per_generation
         of_a_step = math.gcd(steps, self.args.gradient_accumulation_steps)
-        self._buffered_inputs = beside(self._buffered_inputs, of_a_step)
+        self._buffered_inputs = together(self._buffered_inputs, of_a_step)
         return self._buffered_inputs[self._step % steps]
 
     def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> Any:
@@ -385,11 +341,8 @@ class GCPOTrainer(GRPOTrainer):
                 return
             try:
                 reference.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-            except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-                raise OSError(
-                    f"{path} cannot be read: is it whole? Resume from an earlier checkpoint, or remove the file, and "
-                    "the reference model starts anew."
-                ) from error
+            except Exception as error:  # of zip files, of pickles, of tensors
+                raise OSError(f"{path} cannot be read: resume from an earlier checkpoint, or remove it.") from error
 
 
 def text_of(completion: Any) -> str:
