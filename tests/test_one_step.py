@@ -19,8 +19,7 @@ from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import starting_policy
 from gcpo.runs.profiles import ParameterError
-from gcpo.runs.record import Run, read_table
-from gcpo.runs.runner import outcome
+from gcpo.runs.record import read_table
 from gcpo.statistics import Draws
 from gcpo.updates import token_coefficients
 
@@ -65,13 +64,6 @@ def test_no_method_gains_more_than_the_weights_of_its_range_could(made: dict[str
         for name in ("gcpo_bot", "se"):
             assert found[optimizer, name, "own"] <= found[optimizer, name, "ceiling"] <= most * (1 + 1e-6)
     assert (found.xs("grpo", level="method") == 0).all()
-
-
-def test_the_end_of_a_run_says_what_two_methods_gain() -> None:
-    results = {"batches": 3, "questions": 20, "gain_gcpo_bot": 0.0123, "gain_se": -0.2, "gain_kle": 0.0}
-    manifest = {"status": "finished", "seconds": 30, "results": results, "params": {"eval_samples": 2}}
-    done = Run(Path(), manifest | {"resolved": {"task": {"reward_metric": "f1"}}})
-    assert outcome(done) == "finished in 30 s: gcpo_bot gains +1.2 % over grpo, se gains -20.0 % over grpo"
 
 
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(
