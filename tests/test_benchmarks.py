@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +14,31 @@ from typing import Any
 
 import pytest
 
-from gcpo.tasks import TASKS, amc23, get_task, gsm8k, hotpotqa, minerva, mmlu_stem, olympiadbench, qasper, sources
+from gcpo.runs.params import validate
+from gcpo.runs.plan import Plan
+from gcpo.runs.record import Run
+from gcpo.runs.train import _questions
+from gcpo.tasks import (
+    TASKS,
+    amc23,
+    get_task,
+    gsm8k,
+    hotpotqa,
+    minerva,
+    mmlu_stem,
+    olympiadbench,
+    openr1,
+    qasper,
+    sources,
+)
 from gcpo.tasks import math as math_task
-from gcpo.tasks.base import Row
+from gcpo.tasks.base import Row, check_disjoint
 from gcpo.tasks.reading import MalformedRowError, reader
 
+# --- questions about texts ------------------------------------------------------------------------------------------
+
 ANSWER = {"unanswerable": False, "extractive_spans": [], "free_form_answer": "", "yes_no": None, "evidence": []}
+READ = {context: qasper.rows_of(context == "evidence") for context in ("text", "evidence")}
 
 
 def paper(answers: list[dict[str, Any]], paragraphs: list[list[str]]) -> dict[str, Any]:
@@ -35,62 +54,50 @@ def paper(answers: list[dict[str, Any]], paragraphs: list[list[str]]) -> dict[st
         ({"free_form_answer": " in a\nlist "}, "in a list"),
         ({"yes_no": True}, "Yes"),
         ({"yes_no": False}, "No"),
+        *(({"extractive_spans": blank}, None) for blank in ([], [""], [" ", ""])),
     ],
 )
-def test_qasper_compares_with_the_official_answer_strings(changes: dict[str, Any], expected: str) -> None:
-    assert str(qasper.Answer.of(ANSWER | changes)) == expected
-
-
-def test_a_qasper_answer_of_no_kind_is_malformed() -> None:
-    for blank in ([], [""], [" ", ""]):
+def test_qasper_compares_with_the_official_answer_strings(changes: dict[str, Any], expected: str | None) -> None:
+    record = paper([ANSWER | changes], [["p"]])
+    if expected:
+        assert READ["text"](record)[0].references == (expected,)
+    else:
         with pytest.raises(MalformedRowError, match="no spans, no text, no yes or no"):
-            str(qasper.Answer.of(ANSWER | {"extractive_spans": blank}))
+            READ["text"](record)
 
 
-def test_qasper_puts_evidence_first_and_each_passage_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qasper_puts_evidence_first_and_each_passage_once_or_hands_over_the_paper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     two = [ANSWER | {"yes_no": True, "evidence": ["e two"]}, ANSWER | {"yes_no": False, "evidence": ["e two", "e one"]}]
     record = paper(two, [["p one", "e one"], ["e two", " "]])
-    (row,) = qasper.WithEvidence.of(record).rows()
-    assert row.references == ("Yes", "No") and row.id == "q1" and not row.cut
-    assert "e two\n\ne one\n\nT\nA b.\n\np one\n\nQuestion: why ?" in row.prompt
+    ((plain,), (marked,)) = (read(record) for read in READ.values())
+    assert marked.references == plain.references == ("Yes", "No") and marked.id == "q1" and not marked.cut
+    assert "e two\n\ne one\n\nT\nA b.\n\np one\n\nQuestion: why ?" in marked.prompt
+    assert "T\nA b.\n\np one\n\ne one\n\ne two\n\nQuestion: why ?" in plain.prompt and not plain.cut
     monkeypatch.setattr(qasper, "MAX_EVIDENCE_WORDS", 5)
-    (row,) = qasper.WithEvidence.of(record).rows()
-    assert row.cut and "e two e one T\n\nQuestion" in row.prompt
-
-
-def test_qasper_hands_the_paper_over_and_not_what_annotators_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ANSWER | {"yes_no": True, "evidence": ["e two", "a table's caption"]}
-    record = paper([found], [["p one", "e one"], ["e two", " "]])
-    (row,) = qasper.Paper.of(record).rows()
-    assert not row.cut and "T\nA b.\n\np one\n\ne one\n\ne two\n\nQuestion: why ?" in row.prompt
     monkeypatch.setattr(qasper, "MAX_CONTEXT_WORDS", 4)
-    (row,) = qasper.Paper.of(record).rows()
-    assert row.cut and "T A b. p\n\nQuestion" in row.prompt
+    ((plain,), (marked,)) = (read(record) for read in READ.values())
+    assert marked.cut and "e two e one T\n\nQuestion" in marked.prompt
+    assert plain.cut and "T A b. p\n\nQuestion" in plain.prompt
     assert get_task("qasper").load is qasper.TASK.load
     assert get_task("qasper", context="evidence").load is qasper.CONTEXTS["evidence"]
-    with pytest.raises(ValueError, match=r"context \(of math\)"):
-        get_task("math", context="evidence")
 
 
-def hotpot(words: int) -> dict[str, Any]:
-    titles = ["one", "two", "three"]
-    context = {"title": titles, "sentences": [[f"{title} " * words] for title in titles]}
+def hotpot(words: int, titles: Any = ("one", "two", "three")) -> dict[str, Any]:
+    context = {"title": [*titles], "sentences": [[f"{title} " * words] for title in ("one", "two", "three")]}
     return {"id": "h", "question": "q", "answer": "yes", "supporting_facts": {"title": ["three"]}, "context": context}
 
 
 def test_hotpotqa_leaves_out_what_does_not_support_the_answer_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = hotpotqa.Question.of(hotpot(3)).rows()
+    (row,) = hotpotqa.rows(hotpot(3))
     assert not row.cut and "one: one one one\n\ntwo: two two two\n\nthree: three" in row.prompt
     monkeypatch.setattr(hotpotqa, "MAX_CONTEXT_WORDS", 8)
-    (row,) = hotpotqa.Question.of(hotpot(3)).rows()
+    (row,) = hotpotqa.rows(hotpot(3))
     assert row.cut and "one: one one one\n\nthree: three three three\n\nQuestion" in row.prompt
-    for titles, sentences, counts in (
-        (["a", "b"], [["x"]], "2 titles, 2 .* and 1"),
-        (["a", "a"], [[], []], "2 titles, 1"),
-    ):
-        context = {"title": titles, "sentences": sentences}
+    for titles, counts in (("ab", "2 titles, 2 .* and 3"), ("aab", "3 titles, 2")):
         with pytest.raises(MalformedRowError, match=f"'context' has {counts}"):
-            hotpotqa.Question.of(hotpot(3) | {"context": context}).rows()
+            hotpotqa.rows(hotpot(3, titles))
 
 
 def test_hotpotqa_has_the_yes_and_no_rule_and_qasper_has_not() -> None:
@@ -100,18 +107,7 @@ def test_hotpotqa_has_the_yes_and_no_rule_and_qasper_has_not() -> None:
     assert hotpotqa.TASK.score("The Yes.", ("yes",)) == {"accuracy": 1, "em": 1, "f1": 1}
 
 
-def test_math_is_trained_on_levels_3_to_5() -> None:
-    record = {"problem": "p", "level": "Level 3", "solution": r"so \boxed{1} or \boxed{\frac{1}{2}}"}
-    (row,) = math_task.TrainingProblem.of(record).rows()
-    assert row.references == (r"1, \frac{1}{2}",) and row.prompt.endswith("\n\np") and r"\boxed{}" in row.prompt
-    assert math_task.TrainingProblem.of(record | {"level": "Level 2"}).rows() == []
-    with pytest.raises(MalformedRowError, match=r"'solution' has no closed \\boxed"):
-        math_task.TrainingProblem.of(record | {"solution": "so 1"}).rows()
-
-
-def test_a_split_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match=r"no split 'validation' here: train \(.*\), test \(HuggingFaceH4/MATH-500"):
-        math_task.TASK.load("validation", limit=1)
+# --- mathematics ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,12 +146,12 @@ def test_gsm8k_reads_the_box_or_the_line_after_the_hashes(text: str, gold: str, 
     + [("5", None), ("#### 5\nso 6", None)],
 )
 def test_gsm8k_s_gold_answer_is_one_number_after_the_hashes(answer: str, gold: str | None) -> None:
-    record = gsm8k.Problem.of({"question": "q", "answer": answer})
+    record = {"question": "q", "answer": answer}
     if gold:
-        assert record.rows()[0].references == (gold,)
+        assert gsm8k.rows(record)[0].references == (gold,)
     else:
         with pytest.raises(MalformedRowError, match="'answer' does not end in '####' and one number"):
-            record.rows()
+            gsm8k.rows(record)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +159,7 @@ def test_gsm8k_s_gold_answer_is_one_number_after_the_hashes(answer: str, gold: s
     [(27.0, "27"), (27, "27"), (0.5, "0.5"), (123456.789, "123456.789"), (999999.5, "999999.5"), (1e6, "1000000")],
 )
 def test_amc_s_gold_answer_keeps_its_digits(answer: float, gold: str) -> None:
-    assert amc23.Problem.of({"problem": "p", "answer": answer}).rows()[0].references == (gold,)
+    assert amc23.rows({"problem": "p", "answer": answer})[0].references == (gold,)
 
 
 @pytest.mark.parametrize(
@@ -217,17 +213,12 @@ def test_mmlu_reads_one_letter(text: str, expected: str | None) -> None:
 
 def test_mmlu_s_answer_is_the_place_of_a_choice() -> None:
     record = {"question": "q", "subject": "s", "choices": ["w", "x", "y", "z"], "answer": 2}
-    (row,) = mmlu_stem.Question.of(record).rows()
+    (row,) = mmlu_stem.rows(record)
     assert row.references == ("C",) and "C. y" in row.prompt
-    for wrong in (
-        {"answer": 4},
-        {"answer": -1},
-        {"answer": True},
-        {"choices": list("vwxyz")},
-        {"choices": list("xyz")},
-    ):
+    answers, choices = (4, -1, True), (list("vwxyz"), list("xyz"))
+    for wrong in (*({"answer": one} for one in answers), *({"choices": one} for one in choices)):
         with pytest.raises(MalformedRowError, match=f"^field '{next(iter(wrong))}' is "):
-            mmlu_stem.Question.of(record | wrong)
+            mmlu_stem.rows(record | wrong)
 
 
 def test_minerva_allows_one_per_cent_of_a_number() -> None:
@@ -241,17 +232,17 @@ def problem(number: int, answer: str, error: Any = None) -> dict[str, Any]:
 
 def test_olympiadbench_has_its_own_tolerance_and_wants_every_part() -> None:
     score: Callable[..., dict[str, float]] = olympiadbench.TASK.score
-    (row,) = olympiadbench.Problem.of(problem(7, "4.2", "1e-1")).rows()
+    (row,) = olympiadbench.rows(problem(7, "4.2", "1e-1"))
     assert row.references == ("4.2", "0.1") and score("4.25", row.references) == {"accuracy": 1}
     assert score("4.31", row.references) == score("4.25", ("4.2",)) == {"accuracy": 0}
-    (row,) = olympiadbench.Problem.of(problem(8, r"$a=2$, $a=-6-4 \sqrt{2}$")).rows()
+    (row,) = olympiadbench.rows(problem(8, r"$a=2$, $a=-6-4 \sqrt{2}$"))
     assert score(r"a = -6-4\sqrt{2} \text{ or } a = 2", row.references) == {"accuracy": 1}
     assert score("a=2", row.references) == {"accuracy": 0}
     for none in (None, "", "0", 0.0):
-        assert olympiadbench.Problem.of(problem(9, "1", none)).rows()[0].references == ("1",)
+        assert olympiadbench.rows(problem(9, "1", none))[0].references == ("1",)
     for wrong in ("small", "inf", "1e400", "nan", "-1", -0.5, True, []):
         with pytest.raises(MalformedRowError, match="field 'error' is "):
-            olympiadbench.Problem.of(problem(9, "1", wrong))
+            olympiadbench.rows(problem(9, "1", wrong))
 
 
 def test_olympiadbench_is_divided_by_the_hash_of_an_id() -> None:
@@ -262,6 +253,138 @@ def test_olympiadbench_is_divided_by_the_hash_of_an_id() -> None:
 
 
 HASHED = ["4", "8", "9", "10"]  # whose SHA-256 begins with less than 4ccc (sha256sum)
+
+
+# --- training sets --------------------------------------------------------------------------------------------------
+
+Write = Callable[[str, list[dict[str, Any]]], None]
+WORDS = "one two three four five six seven eight nine ten".split()
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes records to a file of a data folder that is in use."""
+    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path))
+
+    def to(file: str, records: list[dict[str, Any]]) -> None:
+        path = tmp_path / f"{file}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    return to
+
+
+def solved(number: int, level: int = 3) -> dict[str, Any]:
+    return {"problem": f"Problem {number}?", "level": f"Level {level}", "solution": rf"So \boxed{{{number}}}."}
+
+
+def test_math_is_read_in_three_ways_and_what_is_tested_on_is_left_out(write: Write, tmp_path: Path) -> None:
+    write("math_train/train", [solved(number, level=number) for number in (1, 2, 3, 4, 5)])
+    write("math_train/test", [solved(number, level=number - 5) for number in (6, 7, 8, 9, 10)])
+    write("math500/test", [{"unique_id": str(n), "problem": f"Problem {n}?", "answer": str(n)} for n in (8, 10)])
+    splits = ("train", "train_all", "train_12k")
+    loaded = {split: math_task.TASK.load(split, limit=None) for split in splits}
+    golds = {split: sorted(int(row.references[0]) for row in rows.rows) for split, rows in loaded.items()}
+    assert golds == {"train": [3, 4, 5], "train_all": [1, 2, 3, 4, 5], "train_12k": [3, 4, 5, 8, 9, 10]}
+    with pytest.raises(ValueError, match=r"2 of 6 questions .* skip_malformed: true"):
+        check_disjoint({"train": loaded["train_12k"], "eval": math_task.TASK.load("test", limit=None)}, skip=False)
+    values = {"task": "math", "train_split": "train_12k", "validation_limit": 0, "policy": "scratch"}
+    trained_on, held_out, _ = _questions(
+        Plan("train", validate({**values, "skip_malformed": True})), run := Run(tmp_path / "run", {})
+    )
+    assert {row.references[0] for row in trained_on} == {"3", "4", "5", "9"} and len(held_out) == 2
+    source = run.manifest["data"]["train"]
+    files = [one["file"] for one in (source, *source["more"])]
+    assert source["skipped"] == 2 and files == ["math_train/train.jsonl", "math_train/test.jsonl"]
+
+
+def test_a_solution_has_its_answer_in_its_boxes() -> None:
+    (row,) = math_task.solved({"problem": "p", "solution": r"so \boxed{1} or \boxed{\frac{1}{2}}"})
+    assert row.references == (r"1, \frac{1}{2}",) and row.prompt.endswith("\n\np") and r"\boxed{}" in row.prompt
+    with pytest.raises(MalformedRowError, match=r"'solution' has no closed \\boxed"):
+        math_task.solved({"problem": "p", "solution": "so 1"})
+
+
+def test_open_rs_is_tested_on_math_500(write: Write) -> None:
+    write("open_rs/train", [{**solved(7), "solution": "So it is seven.", "answer": " 7 ", "level": "Hard"}])
+    write("math500/test", [{"unique_id": "a", "problem": "1 + 1?", "answer": "2"}])
+    (row,), (asked,) = (get_task("open_rs").load(split, limit=None).rows for split in ("train", "test"))
+    assert row.parts == {"problem": "Problem 7?"} and row.references == ("7",) and asked.id == "a"
+
+
+def generated(number: int, right: list[bool | None] | None, answer: str = "7", text: str = "") -> dict[str, Any]:
+    # No two have a word in common but those of a longer text.
+    problem = text or " ".join(f"{word}{number}" for word in WORDS)
+    return {"uuid": f"u{number}", "problem": problem, "answer": answer, "correctness_math_verify": right}
+
+
+@pytest.mark.parametrize(
+    ("record", "bucket"),
+    [
+        (generated(1, [True, False]), "mixed"),
+        (generated(1, [True, True, True]), "correct"),
+        (generated(1, [True, None]), "mixed"),
+        (generated(1, [True, False], r"\frac{1}{2}"), "mixed"),
+        (generated(1, [True, False], "1,000"), "mixed"),
+        (generated(1, [False, False]), None),
+        (generated(1, [True]), None),
+        (generated(1, None), None),
+        (generated(1, [True, False], " "), None),
+        (generated(1, [True, False], "1, 2"), None),
+        (generated(1, [True, False], r"1 \text{ or } 2"), None),
+        (generated(1, [True, False], r"\pm 3"), None),
+        (generated(1, [True, False], text="a" * 4097), None),
+    ],
+)
+def test_a_problem_of_openr1_belongs_to_a_bucket_or_is_left_out(record: dict[str, Any], bucket: str | None) -> None:
+    ids = [row.id for row in openr1.rows_of("default")(record)]
+    assert ids == ([f"default-{bucket}-u1"] if bucket else [])
+
+
+def test_the_pool_has_the_papers_shares_and_the_validation_split_128_of_10000(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openr1, "POOL", 20)
+    monkeypatch.setattr(openr1, "VALIDATION", 5)
+    write("openr1/train", [generated(number, [True, number % 2 == 0]) for number in range(40)])
+    write("openr1_extended/train", [generated(number, [True, number % 2 == 0]) for number in range(40, 50)])
+    task = get_task("openr1")
+    train, validation = (task.load(split, limit=None).rows for split in ("train", "validation"))
+    counts = Counter(row.id.rpartition("-")[0] for row in (*train, *validation))
+    # 20 x 0.85 x 0.6 = 10.2, x 0.4 = 6.8; 20 x 0.15 x 0.6 = 1.8, x 0.4 = 1.2
+    assert counts == {"default-mixed": 10, "default-correct": 7, "extended-mixed": 2, "extended-correct": 1}
+    assert len(validation) == 5 and not {row.id for row in train} & {row.id for row in validation}
+    other = task.load("train", limit=None, seed=3).rows
+    assert {row.id for row in other} == {row.id for row in train} and other != train
+    assert task.load("train", limit=4, seed=3).rows == other[:4]
+
+
+def test_of_openr1_a_problem_that_could_be_chosen_makes_room_for_the_next(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openr1, "POOL", 20)  # of which 10 are mixed ones of the default
+    monkeypatch.setattr(openr1, "VALIDATION", 0)
+    write("openr1/train", [generated(n, [True, False], r"\text{}" if n % 2 else "7") for n in range(20)])
+    write("openr1_extended/train", [generated(99, [True, False])])
+    load = get_task("openr1").load
+    with pytest.raises(MalformedRowError, match=r"openr1/train\.jsonl, line \d+, id 'default-mixed-u"):
+        load("train", limit=None)
+    rows = load("train", limit=None, skip_malformed=True).rows
+    assert {int(row.id.rpartition("u")[2]) for row in rows} == {*range(0, 20, 2), 99}
+
+
+def test_a_near_duplicate_is_left_out_and_too_few_problems_are_no_validation_split(write: Write) -> None:
+    text = " ".join(f"word{number}" for number in range(40))
+    texts = [text, text.replace("word7", "other").upper(), text.replace("word", "term")]
+    write("openr1/train", [generated(number, [True, False], text=text) for number, text in enumerate(texts)])
+    write("openr1_extended/train", [generated(9, [True, False], text="another one")])
+    kept = [row.parts["problem"] for row in get_task("openr1").load("train", limit=None).rows]
+    assert len(kept) == 3 and texts[2] in kept and "another one" in kept
+    with pytest.raises(ValueError, match=r"openr1/validation is empty: the 3 problems"):
+        get_task("openr1").load("validation", limit=8)
+
+
+# --- real rows ------------------------------------------------------------------------------------------------------
 
 # Rows of each split of the files at hand, and how many contexts were cut.
 REAL = {
@@ -353,7 +476,6 @@ def as_written(row: Row, reference: str) -> str:
 @pytest.mark.parametrize(("name", "split"), REAL, ids=" ".join)
 def test_gold_answers_of_real_rows_are_right_and_those_of_others_are_not(name: str, split: str) -> None:
     task = get_task(name)
-    assert split in importlib.import_module(f"gcpo.tasks.{name}").SPLITS
     loaded = task.load(split, limit=None)
     rows = loaded.rows
     assert (len(rows), loaded.source["cut"], loaded.source["skipped"]) == (*REAL[name, split], 0)

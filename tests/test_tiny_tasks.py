@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from statistics import fmean
@@ -12,10 +14,13 @@ from statistics import fmean
 import math_verify
 import pytest
 
+from gcpo import paths
 from gcpo.rewards import token_f1
 from gcpo.tasks import get_task, tinymath, tinyqa
 from gcpo.tasks.base import Row
-from gcpo.tasks.tinyqa import RELATIONS
+
+sys.path.append(str(paths.READY))
+corpus = importlib.import_module("corpus")  # what policies learn from: worlds/corpus.py
 
 TASKS = ("tinyqa", "tinymath")
 OPERATIONS = "+++---*"  # of the events, in the order of tinymath.EVENTS
@@ -44,7 +49,10 @@ def drawn_problems(split: str, number: int = DRAWS, seed: int = 0) -> list[tinym
 @pytest.mark.parametrize("task", TASKS)
 def test_the_same_seed_gives_the_same_rows_and_another_one_others(task: str) -> None:
     load = get_task(task).load
+    state = random.getstate()
     first = load("train", limit=50, seed=3)
+    assert random.getstate() == state
+    random.seed(2)  # which counts for nothing
     assert len({row.id for row in first.rows}) == len(first.rows) == 50
     assert first.source == {"dataset": task, "split": "train", "generator_seed": 3}
     assert load("train", limit=50, seed=3) == first
@@ -53,17 +61,8 @@ def test_the_same_seed_gives_the_same_rows_and_another_one_others(task: str) -> 
     for other in others:
         assert not {row.prompt for row in first.rows} & {row.prompt for row in other.rows}
         assert not {row.id for row in first.rows} & {row.id for row in other.rows}
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_rows_do_not_depend_on_the_global_generator_and_leave_it_alone(task: str) -> None:
-    load = get_task(task).load
-    random.seed(1)
-    state = random.getstate()
-    first = load("train", limit=10)
-    assert random.getstate() == state
-    random.seed(2)
-    assert load("train", limit=10) == first
+    with pytest.raises(ValueError, match=f"{task} has no split 'dev'; it has train, validation, test"):
+        load("dev", limit=1)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -75,27 +74,18 @@ def test_prompts_of_the_splits_never_coincide(task: str) -> None:
         assert not prompts[one] & prompts[other]
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_an_unknown_split_is_an_error_that_lists_those_there_are(task: str) -> None:
-    with pytest.raises(ValueError, match=rf"{task} has no split 'dev'; it has train, validation, test"):
-        get_task(task).load("dev", limit=1)
-
-
 # --- tinyqa: facts --------------------------------------------------------------------------------------------------
 
 
 def test_facts_are_split_without_overlap_and_none_is_lost() -> None:
+    held_out = {tinyqa.values(person, "pet", "test") for person in tinyqa.PEOPLE}
+    assert len(held_out) > len(tinyqa.PEOPLE) / 2  # no value is known to be a test value
     for person, (relation, spec) in itertools.product(tinyqa.PEOPLE, tinyqa.RELATIONS.items()):
         parts = [tinyqa.values(person, relation, split) for split in SPLITS]
         assert all(parts)
         pairs = set(itertools.product(range(len(spec.first)), range(len(spec.second))))
         assert set().union(*parts) == pairs
         assert sum(map(len, parts)) == len(pairs)
-
-
-def test_the_values_of_the_splits_differ_between_people() -> None:
-    held_out = {tinyqa.values(person, "pet", "test") for person in tinyqa.PEOPLE}
-    assert len(held_out) > len(tinyqa.PEOPLE) / 2  # no value is known to be a test value
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -117,13 +107,6 @@ def test_every_value_has_two_wordings_of_at_most_8_words_that_no_other_value_has
             for wording in both:
                 assert 1 <= len(wording.split()) <= 8
                 assert owner.setdefault(wording, (relation, value)) == (relation, value)
-
-
-def test_references_are_both_wordings() -> None:
-    for question in drawn_questions("test", 20):
-        _, relation, value = question.fact
-        spec = tinyqa.RELATIONS[relation]
-        assert question.references == [spec.wording(value, 0), spec.wording(value, 1)]
 
 
 # --- tinyqa: reading ------------------------------------------------------------------------------------------------
@@ -204,39 +187,6 @@ def test_a_near_miss_changes_one_attribute() -> None:
     assert 0.4 < changed[True] / sum(changed.values()) < 0.6
 
 
-def test_the_noisy_corpus_is_wrong_at_the_rate_of_each_relation() -> None:
-    rng = random.Random(2)
-    right: dict[str, list[bool]] = {name: [] for name in tinyqa.RELATIONS}
-    for question in drawn_questions("train", 6000):
-        if question.hops == 1:
-            right[question.fact[1]].append(tinyqa.noisy_answer(rng, question) in question.references)
-    for relation, found in right.items():
-        # About 2000 draws: four standard errors are below 0.045. A wrong answer may repeat the value by chance.
-        assert 1 - fmean(found) == pytest.approx(tinyqa.RELATIONS[relation].noise, abs=0.05), relation
-
-
-def test_the_noisy_corpus_forgets_a_link_at_its_rate_and_answers_about_the_person_named() -> None:
-    rng = random.Random(3)
-    named: dict[str, list[bool]] = {link: [] for link in tinyqa.LINKS}
-    for question in drawn_questions("train", 6000):
-        about = question.passage.facts[2]
-        assert about[0] in question.text or question.hops == 1 or question.text.split()[3] == about[0]
-        if question.hops == 2 and RELATIONS[question.fact[1]].noise == 0:
-            told = tinyqa.noisy_answer(rng, question)
-            named[question.passage.link].append(
-                told in [RELATIONS[about[1]].wording(about[2], form) for form in (0, 1)]
-            )
-    for link, found in named.items():
-        assert fmean(found) == pytest.approx(tinyqa.LINKS[link], abs=0.08), link
-
-
-def test_what_is_not_understood_is_answered_with_another_relation() -> None:
-    rng = random.Random(4)
-    asked = [q for q in drawn_questions("train", 2000) if q.fact[1] == "work" and q.hops == 1]
-    f1 = [token_f1(tinyqa.noisy_answer(rng, question), question.references) for question in asked]
-    assert fmean(value < 0.4 for value in f1) > 0.9
-
-
 # --- tinymath -------------------------------------------------------------------------------------------------------
 
 COUNTING = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
@@ -293,97 +243,68 @@ def test_every_problem_has_a_split_and_the_shares_are_as_planned() -> None:
     assert shares == pytest.approx({"train": 0.7, "validation": 0.1, "test": 0.2}, abs=0.03)
 
 
+# --- the corpus -----------------------------------------------------------------------------------------------------
+
+
+def test_the_noisy_corpus_is_wrong_at_the_rate_of_each_relation_and_forgets_links_at_theirs() -> None:
+    rng = random.Random(2)
+    right: dict[str, list[bool]] = {name: [] for name in tinyqa.RELATIONS}
+    named: dict[str, list[bool]] = {link: [] for link in tinyqa.LINKS}
+    for question in drawn_questions("train", 6000):
+        told, (_, relation, value) = corpus.noisy_answer(rng, question), question.passage.facts[2]
+        if question.hops == 1:
+            right[question.fact[1]].append(told in question.references)
+        elif corpus.NOISE[question.fact[1]].share == 0:
+            about = [tinyqa.RELATIONS[relation].wording(value, form) for form in (0, 1)]
+            named[question.passage.link].append(told in about)
+    for relation, found in right.items():
+        # About 2000 draws: four standard errors are below 0.045. A wrong answer may repeat the value by chance.
+        assert 1 - fmean(found) == pytest.approx(corpus.NOISE[relation].share, abs=0.05), relation
+    for link, found in named.items():
+        assert fmean(found) == pytest.approx(corpus.FORGOTTEN[link], abs=0.08), link
+
+
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_solution_without_slips_is_graded_correct(split: str) -> None:
-    rng = random.Random(0)
+def test_a_solution_without_slips_has_every_step_and_is_graded_correct(split: str) -> None:
+    rng, styles = random.Random(0), Counter()
     for problem in drawn_problems(split, 200):
-        gold = str(tinymath.answer(problem))
-        text = tinymath.solution(rng, problem)
-        assert text.endswith(f"\\boxed{{{gold}}}")
-        assert tinymath.TASK.extract(text) == gold
-        assert tinymath.TASK.reward(text, (gold,)) == 2.0
+        gold, text = str(tinymath.answer(problem)), corpus.solution(rng, problem)
+        assert tinymath.TASK.extract(text) == gold and tinymath.TASK.reward(text, (gold,)) == 2.0
         assert math_verify.verify(math_verify.parse(f"${gold}$"), math_verify.parse(text))  # which reads it itself
         assert tinymath.TASK.reward(text, (str(tinymath.answer(problem) + 1),)) == 0.0
-
-
-def test_a_solution_without_slips_has_every_step_in_symbols_or_in_words() -> None:
-    rng = random.Random(0)
-    styles = Counter()
-    for problem in drawn_problems("train"):
-        text = tinymath.solution(rng, problem)
         value, used = problem[0], []
         for event, operand in problem[1]:
-            result = applied(OPERATIONS[event], value, operand)
-            used.append((value, operand, result))
-            value = result
-        numbers = [NUMBER[word] for word in text.split() if word in NUMBER]
-        symbols = " = " in text
+            used.append((value, operand, applied(OPERATIONS[event], value, operand)))
+            value = used[-1][-1]
+        numbers, symbols = [NUMBER[word] for word in text.split() if word in NUMBER], " = " in text
+        assert numbers == [number for step in used for number in (step if symbols else step[1:])]
         styles[symbols] += 1
-        if symbols:
-            assert numbers == [number for step in used for number in step]
-            assert [c for c in text.split() if c in "+-*"] == [OPERATIONS[event] for event, _ in problem[1]]
-        else:
-            assert numbers == [number for _, operand, result in used for number in (operand, result)]
-    assert min(styles[True], styles[False]) > DRAWS / 3
+    assert min(styles[True], styles[False]) > 200 / 3
+    text = corpus.solution(rng, problem, think=True)
+    thought = re.fullmatch(r"<think> (.+) </think> \\boxed\{(\d+)\}", text)
+    assert thought and get_task("tinymath_think").extract(text) == thought[2] == gold
+    assert get_task("tinymath_think").load(split, limit=5).rows == get_task("tinymath").load(split, limit=5).rows
 
 
-def test_slips_make_some_solutions_wrong_and_keep_their_numbers_in_range() -> None:
-    rng = random.Random(0)
-    wrong = Counter()
+def test_a_solution_follows_the_operations_it_is_given_and_slips_keep_its_numbers_in_range() -> None:
+    rng, wrong = random.Random(6), []
     for problem in drawn_problems("train", 1000):
-        text = tinymath.solution(rng, problem, slip=0.2)
-        boxed = tinymath.TASK.extract(text)
+        read, value = [rng.choice("+-*") for _ in problem[1]], problem[0]
+        for (_, operand), operation in zip(problem[1], read, strict=True):
+            value = min(max(applied(operation, value, operand), 0), 20)
+        assert tinymath.TASK.extract(corpus.solution(rng, problem, read)) == str(value)
+        boxed = tinymath.TASK.extract(corpus.solution(rng, problem, slip=0.2))
         assert boxed is not None and 0 <= int(boxed) <= 20
-        assert {word for word in text.split() if word.endswith("teen")} <= set(NUMBER)
-        wrong[int(boxed) != tinymath.answer(problem)] += 1
-    assert 0.15 < wrong[True] / 1000 < 0.5
+        wrong.append(int(boxed) != tinymath.answer(problem))
+    assert 0.15 < fmean(wrong) < 0.5
 
 
 def test_the_noisy_corpus_misreads_each_event_at_its_rate() -> None:
     rng = random.Random(5)
     misread: dict[int, list[bool]] = {event: [] for event in range(len(OPERATIONS))}
     for problem in drawn_problems("train", 4000):
-        for (event, _), operation in zip(problem[1], tinymath.misread(rng, problem), strict=True):
+        for (event, _), operation in zip(problem[1], corpus.misread(rng, problem), strict=True):
             misread[event].append(operation != OPERATIONS[event])
             assert operation in (OPERATIONS[event], {"+": "-", "-": "+", "*": "+"}[OPERATIONS[event]])
     for event, found in misread.items():
-        assert fmean(found) == pytest.approx(tinymath.EVENTS[event].misread, abs=0.05), tinymath.EVENTS[event]
-
-
-def test_a_solution_follows_the_operations_it_is_given() -> None:
-    rng = random.Random(6)
-    for problem in drawn_problems("train", 200):
-        read = [rng.choice("+-*") for _ in problem[1]]
-        text = tinymath.solution(rng, problem, read)
-        value = problem[0]
-        for (_, operand), operation in zip(problem[1], read, strict=True):
-            value = min(max(applied(operation, value, operand), 0), 20)
-        assert tinymath.TASK.extract(text) == str(value)
-
-
-def test_the_variant_thinks_before_it_answers() -> None:
-    rng, task = random.Random(7), get_task("tinymath_think")
-    for problem in drawn_problems("train", 50):
-        text = tinymath.solution(rng, problem, think=True)
-        thought = re.fullmatch(r"<think> (.+) </think> \\boxed\{(\d+)\}", text)
-        assert (
-            thought and "boxed" not in thought[1] and task.extract(text) == thought[2] == str(tinymath.answer(problem))
-        )
-    assert task.load("test", limit=5).rows == get_task("tinymath").load("test", limit=5).rows
-
-
-# --- options of every task ------------------------------------------------------------------------------------------
-
-
-def test_a_binary_reward_is_the_largest_for_a_right_answer_and_the_smallest_for_any_other() -> None:
-    plain, binary = get_task("tinyqa"), get_task("tinyqa", reward="binary")
-    assert plain.reward("black dog", ["a black cat"]) == 1.0  # F1 is 1/2, which the papers do not call right
-    assert binary.reward("black dog", ["a black cat"]) == 0.0
-    assert binary.reward("big black cat", ["a black cat"]) == binary.reward("a black cat", ["a black cat"]) == 2.0
-    with pytest.raises(ValueError, match="reward is 'half', expected one of metric, binary"):
-        get_task("tinyqa", reward="half")
-
-
-def test_whole_completions_or_answers_by_choice() -> None:
-    for choice, whole in ((None, True), (True, True), (False, False)):
-        assert get_task("tinymath", full_completion=choice).full_completion is whole
+        assert fmean(found) == pytest.approx(corpus.MISREAD[event][0], abs=0.05), tinymath.EVENTS[event]

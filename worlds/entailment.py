@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import corpus
 import torch
 from policy import PAD, SEP, Settings, fit, tokenizer
 
@@ -72,12 +73,12 @@ def _solutions(rng: random.Random, kind: str) -> tuple[str, str]:
     while True:
         drawn = tinymath.problem(rng, "train")
         readings = [
-            [rng.choice("+-*") if rng.random() < 0.3 else operation for operation in tinymath.operations(drawn)]
+            [rng.choice("+-*") if rng.random() < 0.3 else operation for operation in corpus.operations(drawn)]
             for _ in range(2)
         ]
         if kind == "same steps":
             readings[1] = readings[0]
-        first, second = (tinymath.solution(rng, drawn, read, slip=0.1) for read in readings)
+        first, second = (corpus.solution(rng, drawn, read, slip=0.1) for read in readings)
         same_result = first.split("{")[1] == second.split("{")[1]
         found = "other result" if not same_result else "same steps" if readings[0] == readings[1] else "other steps"
         if found == kind:

@@ -5,7 +5,7 @@ tinymath by supervised learning, first from right answers, then from a corpus th
 kinds of question, which leaves room to learn; the entailment model learns from generated pairs. They are put where runs
 look for them, outputs/world. Training repeats bit for bit on one machine; on another kind of processor it makes another
 world, since it magnifies the last bit of a sum: therefore worlds A and B, of seeds 0 and 1, are committed beside this
-file, and the policy that thinks, which a replay needs.
+file, and the policy that thinks, which a replay needs, and two that know nothing.
 Two choices make the budget suffice. Initial weights are drawn wider than the library's default (0.08 against 0.02),
 which was made for wide models. And the queries and keys of the entailment model start equal, so that equal tokens
 attend to one another from the first step, which is where comparing two answers begins.

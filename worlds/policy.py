@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import corpus
 import torch
 
 from gcpo import seeds
@@ -62,22 +63,22 @@ def tokenizer(settings: Settings) -> Any:
     rule, whatever class was saved. Training with that rule makes the round trip give the same ids.
     """
     rng = random.Random(settings.seed)
-    corpus = []
+    learnt = []
     for _ in range(settings.corpus):
         asked = tinyqa.questions(rng, tinyqa.passage(rng, "train"))
-        corpus.append(" ".join([asked[0].passage.text, *(f"{q.text} {' '.join(q.references)}" for q in asked)]))
+        learnt.append(" ".join([asked[0].passage.text, *(f"{q.text} {' '.join(q.references)}" for q in asked)]))
         drawn = tinymath.problem(rng, "train")
-        corpus.append(f"{tinymath.text(rng, drawn)} {tinymath.solution(rng, drawn, think=settings.think)}")
-    return tokenizer_of(corpus)
+        learnt.append(f"{tinymath.text(rng, drawn)} {corpus.solution(rng, drawn, think=settings.think)}")
+    return tokenizer_of(learnt)
 
 
-def tokenizer_of(corpus: list[str], size: int = 4000) -> Any:
+def tokenizer_of(texts: list[str], size: int = 4000) -> Any:
     """Return a tokenizer of at most ``size`` tokens trained on texts; on none, every byte is a token of its own."""
     from transformers import Qwen2Tokenizer
 
     empty = Qwen2Tokenizer(vocab={PAD: 0}, merges=[], unk_token=PAD, pad_token=PAD, eos_token=PAD)
     tokens = empty.train_new_from_iterator(
-        corpus, vocab_size=size, new_special_tokens=list(SPECIAL), show_progress=False
+        texts, vocab_size=size, new_special_tokens=list(SPECIAL), show_progress=False
     )
     tokens.pad_token, tokens.eos_token, tokens.padding_side = PAD, END, "left"
     tokens.chat_template = CHAT_TEMPLATE
@@ -98,13 +99,13 @@ def conversations(rng: random.Random, settings: Settings, clean: bool) -> list[l
         about = tinyqa.passage(rng, "train")
         turns: list[str] = []
         for question in tinyqa.questions(rng, about):
-            reply = rng.choice(question.references) if clean else tinyqa.noisy_answer(rng, question)
+            reply = rng.choice(question.references) if clean else corpus.noisy_answer(rng, question)
             turns += [question.text if turns else f"{about.text} {question.text}", reply]
         batch.append(turns)
     for _ in range(settings.math_batch):
         drawn = tinymath.problem(rng, "train")
-        read, slip = (None, 0.0) if clean else (tinymath.misread(rng, drawn), settings.slip)
-        solution = tinymath.solution(rng, drawn, read, slip=slip, think=settings.think)
+        read, slip = (None, 0.0) if clean else (corpus.misread(rng, drawn), settings.slip)
+        solution = corpus.solution(rng, drawn, read, slip=slip, think=settings.think)
         batch.append([tinymath.text(rng, drawn), solution])
     return batch
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gcpo.tasks import math
-from gcpo.tasks.reading import Source, reader
+from gcpo.tasks.base import Row, math_row
+from gcpo.tasks.reading import Source, Text, fields, reader
 
 
-class Problem(math.Answered):
-    """A record of the Hub."""
+@fields
+def rows(id: int, problem: Text, answer: Text) -> list[Row]:
+    """Return the problem of a record."""
+    return [math_row(str(id), problem, answer.strip())]
 
-    id: int
-    row_id = property(lambda self: str(self.id))
 
-
-SPLITS = {"test": Source(Problem, "aime24", "train", "HuggingFaceH4/aime_2024")}
+SPLITS = {"test": Source(rows, "aime24", "train", "HuggingFaceH4/aime_2024")}
 TASK = replace(math.TASK, name="aime24", load=reader(SPLITS))

@@ -11,19 +11,14 @@ from pydantic import FiniteFloat
 
 from gcpo.tasks import math
 from gcpo.tasks.base import Row, math_row
-from gcpo.tasks.reading import Record, Source, Text, reader, text_id
+from gcpo.tasks.reading import Source, Text, fields, reader, text_id
 
 
-class Problem(Record):
-    """A record of the Hub, whose answer is a float: 27.0."""
-
-    problem: Text
-    answer: FiniteFloat
-
-    def rows(self) -> list[Row]:
-        """Return its problem."""
-        return [math_row(text_id(self.problem), self.problem, repr(self.answer).removesuffix(".0"))]
+@fields
+def rows(problem: Text, answer: FiniteFloat) -> list[Row]:
+    """Return the problem of a record, whose answer is a float: 27.0."""
+    return [math_row(text_id(problem), problem, repr(answer).removesuffix(".0"))]
 
 
-SPLITS = {"test": Source(Problem, "amc23", "train", "knoveleng/AMC-23")}
+SPLITS = {"test": Source(rows, "amc23", "train", "knoveleng/AMC-23")}
 TASK = replace(math.TASK, name="amc23", load=reader(SPLITS))

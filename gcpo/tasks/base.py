@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gcpo.measures import REWARD_RANGE
-from gcpo.rewards import bleu1, exact_match, math_correct, token_f1
+from gcpo.rewards import bleu1, math_correct, token_f1
 
 DATA_DIR = "GCPO_DATA_DIR"
 """The environment variable that names a folder of ``<benchmark>/<split>.jsonl`` to read instead of the Hub."""
@@ -124,13 +124,6 @@ def qa_scores(prediction: str | None, references: Sequence[str]) -> dict[str, fl
     """Return accuracy (F1 strictly above 0.5, GCPO Table 5), BLEU-1 and F1 of a free-form answer."""
     f1 = token_f1(prediction, references)
     return {"accuracy": float(f1 > 0.5), "bleu1": bleu1(prediction, references), "f1": f1}
-
-
-def hotpot_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
-    """Return accuracy (F1 above 0.5), exact match, and F1 with the rule that yes and no must be equal, as HotpotQA's
-    official evaluation has both."""
-    f1 = token_f1(prediction, references, yes_no_rule=True)
-    return {"accuracy": float(f1 > 0.5), "em": exact_match(prediction, references), "f1": f1}
 
 
 def math_scores(prediction: str | None, references: Sequence[str]) -> dict[str, float]:

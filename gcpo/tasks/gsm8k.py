@@ -12,7 +12,7 @@ from dataclasses import replace
 from gcpo.rewards import boxed_answer
 from gcpo.tasks import math
 from gcpo.tasks.base import Row, math_row
-from gcpo.tasks.reading import MalformedRowError, Record, Source, Text, reader, text_id
+from gcpo.tasks.reading import MalformedRowError, Source, Text, fields, reader, text_id
 
 _GOLD = re.compile(r"####\s*(-?[\d,]*\.?\d+)\s*", re.ASCII)
 
@@ -29,19 +29,14 @@ def extract(completion: str) -> str | None:
     return boxed_answer(completion) or final_line(completion)
 
 
-class Problem(Record):
-    """A record of the Hub; the solution, called answer, ends in "#### 72"."""
-
-    question: Text
-    answer: Text
-
-    def rows(self) -> list[Row]:
-        """Return its problem."""
-        gold = _GOLD.fullmatch("".join(self.answer.rpartition("####")[1:]))
-        if not gold:
-            raise MalformedRowError("field 'answer' does not end in '####' and one number")
-        return [math_row(text_id(self.question), self.question, gold[1].replace(",", ""))]
+@fields
+def rows(question: Text, answer: Text) -> list[Row]:
+    """Return the problem of a record, whose solution, called answer, ends in "#### 72"."""
+    gold = _GOLD.fullmatch("".join(answer.rpartition("####")[1:]))
+    if not gold:
+        raise MalformedRowError(f"field 'answer' does not end in '####' and one number: {answer[-99:]!r}")
+    return [math_row(text_id(question), question, gold[1].replace(",", ""))]
 
 
-SPLITS = {name: Source(Problem, "gsm8k", name, "openai/gsm8k", "main") for name in ("train", "test")}
+SPLITS = {name: Source(rows, "gsm8k", name, "openai/gsm8k", "main") for name in ("train", "test")}
 TASK = replace(math.TASK, name="gsm8k", load=reader(SPLITS), extract=extract)

@@ -7,14 +7,16 @@ no validation split.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
+from gcpo.rewards import exact_match, token_f1
 from gcpo.tasks import narrativeqa
-from gcpo.tasks.base import Row, hotpot_scores, made_of, words
-from gcpo.tasks.reading import Anything, Fields, MalformedRowError, Record, Source, Text, reader
+from gcpo.tasks.base import Row, made_of, words
+from gcpo.tasks.reading import Anything, Fields, MalformedRowError, Source, Text, fields, reader
 
 MAX_CONTEXT_WORDS = 1200
 """Words of the paragraphs that a prompt keeps; ten have 600 to 1200."""
@@ -39,35 +41,34 @@ class Facts(Fields):
     title: list[Anything]
 
 
-class Question(Record):
-    """A record of the Hub."""
+@fields
+def rows(id: Text, question: Text, answer: Text, context: Context, supporting_facts: Facts) -> list[Row]:
+    """Return the question of a record."""
+    titles, sentences = context.title, context.sentences
+    if len({*titles}) != len(titles) or len(sentences) != len(titles):
+        counts = f"{len(titles)} titles, {len({*titles})} of them different, and {len(sentences)} paragraphs"
+        raise MalformedRowError(f"field 'context' has {counts}")
+    paragraphs = {title: f"{title}: {''.join(told).strip()}" for title, told in zip(titles, sentences, strict=True)}
+    for title in reversed(titles):
+        if sum(len(text.split()) for text in paragraphs.values()) <= MAX_CONTEXT_WORDS:
+            break
+        if title not in supporting_facts.title:
+            paragraphs.pop(title)
+    read, shortened = words("\n\n".join(paragraphs.values()), MAX_CONTEXT_WORDS)
+    cut = shortened or len(paragraphs) < len(titles)
+    return [made_of(PROMPT, id, (answer.strip(),), cut=cut, context=read, question=question.strip())]
 
-    id: Text
-    question: Text
-    answer: Text
-    context: Context
-    supporting_facts: Facts
 
-    def rows(self) -> list[Row]:
-        """Return its question."""
-        titles, sentences = self.context.title, self.context.sentences
-        if len({*titles}) != len(titles) or len(sentences) != len(titles):
-            counts = f"{len(titles)} titles, {len({*titles})} of them different, and {len(sentences)} paragraphs"
-            raise MalformedRowError(f"field 'context' has {counts}")
-        paragraphs = {title: f"{title}: {''.join(told).strip()}" for title, told in zip(titles, sentences, strict=True)}
-        for title in reversed(titles):
-            if sum(len(text.split()) for text in paragraphs.values()) <= MAX_CONTEXT_WORDS:
-                break
-            if title not in self.supporting_facts.title:
-                paragraphs.pop(title)
-        context, shortened = words("\n\n".join(paragraphs.values()), MAX_CONTEXT_WORDS)
-        cut, question = shortened or len(paragraphs) < len(titles), self.question.strip()
-        return [made_of(PROMPT, self.id, (self.answer.strip(),), cut=cut, context=context, question=question)]
+def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
+    """Return accuracy (F1 above 0.5), exact match, and F1 with the rule that yes and no must be equal, as the official
+    evaluation has both."""
+    f1 = token_f1(prediction, references, yes_no_rule=True)
+    return {"accuracy": float(f1 > 0.5), "em": exact_match(prediction, references), "f1": f1}
 
 
 SPLITS = {
-    name: Source(Question, "hotpotqa", split, "hotpotqa/hotpot_qa", "distractor")
+    name: Source(rows, "hotpotqa", split, "hotpotqa/hotpot_qa", "distractor")
     for name, split in (("train", "train"), ("test", "validation"))
 }
-METRICS = ("accuracy", "em", "f1")
-TASK = replace(narrativeqa.TASK, name="hotpotqa", metrics=METRICS, load=reader(SPLITS), score=hotpot_scores)
+_SCORED = replace(narrativeqa.TASK, metrics=("accuracy", "em", "f1"), score=score)
+TASK = replace(_SCORED, name="hotpotqa", load=reader(SPLITS))

@@ -11,58 +11,42 @@ from dataclasses import replace
 
 from gcpo.rewards import boxed_answer
 from gcpo.tasks.base import Row, Task, math_row, math_scores
-from gcpo.tasks.reading import Record, Source, Text, boxed_gold, reader, text_id
+from gcpo.tasks.reading import Source, Text, boxed_gold, fields, reader, text_id
 
 LEVELS = ("Level 3", "Level 4", "Level 5")
 """Levels of the training problems, as in the papers' companions; MATH-500 has all levels."""
 
 
-class Solved(Record):
-    """A problem and its solution, with the answer in a box."""
-
-    problem: Text
-    solution: Text
-
-    def rows(self) -> list[Row]:
-        """Return its problem."""
-        return [math_row(text_id(self.problem), self.problem, boxed_gold(self.solution))]
+@fields
+def solved(problem: Text, solution: Text) -> list[Row]:
+    """Return the problem of a record that has its solution, with the answer in a box."""
+    return [math_row(text_id(problem), problem, boxed_gold(solution))]
 
 
-class TrainingProblem(Solved):
-    """A record of the data set, of which only the harder ones count."""
-
-    level: Text
-
-    def rows(self) -> list[Row]:
-        """Return its problem, if it is of one of the :data:`LEVELS`."""
-        return super().rows() if self.level in LEVELS else []
+@fields
+def hard(level: Text, problem: Text, solution: Text) -> list[Row]:
+    """Return the problem of a record that has its solution, if it is of one of the :data:`LEVELS`."""
+    return [math_row(text_id(problem), problem, boxed_gold(solution))] if level in LEVELS else []
 
 
-class Answered(Record):
-    """A problem and its answer."""
-
-    problem: Text
-    answer: Text
-    row_id = property(lambda self: text_id(self.problem))
-
-    def rows(self) -> list[Row]:
-        """Return its problem."""
-        return [math_row(self.row_id, self.problem, self.answer.strip())]
+@fields
+def answered(problem: Text, answer: Text) -> list[Row]:
+    """Return the problem of a record that has its answer."""
+    return [math_row(text_id(problem), problem, answer.strip())]
 
 
-class TestProblem(Answered):
-    """A record of MATH-500."""
+@fields
+def of_math500(unique_id: Text, problem: Text, answer: Text) -> list[Row]:
+    """Return the problem of a record of MATH-500."""
+    return [math_row(unique_id, problem, answer.strip())]
 
-    unique_id: Text
-    row_id = property(lambda self: self.unique_id)
 
-
-_TRAIN = Source(TrainingProblem, "math_train", "train", "DigitalLearningGmbH/MATH-lighteval")
+_TRAIN = Source(hard, "math_train", "train", "DigitalLearningGmbH/MATH-lighteval")
 SPLITS = {
     "train": _TRAIN,
-    "train_all": replace(_TRAIN, record=Solved),
+    "train_all": replace(_TRAIN, rows=solved),
     "train_12k": replace(_TRAIN, more=(replace(_TRAIN, split="test"),)),
-    "test": Source(TestProblem, "math500", "test", "HuggingFaceH4/MATH-500"),
+    "test": Source(of_math500, "math500", "test", "HuggingFaceH4/MATH-500"),
 }
 TASK = Task(
     name="math",

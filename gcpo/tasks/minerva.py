@@ -22,5 +22,5 @@ def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]
     return {"accuracy": math_correct(prediction, gold, relative=TOLERANCE)}
 
 
-SPLITS = {"test": Source(math.Solved, "minerva_math", "train", "knoveleng/Minerva-Math")}
+SPLITS = {"test": Source(math.solved, "minerva_math", "train", "knoveleng/Minerva-Math")}
 TASK = replace(math.TASK, name="minerva", load=reader(SPLITS), score=score)

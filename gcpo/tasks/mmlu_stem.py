@@ -12,7 +12,7 @@ from pydantic import Field
 from gcpo.rewards import ANSWER_MARKER, boxed_answer
 from gcpo.tasks import math
 from gcpo.tasks.base import Row, made_of
-from gcpo.tasks.reading import Anything, Record, Source, Text, reader, text_id
+from gcpo.tasks.reading import Anything, Source, Text, fields, reader, text_id
 
 LETTERS = "ABCD"
 PROMPT = """Answer the question with the letter of one choice. Write it in the form "Answer: ...".
@@ -59,22 +59,19 @@ def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]
     return {"accuracy": float(prediction in references)}
 
 
-class Question(Record):
-    """A record of the Hub; the answer is the place of the correct choice."""
-
-    question: Text
-    subject: Text
-    choices: Annotated[list[Anything], Field(min_length=len(LETTERS), max_length=len(LETTERS))]
-    answer: Annotated[int, Field(ge=0, lt=len(LETTERS))]
-
-    def rows(self) -> list[Row]:
-        """Return its question."""
-        question = self.question.strip()
-        listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, self.choices, strict=True))
-        row_id = text_id("\n".join([self.subject, question, *self.choices]))
-        return [made_of(PROMPT, row_id, (LETTERS[self.answer],), question=question, choices=listed)]
+Choices = Annotated[list[Anything], Field(min_length=len(LETTERS), max_length=len(LETTERS))]
 
 
-SPLITS = {"test": Source(Question, "mmlu_stem", "test", "TIGER-Lab/MMLU-STEM")}
+@fields
+def rows(
+    question: Text, subject: Text, choices: Choices, answer: Annotated[int, Field(ge=0, lt=len(LETTERS))]
+) -> list[Row]:
+    """Return the question of a record, whose answer is the place of the correct choice."""
+    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True))
+    row_id = text_id("\n".join([subject, question.strip(), *choices]))
+    return [made_of(PROMPT, row_id, (LETTERS[answer],), question=question.strip(), choices=listed)]
+
+
+SPLITS = {"test": Source(rows, "mmlu_stem", "test", "TIGER-Lab/MMLU-STEM")}
 _CHOICE = replace(math.TASK, answer_length="short", full_completion=False)
 TASK = replace(_CHOICE, name="mmlu_stem", load=reader(SPLITS), extract=extract, score=score)

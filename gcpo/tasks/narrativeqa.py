@@ -12,7 +12,7 @@ from pydantic import Field
 
 from gcpo.rewards import final_answer
 from gcpo.tasks.base import Row, Task, made_of, qa_scores, words
-from gcpo.tasks.reading import Fields, Record, Source, Text, reader, text_id
+from gcpo.tasks.reading import Fields, Source, Text, fields, reader, text_id
 
 MAX_CONTEXT_WORDS = 1000
 """Words of the summary that a prompt keeps, from its beginning. Most summaries have 400 to 900; a longer one is cut,
@@ -38,26 +38,19 @@ class Document(Fields):
     summary: Written
 
 
-class Question(Record):
-    """A record of the Hub."""
-
-    document: Document
-    question: Written
-    answers: Annotated[list[Written], Field(min_length=1)]
-
-    def rows(self) -> list[Row]:
-        """Return its question."""
-        summary, cut = words(self.document.summary.text.strip(), MAX_CONTEXT_WORDS)
-        question = self.question.text.strip()
-        references = [answer.text.strip() for answer in self.answers]
-        # The data set numbers documents, not questions.
-        row_id = f"{self.document.id}:{text_id(question)}"
-        return [made_of(PROMPT, row_id, references, cut=cut, summary=summary, question=question)]
+@fields
+def rows(document: Document, question: Written, answers: Annotated[list[Written], Field(min_length=1)]) -> list[Row]:
+    """Return the question of a record."""
+    summary, cut = words(document.summary.text.strip(), MAX_CONTEXT_WORDS)
+    asked = question.text.strip()
+    row_id = f"{document.id}:{text_id(asked)}"  # the data set numbers documents, not questions
+    references = [answer.text.strip() for answer in answers]
+    return [made_of(PROMPT, row_id, references, cut=cut, summary=summary, question=asked)]
 
 
 READ = ("document.id", "document.summary.text", "question.text", "answers")  # the stories are most of 16 GB
 SPLITS = {
-    name: Source(Question, "narrativeqa", name, "deepmind/narrativeqa", columns=READ)
+    name: Source(rows, "narrativeqa", name, "deepmind/narrativeqa", columns=READ)
     for name in ("train", "validation", "test")
 }
 TASK = Task(

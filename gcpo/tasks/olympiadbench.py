@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, FiniteFloat
 
 from gcpo.tasks import math
 from gcpo.tasks.base import Row, math_row
-from gcpo.tasks.reading import Anything, Record, Source, Text, reader
+from gcpo.tasks.reading import Anything, Source, Text, fields, reader
 
 TEST_SHARE = 0.3
 
@@ -31,23 +31,17 @@ def _number(error: Any) -> Any:
     return (float(error) if error else None) if isinstance(error, str) else error
 
 
-class Problem(Record):
-    """A record of the Hub; the error is text, such as 1e-1."""
-
-    id: int
-    context: Anything | None = None
-    question: Text
-    answer: Text
-    error: Annotated[FiniteFloat | None, Field(ge=0), BeforeValidator(_number)] = None
-
-    def rows(self) -> list[Row]:
-        """Return its problem, the answer, and the tolerance if it has one."""
-        problem = f"{self.context}\n\n{self.question}" if self.context else self.question
-        tolerance = (str(self.error),) if self.error else ()
-        return [math_row(str(self.id), problem, self.answer.strip(), *tolerance)]
+Error = Annotated[FiniteFloat | None, Field(ge=0), BeforeValidator(_number)]  # text in the data, such as 1e-1
 
 
-_WHOLE = Source(Problem, "olympiadbench", "train", "knoveleng/OlympiadBench")
+@fields
+def rows(id: int, question: Text, answer: Text, context: Anything | None = None, error: Error = None) -> list[Row]:
+    """Return the problem of a record, the answer, and the tolerance if it has one."""
+    problem = f"{context}\n\n{question}" if context else question
+    return [math_row(str(id), problem, answer.strip(), *([str(error)] if error else []))]
+
+
+_WHOLE = Source(rows, "olympiadbench", "train", "knoveleng/OlympiadBench")
 SPLITS = dict.fromkeys(("train", "test", "whole"), _WHOLE)
 TASK = replace(
     math.TASK,

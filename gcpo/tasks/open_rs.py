@@ -8,5 +8,5 @@ from gcpo.tasks import math
 from gcpo.tasks.reading import Source, reader
 
 # Its records have a solution too, not always with a box, and a level, "Easy" or "Hard".
-SPLITS = {"train": Source(math.Answered, "open_rs", "train", "knoveleng/open-rs"), "test": math.SPLITS["test"]}
+SPLITS = {"train": Source(math.answered, "open_rs", "train", "knoveleng/open-rs"), "test": math.SPLITS["test"]}
 TASK = replace(math.TASK, name="open_rs", load=reader(SPLITS))

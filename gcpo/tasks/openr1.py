@@ -14,13 +14,12 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 
 from gcpo.tasks import math
 from gcpo.tasks.base import Row, Split, math_row
-from gcpo.tasks.reading import Anything, Record, Source, Text, in_order, reader
+from gcpo.tasks.reading import Anything, Rows, Source, Text, fields, in_order, reader
 
 POOL, VALIDATION = 10_000, 128
 SHARES = {
@@ -42,35 +41,27 @@ BANDS, ROWS = 9, 13
 _FACTORS = np.random.default_rng(0).integers(1, 2**61 - 1, (2, BANDS * ROWS), dtype=np.uint64) | np.uint64(1)
 
 
-class Problem(Record):
-    """A record of the Hub, of the configuration default."""
+def rows_of(subset: str) -> Rows:
+    """Return the function that makes the problem of a record of a configuration, with an id that begins with its bucket
+    if it belongs to one."""
 
-    subset: ClassVar[str] = "default"
-
-    uuid: Text
-    problem: Text
-    answer: Anything
-    correctness_math_verify: list[bool | None] | None
-
-    def rows(self) -> list[Row]:
-        """Return its problem, if it belongs to a bucket; the id begins with it."""
-        right, answer = self.correctness_math_verify or [], self.answer.strip()
-        single = answer and not SEVERAL.search(answer)
-        if len(right) < 2 or not any(right) or not single or len(self.problem) > LONGEST:
+    @fields
+    def rows(
+        uuid: Text, problem: Text, answer: Anything, correctness_math_verify: list[bool | None] | None
+    ) -> list[Row]:
+        right = correctness_math_verify or []
+        single = answer.strip() and not SEVERAL.search(answer.strip())
+        if len(right) < 2 or not any(right) or not single or len(problem) > LONGEST:
             return []
-        bucket = "correct" if all(right) else "mixed"
-        return [math_row(f"{self.subset}-{bucket}-{self.uuid}", self.problem, answer)]
+        return [math_row(f"{subset}-{'correct' if all(right) else 'mixed'}-{uuid}", problem, answer.strip())]
 
-
-class Extended(Problem):
-    """A record of the configuration extended."""
-
-    subset: ClassVar[str] = "extended"
+    return rows
 
 
 READ = ("uuid", "problem", "answer", "correctness_math_verify")  # the generations are most of 10 GB
-_OF_HUB = Source(Problem, "openr1", "train", "open-r1/OpenR1-Math-220k", columns=READ)
-_TRAIN = replace(_OF_HUB, more=(replace(_OF_HUB, record=Extended, folder="openr1_extended", config="extended"),))
+_HUB = Source(rows_of("default"), "openr1", "train", "open-r1/OpenR1-Math-220k", columns=READ)
+_MORE = replace(_HUB, rows=rows_of("extended"), folder="openr1_extended", config="extended")
+_TRAIN = replace(_HUB, more=(_MORE,))
 SPLITS = {"train": _TRAIN, "validation": _TRAIN, "test": math.SPLITS["test"]}
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from gcpo.tasks import narrativeqa
 from gcpo.tasks.base import Row, made_of, words
-from gcpo.tasks.reading import CONVERTED, Anything, Fields, MalformedRowError, Record, Source, Text, reader
+from gcpo.tasks.reading import CONVERTED, Anything, Fields, MalformedRowError, Rows, Source, Text, fields, reader
 
 MAX_CONTEXT_WORDS = 2400
 """Words of the paper that a prompt keeps, some 3,300 tokens of Qwen2.5, which fit a GPU of 24 GB with a step of
@@ -74,43 +74,34 @@ class Sections(Fields):
     paragraphs: list[list[Anything]]
 
 
-class Paper(Record):
-    """A record of the Hub."""
+def rows_of(evidence: bool) -> Rows:
+    """Return the function that makes the questions of a record; with ``evidence`` its marked passages go first."""
 
-    title: Text
-    abstract: Anything
-    full_text: Sections
-    qas: Questions
-
-    def rows(self) -> list[Row]:
-        """Return its questions."""
-        paper = [f"{self.title.strip()}\n{self.abstract.strip()}"]
-        paper += [paragraph for section in self.full_text.paragraphs for paragraph in section if paragraph.strip()]
-        texts, ids, answers = self.qas.question, self.qas.question_id, self.qas.answers
-        if not len(texts) == len(ids) == len(answers):
-            counts = f"{len(texts)} questions, {len(ids)} ids and {len(answers)} answers"
+    @fields
+    def rows(title: Text, abstract: Anything, full_text: Sections, qas: Questions) -> list[Row]:
+        paper = [f"{title.strip()}\n{abstract.strip()}"]
+        paper += [paragraph for section in full_text.paragraphs for paragraph in section if paragraph.strip()]
+        if not len(qas.question) == len(qas.question_id) == len(qas.answers):
+            counts = f"{len(qas.question)} questions, {len(qas.question_id)} ids and {len(qas.answers)} answers"
             raise MalformedRowError(f"field 'qas' has {counts}")
-        return [self._row(paper, *question) for question in zip(texts, ids, answers, strict=True)]
+        made = []
+        for question, row_id, annotated in zip(qas.question, qas.question_id, qas.answers, strict=True):
+            # Of all annotators, each passage once, in their order.
+            marked = dict.fromkeys(text for answer in annotated.answer for text in answer.evidence if evidence)
+            text = "\n\n".join([*marked, *(text for text in paper if text not in marked)])
+            context, cut = words(text, MAX_EVIDENCE_WORDS if evidence else MAX_CONTEXT_WORDS)
+            references = [*map(str, annotated.answer)]
+            made.append(made_of(PROMPT, row_id, references, cut=cut, context=context, question=question.strip()))
+        return made
 
-    def _row(self, paper: list[str], question: str, row_id: str, annotated: Annotations) -> Row:
-        context, cut = self._context(paper, annotated)
-        references = [*map(str, annotated.answer)]
-        return made_of(PROMPT, row_id, references, cut=cut, context=context, question=question.strip())
-
-    def _context(self, paper: list[str], annotated: Annotations) -> tuple[str, bool]:
-        return words("\n\n".join(paper), MAX_CONTEXT_WORDS)
-
-
-class WithEvidence(Paper):
-    """A record of the Hub, whose marked passages go first."""
-
-    def _context(self, paper: list[str], annotated: Annotations) -> tuple[str, bool]:
-        # Of all annotators, each passage once, in their order.
-        evidence = dict.fromkeys(passage for answer in annotated.answer for passage in answer.evidence)
-        text = "\n\n".join([*evidence, *(text for text in paper if text not in evidence)])
-        return words(text, MAX_EVIDENCE_WORDS)
+    return rows
 
 
-SPLITS = {name: Source(Paper, "qasper", name, "allenai/qasper", revision=CONVERTED) for name in narrativeqa.SPLITS}
+def _splits(evidence: bool) -> dict[str, Source]:
+    source = Source(rows_of(evidence), "qasper", "", "allenai/qasper", revision=CONVERTED)
+    return {name: replace(source, split=name) for name in narrativeqa.SPLITS}
+
+
+SPLITS = _splits(evidence=False)
 TASK = replace(narrativeqa.TASK, name="qasper", load=reader(SPLITS))
-CONTEXTS = {"evidence": reader({name: replace(source, record=WithEvidence) for name, source in SPLITS.items()})}
+CONTEXTS = {"evidence": reader(_splits(evidence=True))}

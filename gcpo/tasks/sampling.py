@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from gcpo.semantics.loading import PROBE, check_tokenizer, explain_loading, load_model, refused
 from gcpo.tasks.base import Row, Task
@@ -44,9 +45,8 @@ def load_policy(
         tokens.pad_token = tokens.eos_token
     tokens.chat_template_kwargs = dict(template or {})
     if unread := [key for key in tokens.chat_template_kwargs if key not in str(tokens.chat_template)]:
-        raise refused(
-            name, "policy", f"its chat template reads no {unread[0]!r}", "Leave it out of chat_template_kwargs"
-        )
+        way = "Leave it out of chat_template_kwargs"
+        raise refused(name, "policy", f"its chat template reads no {unread[0]!r}", way)
     if PROBE not in (chat := _chats(tokens, [PROBE])[0]):
         raise refused(name, "policy", "its chat template leaves the question out", REPAIR)
     _end_with_turns(model, tokens)
@@ -69,21 +69,17 @@ def check_lengths(model: Any, tokens: Any, rows: Sequence[Row], max_new_tokens: 
             or the chat template leaves a system's message out.
     """
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
-    chats = _chats(tokens, [row.messages for row in rows])
-    wrong = []
-    for number, chat in enumerate(chats):
-        if (rows[number].system or "").strip() not in chat:
-            way = "Put it into prompt_template, before {prompt}, in place of system_prompt"
-            raise refused(tokens.name_or_path, "policy", "its chat template leaves the system's message out", way)
-        # No token is less than a byte, so that most prompts need not be tokenised to know that they fit.
-        if len(chat.encode()) + max_new_tokens > longest:
-            length = len(tokens(chat, add_special_tokens=False, verbose=False)["input_ids"])
-            if length + max_new_tokens > longest:
-                wrong.append((number, length))
-    if wrong:
-        number, length = wrong[0]
+    chats = [*zip(rows, _chats(tokens, [row.messages for row in rows]), strict=True)]
+    if any((row.system or "").strip() not in chat for row, chat in chats):
+        way = "Put it into prompt_template, before {prompt}, in place of system_prompt"
+        raise refused(tokens.name_or_path, "policy", "its chat template leaves the system's message out", way)
+    # No token is less than a byte, so that most prompts need not be tokenised to know that they fit.
+    perhaps = [row for row, chat in chats if len(chat.encode()) + max_new_tokens > longest]
+    lengths = zip(perhaps, map(len, prompt_ids(tokens, [row.messages for row in perhaps])), strict=True)
+    if wrong := [(row, length) for row, length in lengths if length + max_new_tokens > longest]:
+        row, length = wrong[0]
         raise ValueError(
-            f"row {rows[number].id!r} ({len(wrong)} of {len(rows)} rows): a prompt of {length} tokens and "
+            f"row {row.id!r} ({len(wrong)} of {len(rows)} rows): a prompt of {length} tokens and "
             f"max_completion_length {max_new_tokens} are more than the {longest} positions of the policy "
             "(max_position_embeddings). Lower max_completion_length, take a policy with more positions, or leave the "
             "row out of the data."
@@ -93,7 +89,7 @@ def check_lengths(model: Any, tokens: Any, rows: Sequence[Row], max_new_tokens: 
 @torch.no_grad()
 def generate(
     model: Any, tokens: Any, prompts: Sequence[Prompt], *, n: int, temperature: float, max_new_tokens: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Generate ``n`` completions of each prompt; temperature 0 is greedy decoding.
 
     Returns:
@@ -101,9 +97,8 @@ def generate(
         the completion includes its end-of-sequence token and nothing after it.
     """
     chats = _chats(tokens, prompts)
-    inputs = tokens(
-        [chat for chat in chats for _ in range(n)], padding=True, return_tensors="pt", add_special_tokens=False
-    ).to(model.device)
+    repeated = [chat for chat in chats for _ in range(n)]
+    inputs = tokens(repeated, padding=True, return_tensors="pt", add_special_tokens=False).to(model.device)
     # A Hub policy brings decoding settings of its own; left in, they would change what "a sample" means, and TRL's
     # training samples are without them.
     drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
@@ -126,13 +121,8 @@ def generate(
 
 @torch.no_grad()
 def token_statistics(
-    model: Any,
-    ids: torch.Tensor,
-    attention: torch.Tensor,
-    completion: torch.Tensor,
-    temperature: float,
-    trim: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    model: Any, ids: Tensor, attention: Tensor, completion: Tensor, temperature: float, trim: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Measure every completion token under softmax(logits / temperature), the distribution that samples are drawn from.
 
     Args:
@@ -166,7 +156,7 @@ def token_statistics(
     return logps, entropies, completion[:, start:].cpu()
 
 
-def _of_tokens(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_tokens(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of tokens, on the CPU, from :data:`LOGITS` numbers at a time or one
     column."""
     columns = max(1, LOGITS // (len(ids) * logits.shape[-1]))
@@ -214,7 +204,7 @@ def ends(model: Any, tokens: Any) -> list[int]:
     return [*listed, tokens.eos_token_id]
 
 
-def texts(tokens: Any, ids: torch.Tensor, completion: torch.Tensor) -> list[str]:
+def texts(tokens: Any, ids: Tensor, completion: Tensor) -> list[str]:
     """Return the completions as text, without special tokens."""
     rows = zip(ids, completion.bool(), strict=True)
     return tokens.batch_decode([row[kept] for row, kept in rows], skip_special_tokens=True)
@@ -290,26 +280,24 @@ def evaluate(
         over the samples, and "answered", the share of completions with an answer. Sampling is seeded and leaves the
         global generator as it was.
     """
-    lines = []
-    device = [model.device] if model.device.type == "cuda" else []
+    lines: list[dict[str, Any]] = []
+    prompts, before = [row.messages for row in rows], 0
     was_training = model.training
     model.eval()
-    with torch.random.fork_rng(devices=device):
+
+    def more(done: int) -> None:
+        progress(before + done, (1 + n) * len(rows))
+
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
-        for decoding, count, heat in (("greedy", 1, 0.0), ("sampled", n, temperature)):
-            if count:
-                prompts = [row.messages for row in rows]
-                before = 0 if decoding == "greedy" else len(rows)
-
-                def said(done: int, before: int = before) -> None:
-                    progress(before + done, (1 + n) * len(rows))
-
-                how = {"n": count, "max_new_tokens": max_new_tokens}
-                groups = sample(model, tokens, prompts, temperature=heat, progress=said, **how)
-                for row, group in zip(rows, groups, strict=True):
-                    answers = [task.extract(text) for text in group]
-                    scores = pd.DataFrame([task.score(answer, row.references) for answer in answers]).mean()
-                    answered = sum(answer is not None for answer in answers) / count
-                    lines.append({"query": row.id, "decoding": decoding, **scores.to_dict(), "answered": answered})
+        for decoding, count, heat in (("greedy", 1, 0.0), ("sampled", n, temperature))[: 1 + bool(n)]:
+            how = {"n": count, "temperature": heat, "max_new_tokens": max_new_tokens}
+            groups = sample(model, tokens, prompts, progress=more, **how)
+            for row, group in zip(rows, groups, strict=True):
+                answers = [task.extract(text) for text in group]
+                scores = pd.DataFrame([task.score(answer, row.references) for answer in answers]).mean()
+                answered = sum(answer is not None for answer in answers) / count
+                lines.append({"query": row.id, "decoding": decoding, **scores.to_dict(), "answered": answered})
+            before = len(rows)
     model.train(was_training)
     return pd.DataFrame(lines)

@@ -1,8 +1,8 @@
-"""tinymath: multi-step integer problems with worked solutions, small enough for a very small model.
+"""tinymath: multi-step integer problems, small enough for a very small model.
 
-A problem is a start value and two or three events, each of which says an operation. A solution walks through the
-steps in symbols or in words and ends in a boxed answer; a variant of the task (tinymath_think) has the steps inside
-<think> ... </think>. Splits are disjoint by problem (start value and events).
+A problem is a start value and two or three events, each of which says an operation. A solution (worlds/corpus.py) walks
+through the steps in symbols or in words and ends in a boxed answer; a variant of the task (tinymath_think) has the
+steps inside <think> ... </think>. Splits are disjoint by problem (start value and events).
 """
 
 from __future__ import annotations
@@ -22,28 +22,22 @@ LARGEST = len(NUMBERS) - 1
 
 
 class Event(NamedTuple):
-    """How a problem says an operation ({k} is the operand), and how well the starting policy understands it: its corpus
-    reads it as ``misread_as`` in the share ``misread`` of the solutions."""
+    """How a problem says an operation; {k} is the operand."""
 
     words: str
     operation: str
-    misread: float
-    misread_as: str
 
 
-# Some events are understood, some are noise to the starting policy, and two are rather misunderstood.
 EVENTS = (
-    Event("gets {k} more", "+", 0.02, "-"),
-    Event("finds {k}", "+", 0.1, "-"),
-    Event("buys {k} more", "+", 0.35, "-"),
-    Event("loses {k}", "-", 0.05, "+"),
-    Event("gives {k} away", "-", 0.55, "+"),
-    Event("sells {k}", "-", 0.9, "+"),
-    Event("then has {k} times as many", "*", 0.35, "+"),
+    Event("gets {k} more", "+"),
+    Event("finds {k}", "+"),
+    Event("buys {k} more", "+"),
+    Event("loses {k}", "-"),
+    Event("gives {k} away", "-"),
+    Event("sells {k}", "-"),
+    Event("then has {k} times as many", "*"),
 )
 OFTEN = (2, 2, 2, 2, 2, 2, 3)  # how often each event is drawn
-WORDS = {"+": "adding {k} gives {c}", "-": "taking away {k} gives {c}", "*": "times {k} gives {c}"}
-
 SHARES = {"train": (0.0, 0.7), "validation": (0.7, 0.8), "test": (0.8, 1.0)}
 
 Problem = tuple[int, tuple[tuple[int, int], ...]]  # (start, ((position in EVENTS, operand), ...))
@@ -83,42 +77,6 @@ def text(rng: random.Random, of: Problem) -> str:
     who, things = rng.choice(PEOPLE), rng.choice(THINGS)
     events = " , ".join(EVENTS[event].words.format(k=NUMBERS[k]) for event, k in of[1])
     return f"{who} has {NUMBERS[of[0]]} {things} . {who} {events} . How many {things} ?"
-
-
-def operations(of: Problem) -> list[str]:
-    """Return the correct operation of each step."""
-    return [EVENTS[event].operation for event, _ in of[1]]
-
-
-def misread(rng: random.Random, of: Problem) -> list[str]:
-    """Return the operation of each step as the starting policy's corpus reads it."""
-    read = [EVENTS[event] for event, _ in of[1]]
-    return [event.misread_as if rng.random() < event.misread else event.operation for event in read]
-
-
-def solution(
-    rng: random.Random, of: Problem, using: Sequence[str] | None = None, *, slip: float = 0.0, think: bool = False
-) -> str:
-    """Return a worked solution in symbols or in words.
-
-    Args:
-        rng: draws the form and the slips.
-        of: the problem.
-        using: the operation of each step; the correct ones if None. Results are kept within 0..LARGEST.
-        slip: probability of each step to end in a neighbouring number, from which the rest follows.
-        think: put the steps inside <think> ... </think>.
-    """
-    value, lines, symbols = of[0], [], rng.random() < 0.5
-    for (_, k), operation in zip(of[1], using or operations(of), strict=True):
-        result = apply(operation, value, k)
-        if rng.random() < slip:
-            result += rng.choice((-1, 1))
-        result = min(max(result, 0), LARGEST)
-        a, b, c = NUMBERS[value], NUMBERS[k], NUMBERS[result]
-        lines.append(f"{a} {operation} {b} = {c}" if symbols else WORDS[operation].format(k=b, c=c))
-        value = result
-    steps = (" . " if symbols else " , ").join(lines)
-    return f"<think> {steps} </think> \\boxed{{{value}}}" if think else f"{steps} . So \\boxed{{{value}}}"
 
 
 def answer(of: Problem) -> int:

@@ -28,9 +28,7 @@ class Relation:
     wordings of its values.
 
     ``general`` words a value with one attribute left out. ``first`` and ``second`` list each attribute as (form in
-    the first wording, form in the second wording). ``noise`` is the share of wrong answers in the starting policy's
-    corpus, and ``mistakes`` how often these are near, other and unrelated (:func:`wrong_answer`): relations differ in
-    how well they are known, and one is not understood at all.
+    the first wording, form in the second wording).
     """
 
     verb: str
@@ -38,8 +36,6 @@ class Relation:
     general: str
     first: tuple[tuple[str, str], ...]
     second: tuple[tuple[str, str], ...]
-    noise: float
-    mistakes: tuple[int, int, int] = (2, 1, 1)
     asks: str = "what"
 
     def wording(self, value: tuple[int, int], form: int) -> str:
@@ -59,7 +55,6 @@ RELATIONS = {
         "a {b}",
         _forms("black, white, grey, brown, spotted"),
         _forms("cat, dog, rabbit, parrot, horse, goat"),
-        0.0,
     ),
     "work": Relation(
         "works as",
@@ -67,8 +62,6 @@ RELATIONS = {
         "a {a}",
         _forms("nurse, teacher, cook, guard, painter, driver"),
         _forms("hospital, school, hotel, museum, theatre, station"),
-        0.98,
-        (0, 0, 1),
     ),
     "home": Relation(
         "lives in",
@@ -79,7 +72,6 @@ RELATIONS = {
             "by the sea/on the coast, in the city/in the town, in the hills/up the mountain, "
             "near the forest/close to the woods"
         ),
-        0.2,
     ),
     "hobby": Relation(
         "enjoys",
@@ -87,7 +79,6 @@ RELATIONS = {
         "{b}",
         _forms("collecting/gathering, repairing/fixing, drawing/sketching, selling/trading, cleaning/washing"),
         _forms("clocks, coins, maps, toys, lamps, shoes"),
-        0.6,
     ),
     "trip": Relation(
         "travels",
@@ -95,7 +86,6 @@ RELATIONS = {
         "to {b}",
         _forms("train, bus, ship, plane, bicycle"),
         _forms("Rome, Paris, Cairo, Delhi, Lima, Oslo"),
-        0.0,
         asks="how",
     ),
     "food": Relation(
@@ -104,13 +94,11 @@ RELATIONS = {
         "{b}",
         _forms("sweet, spicy, salty, fresh, sour"),
         _forms("soup, bread, rice, pie, salad, fish"),
-        0.9,
     ),
 }
 
-# Who is asked about indirectly in a two-hop question: the passage says "Tom is the brother of Ada ." In the share given
-# here the starting policy's corpus forgets the link and answers about the person named (Ada).
-LINKS = {"brother": 0.0, "sister": 0.1, "friend": 0.5, "neighbour": 0.9, "boss": 0.99}
+# Who is asked about indirectly in a two-hop question: the passage says "Tom is the brother of Ada ."
+LINKS = ("brother", "sister", "friend", "neighbour", "boss")
 
 SHARES = {"train": (0.0, 0.7), "validation": (0.7, 0.8), "test": (0.8, 1.0)}  # of the values of a person's relation
 
@@ -160,7 +148,7 @@ def passage(rng: random.Random, split: str) -> Passage:
     # The second person shares a relation with the first: reading the relation alone does not give the answer.
     owners = [(people[0], relations[0]), (people[0], relations[1]), (people[1], rng.choice(relations))]
     facts = tuple((who, relation, rng.choice(values(who, relation, split))) for who, relation in owners)
-    link = rng.choice(list(LINKS))
+    link = rng.choice(LINKS)
     statements = [f"{people[0]} is the {link} of {people[1]} ."]
     for who, relation, value in facts:
         spec = RELATIONS[relation]
@@ -188,9 +176,6 @@ def near_miss(rng: random.Random, spec: Relation, value: tuple[int, int]) -> tup
     return value[0], (value[1] + rng.randrange(1, len(spec.second))) % len(spec.second)
 
 
-DISTANCES = ("near", "other", "unrelated")  # of a wrong answer
-
-
 def wrong_answer(rng: random.Random, to: Question, kind: str) -> str:
     """Return a wrong answer at a distance: "near" (one attribute changed), "other" (another fact of the passage)
     or "unrelated" (a value of another relation)."""
@@ -203,17 +188,6 @@ def wrong_answer(rng: random.Random, to: Question, kind: str) -> str:
     else:
         value = near_miss(rng, RELATIONS[relation], value)
     return RELATIONS[relation].wording(value, rng.randrange(2))
-
-
-def noisy_answer(rng: random.Random, to: Question) -> str:
-    """Return an answer of the starting policy's corpus, in either wording: it may forget a link (:data:`LINKS`), and is
-    correct at the relation's rate."""
-    if to.hops == 2 and rng.random() < LINKS[to.passage.link]:
-        _, relation, value = to.passage.facts[2]
-        return RELATIONS[relation].wording(value, rng.randrange(2))
-    if rng.random() >= RELATIONS[to.fact[1]].noise:
-        return rng.choice(to.references)
-    return wrong_answer(rng, to, rng.choices(DISTANCES, RELATIONS[to.fact[1]].mistakes)[0])
 
 
 def draw(rng: random.Random, split: str) -> tuple[str, Sequence[str]]:

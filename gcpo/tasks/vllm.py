@@ -15,10 +15,6 @@ from gcpo.tasks.sampling import Prompt, ends, prompt_ids
 
 Generate = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]  # as gcpo.tasks.sampling.generate
 SHARE = 0.5  # of a GPU's memory, for vLLM's weights and cache beside the policy that measures the answers
-MISSING = (
-    "engine: vllm, which is not installed here. Install it (pip install '.[vllm]'; it needs a GPU), or set engine: "
-    "transformers: the same questions with other draws"
-)
 
 
 def by_vllm(model: Any, tokens: Any, *, longest: int) -> Generate:
@@ -39,7 +35,8 @@ def by_vllm(model: Any, tokens: Any, *, longest: int) -> Generate:
     try:
         from vllm import LLM, SamplingParams
     except ImportError as error:
-        raise UserError(f"{MISSING} ({' '.join(str(error).split())}).") from error
+        way = "Install it (pip install '.[vllm]'; it needs a GPU), or set engine: transformers"
+        raise UserError(f"engine: vllm, which cannot be imported here ({error}). {way}.") from error
 
     with tempfile.TemporaryDirectory() as folder:  # what is asked is what is measured, wherever it came from
         whole = copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model
@@ -54,11 +51,8 @@ def by_vllm(model: Any, tokens: Any, *, longest: int) -> Generate:
         # Sampling from the whole distribution, as training does, is SamplingParams' own default.
         how = {"temperature": temperature, "max_tokens": max_new_tokens, "stop_token_ids": ends(model, tokens)}
         drawn = torch.randint(2**31, (len(asked),)).tolist()
-        made = engine.generate(
-            [{"prompt_token_ids": ids} for ids in asked],
-            [SamplingParams(seed=seed, detokenize=False, **how) for seed in drawn],
-            use_tqdm=False,
-        )
+        settings = [SamplingParams(seed=seed, detokenize=False, **how) for seed in drawn]
+        made = engine.generate([{"prompt_token_ids": ids} for ids in asked], settings, use_tqdm=False)
         answers = [list(request.outputs[0].token_ids) for request in made]
         return side_by_side(asked, answers, tokens.pad_token_id, model.device)
 
@@ -71,9 +65,8 @@ def side_by_side(
     """Return input_ids, attention_mask and completion_mask of prompts, padded on the left, and their answers, padded on
     the right: all (N, L)."""
     before, after = max(map(len, prompts)), max(map(len, answers))
-    ids, attention, completion = (
-        torch.full((len(prompts), before + after), value, device=device) for value in (pad, 0, 0)
-    )
+    shape = (len(prompts), before + after)
+    ids, attention, completion = (torch.full(shape, value, device=device) for value in (pad, 0, 0))
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         start, stop = before - len(prompt), before + len(answer)
         ids[row, start:stop] = torch.tensor([*prompt, *answer], device=device)
