@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from io import StringIO
 from typing import Any, get_args
 from urllib.parse import urlencode
 
 import notebook_pages
+import pandas as pd
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 from gcpo import paths
 from gcpo.reports import ledger, pages
-from gcpo.reports.claims import SHOWN
+from gcpo.reports.tables import display_name, with_interval
+from gcpo.reports.verdicts import SHOWN
 
 MENUS = {
     "paper": tuple(ledger.PAPERS.values()),
@@ -66,8 +69,8 @@ def card(claim: ledger.Claim, lines: Sequence[Any], beside: Sequence[Any], repos
     data = " ".join(
         f'data-{key}="{value}"' for key, value in zip(MENUS, (paper, claim.kind, claim.scope, verdict), strict=True)
     )
-    decided = next((line for line in lines if line.label in (verdict, *worlds.values())), None)
-    why = decided.brief or in_brief(decided.because) if decided else ledger.NO_CHECK
+    decided = next((line for line in lines if line.verdict in (verdict, *worlds.values())), None)
+    why = in_brief(decided.because) or numbers(decided) if decided else "No check decides it."
     why = escape(re.sub("^[a-z]", lambda first: first[0].upper(), why))
     note = f'<p class="note">{linked(escape(claim.note))}</p>' if claim.note else ""
     checks = "".join(map(check, lines)) + "".join(check(line, "On another kind of task: ") for line in beside)
@@ -98,12 +101,18 @@ def chip(verdict: str) -> str:
 
 def check(line: Any, before: str = "") -> str:
     """Return one check of a claim: its verdict, what it asked and where, the numbers, its comparisons, and the cell."""
-    parts = line.parts.splitlines()
-    listed = "".join(f"<li>{escape(part)}</li>" for part in parts) if len(parts) > 1 else ""
-    return (
-        f"<li>{before}{chip(line.label)} {escape(line.heading)} ({escape(line.place)}). {escape(line.because)} "
-        f"{cell(line)}{listed and f'<ul>{listed}</ul>'}</li>"
-    )
+    listed = pd.read_csv(StringIO(line.parts)).to_html(index=False, na_rep="") if line.parts else ""
+    why = escape(" ".join(filter(None, [line.because, numbers(line)])))
+    asked = f"{escape(line.heading)} ({escape(line.place)})"
+    return f"<li>{before}{chip(line.verdict)} {asked}. {why} {cell(line)}{listed}</li>"
+
+
+def numbers(line: Any) -> str:
+    """Return the comparison that decided a verdict with its interval; nothing of one that no runs decided."""
+    if not line.estimate:
+        return ""
+    named = " minus ".join(display_name(label) for label in (line.label, line.against) if label)
+    return f"{named}: {with_interval(float(line.estimate), float(line.low), float(line.high), digits=2)}"
 
 
 def in_brief(because: str) -> str:
@@ -138,5 +147,8 @@ def dispute(claim: ledger.Claim, decided: Any, repository: str) -> str:
     """Return the address of a new issue by the template "A verdict I doubt", with the claim filled in."""
     filled = {"template": "verdict.yml", "title": f"Verdict: {claim.id}", "claim": f"{claim.id}: {claim.quote}"}
     if decided:
-        filled |= {"notebook": decided.notebook, "quoted": f"{decided.label}: {decided.because}"[:500]}
+        filled |= {
+            "notebook": decided.notebook,
+            "quoted": f"{decided.verdict}: {decided.because or numbers(decided)}"[:500],
+        }
     return f"{repository}/issues/new?{urlencode(filled)}"

@@ -55,12 +55,12 @@ def gate(profile: str | None, grids: list[str] | None, reference: bool) -> int:
     """Say whether GRPO learns where runs of a profile were made."""
     if profile is None:
         raise ParameterError("--reference is for --gate: it says whose runs are read.")
-    from gcpo.reports import gate as learns
+    from gcpo.reports.report import GATE_GRID, Report
 
-    found = learns.gate(profile, grids[0] if grids else learns.GRID, reference)
-    if len(found.table):
-        print(found.table.round(1).to_string(index=False))
-    if found.missing:
-        raise UserError("; ".join(f"{task}: {said}" for task, said in found.missing.items()))
-    print(found.said(found.tasks))
-    return 0 if found.passed else 1
+    if not (report := Report(profile, grids[0] if grids else GATE_GRID, reference)).closed:
+        raise UserError(f"Grid {report.grid} trains nothing, and a gate is judged on training: name another grid.")
+    if missing := [why for task, why in report.closed.items() if task not in set(report.gate["task"])]:
+        raise UserError("; ".join(missing))
+    said = (f"{task}: {why or 'the gate is open'}" for task, why in report.closed.items())
+    print(report.gate.round(1).to_string(index=False), *said, sep="\n")
+    return 1 if any(report.closed.values()) else 0

@@ -13,8 +13,7 @@ import torch
 from gcpo import statistics
 from gcpo.methods import base_advantages
 from gcpo.reports import alignment
-from gcpo.reports.claims import Verdict
-from gcpo.reports.evidence import decide
+from gcpo.reports.verdicts import Verdict, decide
 from gcpo.runs.gradients import pair_table
 from gcpo.statistics import Draws
 
@@ -131,10 +130,7 @@ def test_policies_are_called_by_their_steps_and_trainings() -> None:
     found = alignment.policies(lines)
     names = ["starting policy", "after 32 steps of one training", "after 64 steps of 2 trainings"]
     assert [*found] == names and found[names[2]]["x"].tolist() == [0, 2]
-    assert [*map(alignment.over, names)] == [" over queries", " over queries", " over trainings and queries"]
     assert [*alignment.policies(lines.drop(columns="training_seed"))][-1] == "after 64 steps of one training"
-    verdict = alignment.at_checkpoints({names[2]: {"a": draws(0.5)}})
-    assert " over trainings and queries" in verdict.because
 
 
 def test_a_measure_that_is_constant_has_no_rank() -> None:
@@ -142,10 +138,9 @@ def test_a_measure_that_is_constant_has_no_rank() -> None:
     assert np.isnan(found.draws("bot").estimate) and not len(found.draws("bot").draws)
     assert found.table(["bot"], ["spearman"])[["estimate", "low", "high", "p"]].isna().all(axis=None)
     verdict = decide(alignment.comparisons({"a": draws(-0.5), "b": found.draws("bot")}))
-    assert (verdict.label, verdict.subject) == ("fails", "a")  # whatever b would be
+    assert (verdict["verdict"], verdict["label"]) == ("fails", "a")  # whatever b would be
     verdict = decide(alignment.comparisons({"a": draws(0.5), "b": found.draws("bot")}))
-    assert verdict.label == "not tested"
-    assert verdict.because.endswith("For example, b: nothing to rank, because one side is constant.")
+    assert verdict["verdict"] == "not tested" and "one side is constant" in verdict["because"]
 
 
 def test_few_queries_have_no_held_out_folds() -> None:
@@ -189,9 +184,8 @@ def decided(found: dict[str, Draws], effects: dict[str, float] | None = None) ->
 )
 def test_a_verdict_follows_the_intervals(centres: list[float], effects: dict[str, float], expected: str) -> None:
     verdict = decided(dict(zip("ab", map(draws, centres), strict=True)), effects)
-    assert verdict.label == expected
-    assert verdict.low < verdict.estimate < verdict.high and verdict.mde == pytest.approx(0.28, abs=0.02)
-    assert f"95 % CI {verdict.low:+.2f} to {verdict.high:+.2f} over queries" in verdict.because
+    assert verdict["verdict"] == expected
+    assert verdict["low"] < verdict["estimate"] < verdict["high"] and verdict["mde"] == pytest.approx(0.28, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -213,45 +207,34 @@ def test_a_claim_that_names_no_checkpoint_is_decided_where_they_agree(centres: l
         for name, x in zip(("start", "end"), centres, strict=True)
     }
     verdict = alignment.at_checkpoints(found, {"a": 0.6})
-    assert verdict.label == expected
+    assert verdict["verdict"] == expected
     for nothing in ({}, {"start": {}}):
-        assert alignment.at_checkpoints(nothing).because == "There are no runs of it."
-    differ = len({decided(parts, {"a": 0.6}).label for parts in found.values()} - {"not tested"}) > 1
-    assert verdict.because.startswith("It depends on the checkpoint") == differ
+        assert alignment.at_checkpoints(nothing)["because"] == "There are no runs of it."
     if expected != "not tested":
-        assert [part.partition(":")[0] for part in verdict.parts] == ["start", "end"]
-        names = [name for name, parts in found.items() if decided(parts, {"a": 0.6}).label == expected] or ["start"]
-        assert f"{names[0].capitalize()}: a: " in verdict.because
+        words = {name: decided(parts, {"a": 0.6})["verdict"] for name, parts in found.items()}
+        shown = next((name for name, word in words.items() if word == expected), "start")
+        assert verdict["estimate"] == found[shown]["a"].estimate
+        assert dict(verdict["parts"][["policy", "verdict"]].to_numpy().tolist()) == words
 
 
 def test_a_margin_rules_out_where_the_paper_prints_nothing_and_only_where_a_control_was_seen() -> None:
     found = {"start": {"a": draws(0.0)}, "end": {"a": draws(0.0)}}
-    assert alignment.at_checkpoints(found).label == "inconclusive"
-    assert alignment.at_checkpoints(found, margin=0.6).label == "ruled out"
+    assert alignment.at_checkpoints(found)["verdict"] == "inconclusive"
+    assert alignment.at_checkpoints(found, margin=0.6)["verdict"] == "ruled out"
     blind = dict.fromkeys(found, "No control was seen.")
-    assert alignment.at_checkpoints(found, margin=0.6, blind=blind).label == "not tested"
+    assert alignment.at_checkpoints(found, margin=0.6, blind=blind)["verdict"] == "not tested"
 
 
-def test_where_checkpoints_disagree_the_first_that_was_asked_is_told() -> None:
+def test_where_checkpoints_disagree_the_first_that_was_asked_gives_the_numbers() -> None:
     nothing = {"a": Draws(nan, np.empty(0))}
     verdict = alignment.at_checkpoints({"start": nothing, "middle": {"a": draws(0.5)}, "end": {"a": draws(-0.5)}})
-    assert verdict.label == "inconclusive" and " Middle: a: +0.50" in verdict.because
-    said = "It depends on the checkpoint: start it is not tested. Middle it holds, where a is +0.50 (95 % CI +0.3"
-    assert verdict.brief.startswith(said) and " End it fails, where a is -0.50 (95 % CI -0.6" in verdict.brief
-
-
-def test_checkpoints_that_agree_are_told_together_with_the_least_favourable_of_them() -> None:
-    each = zip(("after 8 steps", "middle", "after 16 steps"), (0.5, -0.5, 0.4), strict=True)
-    verdict = alignment.at_checkpoints({name: {"a": draws(centre)} for name, centre in each})
-    said = (
-        "It depends on the checkpoint: after 8 and after 16 steps it holds, where at the least a is +0.40 (95 % CI +0.2"
-    )
-    assert verdict.brief.startswith(said) and verdict.brief.count("95 % CI") == 2
+    assert (verdict["verdict"], verdict["estimate"]) == ("inconclusive", 0.5)
+    assert verdict["parts"]["verdict"].tolist() == ["not tested", "holds", "fails"]
 
 
 @pytest.mark.parametrize(("centre", "expected"), [(-0.5, "holds"), (0.5, "holds"), (-0.05, "inconclusive")])
 def test_either_sign_is_significant_and_a_correlation_of_none_is_not(centre: float, expected: str) -> None:
-    assert decided({"a": alignment.of_either_sign(draws(centre))}).label == expected
+    assert decided({"a": alignment.of_either_sign(draws(centre))})["verdict"] == expected
 
 
 # --- pairs of answers -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gcpo.reports import claims, figures
+from gcpo.reports import figures
 
 DATA = pd.DataFrame(
     {
@@ -123,60 +123,6 @@ def test_lines_along_training_are_means_over_seeds_with_a_band_from_the_lowest_t
     np.testing.assert_allclose(axis.lines[0].get_xydata(), [[0, 41], [10, 51]])
     bands = [np.concatenate([path.vertices[:, 1] for path in band.get_paths()] or [[]]) for band in axis.collections]
     assert (bands[0].min(), bands[0].max(), len(bands[1])) == (40, 52, 0)
-
-
-def test_verdicts_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    verdict = claims.Verdicts("01_a")
-    verdict("one", "Eq. 1", "a", np.bool_(True), "Yes.")
-    verdict("two", "Eq. 2", "b", False, "No.")
-    verdict("three", "Eq. 3", "c", None, "Perhaps.")
-    assert verdict.table()["verdict"].to_dict() == {"Eq. 1": "holds", "Eq. 2": "fails", "Eq. 3": "inconclusive"}
-    assert list(verdict.table()["claim"]) == ["a", "b", "c"]
-    assert "Eq. 2" in capsys.readouterr().out
-    assert list(verdict.table()) == ["claim", "verdict"]
-
-
-def test_verdicts_can_be_kept_in_silence_and_shown_later(capsys: pytest.CaptureFixture[str]) -> None:
-    verdict = claims.Verdicts("01_a")
-    verdict.add("one", "Eq. 1", "a", True, "Yes.", task="tinyqa")
-    assert capsys.readouterr().out == "" and verdict.table()["verdict"].to_dict() == {"Eq. 1, tinyqa": "holds"}
-    verdict.show("one")
-    assert "Holds: a (Eq. 1, tinyqa). Yes." in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"01_a has no verdict 'two'\. Valid names: one\."):
-        verdict.show("two")
-
-
-def test_a_verdict_is_shown_on_the_task_asked_for_and_all_stand_in_a_table_by_task(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    verdict = claims.Verdicts("01_a")
-    for task, decided in (("tinyqa", True), ("tinymath", False)):
-        verdict.add("one", "Eq. 1", "a", decided, task=task)
-    verdict.add("two", "Eq. 2", "b", None)
-    verdict.show("one", "tinymath")
-    shown = capsys.readouterr().out
-    assert "Fails: a (Eq. 1, tinymath)" in shown and "tinyqa" not in shown
-    table = verdict.by_task()
-    assert table.loc[("a", "Eq. 1")].to_dict() == {"tinyqa": "holds", "tinymath": "fails", "verdict": ""}
-    assert table.loc[("b", "Eq. 2")].to_dict() == {"tinyqa": "", "tinymath": "", "verdict": "inconclusive"}
-
-
-def test_verdicts_are_written_as_records_where_they_are_asked_for(tmp_path: Path) -> None:
-    for name, records in (("01_a", None), ("21_b", "runs of p")):
-        verdict = claims.Verdicts(name, records)
-        found = claims.Verdict("holds", "By 1.", 1.23456789, n=3, level=0.95, parts=("x", "y"))
-        verdict("one", "Eq. 1", "a", found, "More.")
-        verdict("two", "Eq. 2", "b", claims.Verdict("holds", "By hand.", 0.5, effect=2.0))  # no comparison decided it
-        for folder in (None, tmp_path / ("reports" if records else "read")):
-            pd.testing.assert_frame_equal(verdict.write(folder), verdict.table())
-    paths_of = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*.csv"))]
-    assert paths_of == ["read/01.csv", "reports/verdicts_21.csv"]
-    row, other = pd.read_csv(tmp_path / "reports" / "verdicts_21.csv").to_dict("records")
-    assert [other[name] for name in ("difference", "paper_effect", "seeds")] == [0.5, 2.0, 0]
-    assert np.isnan([other[name] for name in ("estimate", "effect", "n", "level")]).all()
-    given = {"id": "one", "label": "holds", "because": "By 1. More.", "place": "Eq. 1", "heading": "a", "n": 3}
-    given |= {"parts": "x\ny", "difference": 1.23457, "notebook": "21_b", "records": "runs of p"}
-    assert {key: row[key] for key in given} == given
 
 
 # --- comparisons ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from gcpo import paths
 from gcpo.reports import records
-from gcpo.reports.headline import CONTROLS
+from gcpo.reports.report import CONTROLS
 from gcpo.runs.grids import expand
 
 WORLDS = ("world_a", "world_b")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gcpo import paths
-from gcpo.reports import headline, pages, records, replay, tables
+from gcpo.reports import pages, records, replay, tables
+from gcpo.reports.report import WORLDS
 from gcpo.runs.grids import expand
 from gcpo.runs.profiles import read_yaml
 
@@ -49,7 +50,7 @@ def test_the_answer_in_words_is_that_of_the_ledger() -> None:
     step with RD or CD alone gains."""
     verdicts = pages.table_of("laptop", "headlines")["verdict"].tolist()
     assert verdicts[:2] == ["holds", "holds"] and verdicts[3:] == ["ruled out", "ruled out"]
-    for world in headline.WORLDS:
+    for world in WORLDS:
         controls = pages.table_of(world, "table1_controls").query("control == 'half of the questions dropped'")
         assert controls["task"].tolist() == ["tinyqa", "tinymath"] and (controls["seen"] == "True").all()
         gains = pages.table_of(world, "table1_pairs").query("task == 'tinymath'").set_index("label")

@@ -256,13 +256,13 @@ def test_scores_elsewhere_are_those_of_policies_trained_on_another_task() -> Non
         sampled = [{"query": "q", "decoding": "sampled", "sample": n, "accuracy": r} for n, r in enumerate(right)]
         return {"answers": pd.DataFrame([{"query": "q", "decoding": "greedy", "sample": 0, "accuracy": 1.0}, *sampled])}
 
-    assert records.elsewhere(records.find("p")).empty
+    assert records.transfer_scores(records.find("p")).empty
     trained = {"trained_on": "tinyqa", "at_step": 2, "method": "gcpo_bot"}
     finished("evaluate", tables=answers(1, 0, 0, 0), task="tinymath", **trained)
     finished("evaluate", tables=answers(1, 1, 0, 0), task="tinymath")
     finished("evaluate", tables=answers(1, 1, 1, 0), task="tinyqa", at_step=2)  # on its own task
     finished("train", tables={"eval": answers(1)["answers"]}, task="tinymath")
-    found = records.elsewhere(records.find("p")).sort_values("label")  # runs come in the order of their ids
+    found = records.transfer_scores(records.find("p")).sort_values("label")  # runs come in the order of their ids
     assert found[["task", "label", "seed", "query", "accuracy"]].to_numpy().tolist() == [
         ["tinymath", "gcpo_bot", 0, "q", 0.25],
         ["tinymath", "no training", 0, "q", 0.5],

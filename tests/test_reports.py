@@ -13,10 +13,9 @@ import papermill
 import pytest
 from papermill import inspect_notebook
 
-from gcpo import paths, reports
+from gcpo import paths
 from gcpo.cli import main
-from gcpo.reports import headline, publish, records
-from gcpo.reports.margins import margins
+from gcpo.reports import publish, records, report
 from gcpo.runs import record
 from gcpo.runs.grids import expand, fitting, grids
 from gcpo.runs.plan import Plan
@@ -110,8 +109,8 @@ def test_a_report_that_fails_is_named_with_its_fault_in_a_line(
 
 def test_what_make_reproduce_runs_is_part_of_the_protocols_grids() -> None:
     asked = {plan.id for plan in expand("reproduce", "world_a")}
-    assert asked < {plan.id for grid in headline.GRIDS for plan in expand(grid, "world_a")}
-    for grid, controls in (("headline", headline.CONTROLS), ("steps", ()), ("checkpoints", ())):
+    assert asked < {plan.id for grid in report.GRIDS for plan in expand(grid, "world_a")}
+    for grid, controls in (("headline", report.CONTROLS), ("steps", ()), ("checkpoints", ())):
         labels = {plan.label for plan in expand(grid, "world_a") if plan.id in asked}
         assert labels and {*controls} <= labels, grid
 
@@ -135,31 +134,6 @@ def test_the_reference_is_shown_when_asked_for(executed: list[tuple[str, dict[st
     (name, call), _, (last, of_ledger) = executed
     assert (name, call["reference"], call["any_code"]) == ("20_figure1", True, True)
     assert (last, of_ledger["reference"]) == ("90_claims", True) and "any_code" not in of_ledger
-
-
-def test_a_table_of_one_world_stands_above_that_of_the_other() -> None:
-    table = pd.DataFrame({"policy": ["start"], "ρ": ["0.1 [0.0, 0.2]"]})
-    for world, value in (("world_b", "B"), ("world_a", "A")):
-        report = reports.open(world, "steps", write_to=str(paths.OUTPUTS / world / "reports"))
-        shown = report.in_both_worlds(table.assign(ρ=value), "leads", "world_b")
-    assert shown.to_numpy().tolist() == [["world A", "start", "A"], ["world B", "start", "B"]]
-    alone = reports.open("world_b", "steps").in_both_worlds(table, "leads", "world_b")
-    assert alone["world"].tolist() == ["world B"]
-    assert reports.open("laptop", "one_step").in_both_worlds(table, "leads", "world_b")["world"].tolist() == ["laptop"]
-
-
-def test_a_report_opens_what_stands_at_its_head(tmp_path: Path) -> None:
-    report = reports.open("smoke", "smoke", write_to=str(tmp_path))
-    assert (report.source, report.folder) == ("this machine's runs of profile smoke", tmp_path)
-    assert report.metric == {"tinyqa": "f1", "tinymath": "accuracy"}
-    assert report.margin == {task: margins()[task][metric] for task, metric in report.metric.items()}
-    with pytest.raises(record.RecordError, match="nothing to report: python -m gcpo grid smoke --profile smoke"):
-        report.runs()
-    finish(expand("smoke", "smoke")[0])
-    assert len(report.runs()) == report.coverage["finished"].sum() == 1
-    assert not report.gate.passed and reports.open("smoke", "smoke").folder is None
-    with pytest.raises(record.RecordError, match="nothing to report"):
-        report.runs("kind == 'gradients'")
 
 
 def test_a_profile_may_be_an_own_file(executed: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from gcpo import paths
 from gcpo.cli import main
 from gcpo.methods import METHODS
 from gcpo.reports import methods, pages, tables
-from gcpo.reports.headline import WORLDS
-from gcpo.reports.names import NAMES, people
+from gcpo.reports.report import WORLDS
+from gcpo.reports.tables import NAMES, display_name
 from gcpo.runs.params import validate
 from gcpo.runs.profiles import load_profile
 
@@ -55,7 +55,7 @@ def test_a_page_shows_what_is_compared_in_the_order_of_its_names() -> None:
             "seeds": [3, 10, 1],
             "mean": [61.25, 60.0, 59.0],
             "std": [0.44, 1.0, math.nan],
-            "compared": ["3 and 10 seeds: compared on 3", "", "1 and 10 seeds: cannot be compared"],
+            "compared": [3, 0, 0],
             "difference": [1.25, math.nan, math.nan],
             "low": [-0.5, math.nan, math.nan],
             "high": [3.0, math.nan, math.nan],
@@ -67,8 +67,8 @@ def test_a_page_shows_what_is_compared_in_the_order_of_its_names() -> None:
     shown = tables.comparison_table(found, {"grpo": "GRPO", "kle": "KLE", "se": "SE", "once": "Once"})
     assert shown.to_numpy().tolist() == [
         ["GRPO", "60.0 ± 1.0", "", "", "", "", "10 seeds"],
-        ["SE", "61.2 ± 0.4", "1.2 [-0.5, 3.0]", "0.123", "2.3", "no", "3 and 10 seeds: compared on 3"],
-        ["Once", "59.0", "", "", "", "", "1 and 10 seeds: cannot be compared"],
+        ["SE", "61.2 ± 0.4", "1.2 [-0.5, 3.0]", "0.123", "2.3", "no", "3 seeds each"],
+        ["Once", "59.0", "", "", "", "", "1 seeds"],
     ]
     assert list(shown) == [
         "method", "score", "minus its base [95 %]", "p (Holm)", "detectable", "equivalent", "seeds",
@@ -232,8 +232,8 @@ def test_the_last_completions_are_of_the_last_step_and_the_first_prompts(tmp_pat
     ],
 )
 def test_people_read_names_and_not_identifiers(label: str, said: str) -> None:
-    assert people(label) == said
+    assert display_name(label) == said
 
 
 def test_names_are_those_of_methods() -> None:
-    assert set(NAMES) <= set(METHODS) and len({people(name) for name in METHODS}) == len(METHODS)
+    assert set(NAMES) <= set(METHODS) and len({display_name(name) for name in METHODS}) == len(METHODS)

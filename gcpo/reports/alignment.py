@@ -9,10 +9,8 @@ The paper does not say of which checkpoint its Figure 1 is: :func:`at_checkpoint
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import permutations, takewhile
+from collections.abc import Mapping, Sequence
+from itertools import permutations
 from math import nan
 
 import numpy as np
@@ -22,9 +20,8 @@ from scipy.stats import norm
 
 from gcpo import statistics
 from gcpo.methods import base_advantages
-from gcpo.reports.claims import DEPENDS, FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Verdict
-from gcpo.reports.evidence import VERBS, Comparison, Evidence, decide, in_words, together
 from gcpo.reports.tables import with_interval
+from gcpo.reports.verdicts import FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Evidence, Verdict, decide, family
 from gcpo.statistics import Array, Draws, draws_of, draws_over_seeds
 
 # Column -> what figures call it. The paper's four measures come first.
@@ -56,10 +53,8 @@ NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddi
 CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": TOP, "mae": nan, "heldout_spearman": 0.0}
 STATISTICS = tuple(CHANCE)
 COLUMNS = ["measure", "statistic", "estimate", "low", "high", "p"]
-CONSTANT = "nothing to rank, because one side is constant"
 START = "starting policy"
 TRAINING = "training_seed"  # tells the trainings apart whose policies were asked; missing of a starting policy
-QUERIES, BOTH = " over queries", " over trainings and queries"  # what an interval is over
 
 
 def selected(queries: pd.DataFrame, *, drop_top: float = 0.0, keep_zero: bool = True) -> pd.DataFrame:
@@ -218,28 +213,20 @@ def policies(lines: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return found
 
 
-def over(policy: str) -> str:
-    """Return what intervals of a policy so called (:func:`policies`) are over, in words."""
-    return BOTH if policy.endswith("trainings") else QUERIES
-
-
 def _trainings(lines: pd.DataFrame) -> pd.Series:
     """Return which training each line is of; -1 of a starting policy, or where there is no telling."""
     return lines[TRAINING].fillna(-1) if TRAINING in lines else pd.Series(-1, lines.index)
 
 
-def comparisons(found: Mapping[str, Draws], over: str = QUERIES) -> list[Comparison]:
-    """Return what is claimed to be above 0, by what it is called, corrected together by Holm's method.
-
-    What cannot be computed has no estimate, and counts for nothing in the family.
-    """
-    each = {name: Comparison(name, "", 0, "", what=name, unit="", over=over) for name in found}
-    known = {name: draws for name, draws in found.items() if len(draws.draws) and not np.isnan(draws.estimate)}
-    tested = together({name: (each[name], _evidence(draws)) for name, draws in known.items()})
-    return [tested.get(name, replace(one, absent=CONSTANT)) for name, one in each.items()]
+def comparisons(found: Mapping[str, Draws]) -> pd.DataFrame:
+    """Return what is claimed to be above 0, by what it is called, corrected together
+    (:func:`gcpo.reports.verdicts.family`); what cannot be computed has no estimate."""
+    return family({(name, ""): _evidence(draws) for name, draws in found.items()})
 
 
-def _evidence(draws: Draws) -> Evidence:
+def _evidence(draws: Draws) -> Evidence | str:
+    if not len(draws.draws) or np.isnan(draws.estimate):
+        return "nothing to rank, because one side is constant"
     _, low, high = draws.interval()  # not the draws' deviation: of a ratio a few of them lie very far out
     detectable = statistics.DETECTABLE * (high - low) / (2 * float(norm.ppf(0.975)))
     return Evidence(draws.interval, draws.p, lambda _: detectable)
@@ -250,65 +237,36 @@ def at_checkpoints(
     effects: Mapping[str, float] | None = None,
     margin: float = nan,
     blind: Mapping[str, str] | None = None,
-    over: Callable[[str], str] = over,
 ) -> Verdict:
-    """The verdict on a claim that names no checkpoint: asked of every policy measured, and decided where they agree.
+    """Return the verdict on a claim that names no checkpoint: asked of every policy, and decided where they agree.
 
     Args:
         found: by what a policy is called, what is claimed to be above 0 of it.
         effects: the paper's own numbers, where it prints any.
         margin: the smallest effect that would matter, where the paper prints none.
-        blind: of each policy, why a null says nothing there (:func:`gcpo.reports.evidence.decide`).
-        over: what the intervals of a policy are over, in words.
+        blind: of each policy, why a null says nothing there (:func:`gcpo.reports.verdicts.decide`).
 
     Policies of which it cannot be asked do not count. Where some say "fails" and the others "ruled out" it is the
     latter; where they differ otherwise, "inconclusive". The numbers are those of the first policy that says this, or
-    else of the first.
+    else of the first; ``parts`` has a row for each policy.
     """
-    known, nothing = effects or {}, Verdict(UNTESTED, "There are no runs of it.")
-
-    def of(policy: str, parts: Mapping[str, Draws]) -> Verdict:
-        printed, why = [known.get(name, nan) for name in parts], (blind or {}).get(policy, "")
-        return decide(comparisons(parts, over(policy)), printed, margin=margin, blind=why) if parts else nothing
-
-    each = {policy: of(policy, parts) for policy, parts in found.items()}
-    asked = {policy: verdict for policy, verdict in each.items() if verdict.label != UNTESTED}
+    each = {
+        policy: decide(
+            comparisons(parts),
+            [(effects or {}).get(name, nan) for name in parts],
+            margin,
+            None if parts else "There are no runs of it.",
+            (blind or {}).get(policy, ""),
+        )
+        for policy, parts in found.items()
+    }
+    asked = [verdict for verdict in each.values() if verdict["verdict"] != UNTESTED]
     if not asked:
-        return next(iter(each.values()), nothing)
-    labels = {verdict.label for verdict in asked.values()}
-    final = next(iter(labels)) if len(labels) == 1 else RULED_OUT if labels == {RULED_OUT, FAILS} else INCONCLUSIVE
-    decided = next((policy for policy, verdict in asked.items() if verdict.label == final), next(iter(asked)))
-    shown = asked[decided]
-    words = "; ".join(f"{policy}: {verdict.label}" for policy, verdict in each.items())
-    depends = f"{DEPENDS} ({words})." if len(labels) > 1 else ""
-
-    def of_policy(said: str) -> str:
-        numbers = re.sub("^(All|Both) ", lambda first: first[0].lower(), said)
-        return f"{depends} {decided[0].upper()}{decided[1:]}: {numbers}".lstrip()
-
-    alike: dict[str, list[str]] = {}
-    for policy, verdict in each.items():
-        alike.setdefault(verdict.label, []).append(policy)
-    first, *others = (_briefly(those, each) for those in alike.values())
-    differ = " ".join([f"{DEPENDS}: {first}", *(f"{said[0].upper()}{said[1:]}" for said in others)])
-    because, brief = of_policy(shown.because), differ if depends else of_policy(shown.brief)
-    lines = tuple(f"{policy}: {verdict.label}. {verdict.because}" for policy, verdict in each.items())
-    return replace(shown, label=final, because=because, parts=lines, note=depends, brief=brief)
-
-
-def _briefly(policies: Sequence[str], each: Mapping[str, Verdict]) -> str:
-    """Return the verdict that policies share, with the comparison that decided the least favourable one of them: "after
-    64 and after 128 steps of 5 trainings it holds, where at the least a is ..."."""
-    verdict = min((each[policy] for policy in policies), key=lambda one: one.low)
-    least = "at the least " if len(policies) > 1 else ""
-    numbers = in_words(verdict.estimate, verdict.low, verdict.high)
-    where = f", where {least}{verdict.subject} is {numbers}" if verdict.subject else ""
-    named = ["for the starting policy" if policy == START else policy for policy in policies]
-    last = zip(*(policy.split()[::-1] for policy in named), strict=False) if len(named) > 1 else ()
-    shared = [words[0] for words in takewhile(lambda words: len({*words}) == 1, last)]
-    ending = "".join(f" {word}" for word in reversed(shared))
-    place = f"{' and '.join(policy.removesuffix(ending) for policy in named)}{ending}"
-    return f"{place} it {VERBS[verdict.label][0]}{where}."
+        return next(iter(each.values()), decide(None, closed="There are no runs of it."))
+    words = {verdict["verdict"] for verdict in asked}
+    final = min(words) if len(words) == 1 else RULED_OUT if words == {RULED_OUT, FAILS} else INCONCLUSIVE
+    shown = next((verdict for verdict in asked if verdict["verdict"] == final), asked[0])
+    return {**shown, "verdict": final, "parts": pd.DataFrame([{**each[policy], "policy": policy} for policy in each])}
 
 
 def of_either_sign(draws: Draws) -> Draws:

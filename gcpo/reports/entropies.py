@@ -9,14 +9,13 @@ same ones for all seeds. The noise of single answers is in both parts, which mak
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gcpo.reports.evidence import Comparison, Evidence, together
 from gcpo.reports.figures import legend_above, looks, panels, trends
+from gcpo.reports.verdicts import Evidence, family
 from gcpo.statistics import Array, Draws, draws_over_seeds, seen_and_resampled
 
 PARTS = {"nll": "whole answer", "nll_thinking": "thinking", "nll_answer": "answer"}
@@ -82,14 +81,12 @@ def quantities(answers: pd.DataFrame, questions: Iterable[str], n: int = 1000, s
     return {str(name): pd.DataFrame(whole[name]) for name in whole.columns.unique(0)}
 
 
-def comparisons(found: Mapping[str, Quantity], digits: int = 3) -> list[Comparison]:
-    """Return what is claimed to be above 0, by what it is in words, corrected together; ``digits`` are those shown."""
-    made = {}
-    for name, quantity in found.items():
-        seeds, drawn = int(quantity.notna().any().sum()), draws(quantity)
-        about: dict[str, Any] = {"what": name, "unit": "", "digits": digits}
-        made[name] = Comparison(name, "", seeds, f"{seeds} seeds", **about), Evidence(drawn.interval, drawn.p)
-    return [*together(made).values()]
+def comparisons(found: Mapping[str, Quantity]) -> pd.DataFrame:
+    """Return what is claimed to be above 0, by what it is in words, corrected together
+    (:func:`gcpo.reports.verdicts.family`)."""
+    drawn = {name: draws(quantity) for name, quantity in found.items()}
+    seeds = {(name, ""): int(quantity.notna().any().sum()) for name, quantity in found.items()}
+    return family({(name, ""): Evidence(own.interval, own.p) for name, own in drawn.items()}, seeds)
 
 
 def quantiles(answers: pd.DataFrame) -> pd.DataFrame:

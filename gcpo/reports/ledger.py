@@ -1,10 +1,8 @@
-"""The ledger: the papers' claims (``claims.yaml``), each beside the verdicts that notebooks reached on it."""
+"""The ledger: the papers' claims (``claims.yaml``) joined by id with the verdicts that notebooks reached on them."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_args
@@ -15,11 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from gcpo import paths
 from gcpo.errors import nearest
 from gcpo.reports import records
-from gcpo.reports.claims import DIFFERS, SHOWN, UNTESTED, overall
-from gcpo.reports.evidence import in_question, in_words
-from gcpo.reports.headline import WORLDS
-from gcpo.reports.margins import margins
-from gcpo.reports.names import people
+from gcpo.reports.report import WORLDS
+from gcpo.reports.verdicts import DIFFERS, NUMBERS, RECORD, SHOWN, UNTESTED, overall
 from gcpo.runs.params import profile_name
 from gcpo.runs.profiles import ParameterError, read_yaml
 from gcpo.tasks import get_task
@@ -30,10 +25,7 @@ Kind = Literal["finding", "theorem", "definition"]
 Scope = Literal["theorem", "toy", "printed", "embedded world", "real model"]
 REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which metric each kind of task is judged
 LONGEST = 25  # words of a quote
-NO_CHECK, BESIDE = "No check decides it.", "Beside it, "
-# Fields of a verdict's record that are read here.
-COLUMNS = "id label because brief power parts place task heading notebook level profile".split()
-COLUMNS += "subject against unit estimate low high effect".split()
+DECIDED = [*NUMBERS, *"power parts because task heading notebook".split()]  # columns of a verdict that decided
 
 
 def _short(quote: str) -> str:
@@ -74,7 +66,7 @@ class Claim(BaseModel):
 
 
 def claims(path: Path = CLAIMS) -> list[Claim]:
-    """The claims as declared.
+    """Return the claims as declared.
 
     Raises:
         ParameterError: in one line with file, claim, key and value: the first entry that is no :class:`Claim`, or an id
@@ -84,9 +76,8 @@ def claims(path: Path = CLAIMS) -> list[Claim]:
     if not isinstance(entries, list):
         raise ParameterError(f"{path}: expected a list of claims, got {type(entries).__name__}.")
     declared = [_claim(entry, f"{path}: claim {number}") for number, entry in enumerate(entries, start=1)]
-    for name, count in Counter(claim.id for claim in declared).items():
-        if count > 1:
-            raise ParameterError(f"{path}: {name}: two claims have this id.")
+    if twice := [one.id for place, one in enumerate(declared) if one.id in {other.id for other in declared[:place]}]:
+        raise ParameterError(f"{path}: {twice[0]}: two claims have this id.")
     return declared
 
 
@@ -96,18 +87,17 @@ def _claim(entry: Any, where: str) -> Claim:
     except ValidationError as error:
         fault = error.errors()[0]
         name = f" ({entry.get('id', 'no id')})" if isinstance(entry, dict) else ""
-        key = "".join(f" {part}:" for part in fault["loc"][:1])
-        message = f"{fault['msg'].removeprefix('Value error, ')} (got {fault['input']!r:.60})."
-        if fault["type"] == "extra_forbidden":
-            message = f"no such key.{nearest(str(fault['loc'][0]), Claim.model_fields)}"
-        raise ParameterError(f"{where}{name}:{key} {message}") from None
+        key = ".".join(map(str, fault["loc"]))
+        raise ParameterError(f"{where}{name}: {key}: {fault['msg']} (got {fault['input']!r:.60}).") from None
 
 
 def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
-    """Verdicts as notebooks wrote them, in order: of read notebooks, then of the reports on a profile's runs, this
-    machine's or its reference's, and beside a reference those of both worlds. Columns: the fields of
-    :class:`gcpo.reports.claims.Verdict`, as text, with id, place, heading, notebook, records and profile, which is
-    empty where no runs decided."""
+    """Return verdicts as notebooks wrote them, in order, as text: the columns of
+    :data:`gcpo.reports.verdicts.RECORD`, and profile, which is empty where no runs decided.
+
+    Those of read notebooks come first, then those of the reports on a profile's runs, this machine's or its
+    reference's, and beside a reference those of both worlds.
+    """
     name = profile_name(profile)
     folders = {name: paths.OUTPUTS / name / "reports"}
     if reference:
@@ -116,14 +106,36 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
     files += [(each, path) for each, folder in folders.items() for path in sorted(folder.glob("verdicts_*.csv"))]
     parts = [pd.read_csv(path, dtype=str, keep_default_na=False).assign(profile=each) for each, path in files]
     every = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    return every.reindex(columns=[*dict.fromkeys([*COLUMNS, *every])]).fillna("")  # older files have fewer columns
+    return every.reindex(columns=[*RECORD, "profile"]).fillna("")
 
 
 def source(verdicts: pd.DataFrame, profile: str, reference: bool = False) -> str:
-    """Whose runs decided verdicts that :func:`read_verdicts` returned, in words that tables and figures carry."""
+    """Return whose runs decided the verdicts of :func:`read_verdicts`, in words that tables and figures carry."""
     shown = {*verdicts["profile"]} - {profile_name(profile)}
     worlds = [world for name, world in WORLDS.items() if name in shown]
     return " and of ".join([records.source(profile, reference), *worlds])
+
+
+def reached(declared: Iterable[Claim], verdicts: pd.DataFrame) -> Iterator[tuple[Claim, list[Any], list[Any]]]:
+    """Yield every claim with the verdicts on its checks: those that decide it, and those on tasks that it is not about.
+
+    Claims and verdicts are joined by id. A check that no notebook has reached is "not tested".
+    """
+    known = {check: [*found.itertuples()] for check, found in verdicts.groupby("id", sort=False)}
+    for claim in declared:
+        every = [line for check in claim.checks for line in known.get(check, [_unreached(check)])]
+        lines = [line for line in every if _in_scope(claim, line.task)]
+        yield claim, lines, [line for line in every if line not in lines]
+
+
+def _in_scope(claim: Claim, task: str) -> bool:
+    """Whether a verdict on a task, or on none, is one on the claim."""
+    return not (claim.about and task) or get_task(task).reward_metric == REWARDED[claim.about]
+
+
+def _unreached(check: str) -> Any:
+    nothing = dict.fromkeys([*RECORD, "profile"], "")
+    return SimpleNamespace(**nothing | {"id": check, "verdict": UNTESTED, "because": "not executed on these runs"})
 
 
 def decided(lines: Sequence[Any]) -> tuple[str, dict[str, str]]:
@@ -134,11 +146,18 @@ def decided(lines: Sequence[Any]) -> tuple[str, dict[str, str]]:
     """
     asked = [name for name in WORLDS if any(line.profile == name for line in lines)]
     words = {
-        WORLDS[name]: overall([line.label for line in lines if line.profile == name or line.profile not in WORLDS])
+        WORLDS[name]: overall([line.verdict for line in lines if line.profile == name or line.profile not in WORLDS])
         for name in asked
     }
-    found = set(words.values()) - {UNTESTED} or {overall([line.label for line in lines])}
+    found = set(words.values()) - {UNTESTED} or {overall([line.verdict for line in lines])}
     return (DIFFERS if len(found) > 1 else found.pop()), words
+
+
+def deciding(lines: Sequence[Any]) -> list[Any]:
+    """Return the verdicts that have the word of their claim, or that of their own world."""
+    word, words = decided(lines)
+    heard = {world: own for world, own in words.items() if own != UNTESTED or word == UNTESTED}
+    return [line for line in lines if line.verdict == heard.get(WORLDS.get(line.profile, ""), word)]
 
 
 def fixed(lines: Sequence[Any]) -> str:
@@ -147,116 +166,27 @@ def fixed(lines: Sequence[Any]) -> str:
     return ("yes" if profiles <= {*WORLDS} else "no") if profiles else ""
 
 
-def reached(declared: Iterable[Claim], verdicts: pd.DataFrame) -> Iterator[tuple[Claim, list[Any], list[Any]]]:
-    """Yield every claim with the verdicts on its checks: those that decide it, and those on tasks that it is not about.
+def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame, every: bool = False) -> pd.DataFrame:
+    """Return every claim with its verdict, a row each, or with ``every`` a row for each verdict that decided it.
 
-    Claims and verdicts are joined by id. A check that no notebook has reached is "not tested".
-    """
-    known = {check: [*found.itertuples()] for check, found in verdicts[COLUMNS].groupby("id", sort=False)}
-    for claim in declared:
-        every = [line for check in claim.checks for line in known.get(check, [_unreached(check)])]
-        lines = [line for line in every if _in_scope(claim, line.task)]
-        yield claim, lines, [line for line in every if line not in lines]
-
-
-def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Every claim with its verdict, a row each: id, paper, kind, scope, place, quote, verdict (one word for all its
-    checks, by :func:`decided`), worlds (the word of each), fixed (before the data: :func:`fixed`), because (each
-    check's verdict, with place and numbers), note, question, found (the numbers of the checks that decided, and the
-    words of the others), brief (the same with one interval a check), parts (the comparisons of those that decided, a
-    line each) and notebook (of the first).
-
-    A claim without any check is "not tested". Verdicts on tasks that the claim is not about are listed last, and decide
-    nothing (:func:`reached`).
+    Columns: id, paper, kind, scope, place, quote, verdict (one word for all its checks: :func:`decided`), worlds (the
+    word of each), fixed (before the data: :func:`fixed`), beside (the words on tasks that the claim is not about, which
+    decide nothing), note, question, and of the first verdict that decided it, or of this one, world and the columns
+    :data:`DECIDED`, empty where a claim has no check.
     """
     rows = []
     for claim, lines, beside in reached(declared, verdicts):
         word, words = decided(lines)
-        heard = {world: own for world, own in words.items() if own != UNTESTED or word == UNTESTED}
-        deciding = [line for line in lines if line.label == heard.get(WORLDS.get(line.profile, ""), word)]
-        others = [line for line in lines if line not in deciding]
-        rest = [f"However, {line.heading} ({_place(line)}): {line.label}." for line in others]
-        rest += _not_about(beside)
-        found = " ".join([_in_world(line, line.because) for line in deciding] + rest)
-        powers = dict.fromkeys(line.power for line in deciding if line.power)  # of both worlds the same
-        briefly = _in_both_worlds(deciding) or [_in_world(line, line.brief or line.because) for line in deciding]
-        brief = " ".join([*briefly, *powers, *rest])
-        said = [*map(_in_words, lines), *(f"{BESIDE}{_in_words(line)}" for line in beside)]
         row = {"id": claim.id, "paper": PAPERS[claim.paper], "kind": claim.kind, "scope": claim.scope}
         row |= {"place": claim.place, "quote": claim.quote, "verdict": word}
         row |= {"worlds": "; ".join(map(": ".join, words.items())), "fixed": fixed(lines)}
-        row |= {"because": " / ".join(said) or NO_CHECK}
-        row |= {"note": claim.note, "question": claim.question, "found": found, "brief": brief}
-        row["parts"] = "\n".join(line.parts for line in deciding if line.parts)
-        rows.append({**row, "notebook": deciding[0].notebook if deciding else ""})
+        row |= {"beside": "; ".join(dict.fromkeys(f"{line.task}: {line.verdict}" for line in beside))}
+        row |= {"note": claim.note, "question": claim.question}
+        shown = deciding(lines) or [_unreached("")]
+        for line in shown if every else shown[:1]:
+            numbers = {name: getattr(line, name) for name in DECIDED}
+            rows.append(row | {"world": WORLDS.get(line.profile, "")} | numbers)
     return pd.DataFrame(rows)
-
-
-def _in_world(line: Any, said: str) -> str:
-    return f"In {WORLDS[line.profile]}: {said}" if line.profile in WORLDS else said
-
-
-def _in_both_worlds(lines: Sequence[Any]) -> list[str]:
-    """Return the training comparison that decided in each of two worlds, in one sentence; none if they differ."""
-    pairs = {(line.label, line.subject, line.against, line.unit) for line in lines}
-    if len(lines) != len(WORLDS) or {line.profile for line in lines} != WORLDS.keys() or len(pairs) > 1:
-        return []
-    label, subject, against, unit = pairs.pop()
-    if not against or unit != "points" or not all(line.level for line in lines):
-        return []
-    one, number = lines[0], lines[0].parts.count("\n") + 1
-    untested = {line.parts.count(f"{UNTESTED}: ") for line in lines}
-    numbers = [in_words(float(line.estimate), float(line.low), float(line.high), unit) for line in lines]
-    said = [f"{each} in {WORLDS[line.profile]}" for each, line in zip(numbers, lines, strict=True)]
-    margin = margins()[one.task][get_task(one.task).reward_metric]
-    without = f" ({untested.pop()} {UNTESTED})" if len(untested) == 1 and untested != {0} else ""
-    which = f"The least favourable of {number} comparisons{without} is " if number > 1 else ""
-    size = in_question(label, float(one.effect or nan), margin)
-    return [f"{which}{people(subject)} minus {people(against)}: {' and '.join(said)}{size}."]
-
-
-def _not_about(lines: Sequence[Any]) -> list[str]:
-    """Return a sentence per task that a claim is not about: its verdict there, or that of each check and world."""
-    said = []
-    for task in dict.fromkeys(line.task for line in lines):
-        checks: dict[str, list[Any]] = {}
-        for line in lines:
-            if line.task == task:
-                checks.setdefault(line.heading, []).append(line)
-        of = [line for own in checks.values() for line in own]
-        words = _by_world(of)
-        if len(checks) > 1 and len({line.label for line in of}) > 1:
-            words = "; ".join(f"{_by_world(own)} ({check})" for check, own in checks.items())
-        said.append(f"On {task}, which the paper's sentence is not about: {words}.")
-    return said
-
-
-def _by_world(lines: Sequence[Any]) -> str:
-    words = dict.fromkeys(line.label for line in lines)
-    if len(words) > 1:
-        words = dict.fromkeys(f"{line.label} in {WORLDS.get(line.profile, line.place)}" for line in lines)
-    return ", ".join(words)
-
-
-def _place(line: Any) -> str:
-    """Return the place in the paper, with the world whose runs decided."""
-    return f"{line.place}, {WORLDS[line.profile]}" if line.profile in WORLDS else line.place
-
-
-def _in_scope(claim: Claim, task: str) -> bool:
-    """Whether a verdict on a task, or on none, is one on the claim."""
-    return not (claim.about and task) or get_task(task).reward_metric == REWARDED[claim.about]
-
-
-def _unreached(check: str) -> Any:
-    missing = {"label": UNTESTED, "heading": check, "because": "not executed on these runs", "place": "its notebook"}
-    return SimpleNamespace(**dict.fromkeys(COLUMNS, "") | missing)
-
-
-def _in_words(line: Any) -> str:
-    if not line.notebook:
-        return f"{line.heading}: {line.because}"
-    return f"{line.notebook[:2]}: {line.heading} ({_place(line)}): {line.label}. {line.because}"
 
 
 def unmatched_checks(declared: Iterable[Claim], verdicts: pd.DataFrame) -> list[str]:

@@ -12,15 +12,13 @@ from matplotlib.figure import Figure
 
 from gcpo import statistics
 from gcpo.reports.alignment import START, comparisons
-from gcpo.reports.evidence import Comparison
 from gcpo.reports.figures import PALETTE, legend_above, line_per_name, panels
-from gcpo.reports.headline import GCPO
-from gcpo.reports.names import people
+from gcpo.reports.report import GCPO
+from gcpo.reports.tables import display_name
 from gcpo.runs.one_step import BASE, COUNTED_ON, DOTS, FOLDS
 from gcpo.statistics import Array, Draws
 from gcpo.updates import total_gain
 
-OVER = " over runs, batches and questions"  # what these intervals are over
 KINDS = {"own": ["own"], "ceiling": ["ceiling"], "halves": ["even", "odd"]}  # what is shown -> kinds of weights
 OWN, SAME, OTHER = (
     "the method's weights",
@@ -62,7 +60,9 @@ def lead(gains: Mapping[tuple[str, str], Draws], method: str, other: str) -> Dra
 
 def leads(gains: Mapping[tuple[str, str], Draws], other: str) -> dict[str, Draws]:
     """Return :func:`lead` of each of GCPO's two methods over another, by what it is called."""
-    return {f"{people(own)} minus {people(other)}, % of GRPO's gain": lead(gains, own, other) for own in GCPO}
+    return {
+        f"{display_name(own)} minus {display_name(other)}, % of GRPO's gain": lead(gains, own, other) for own in GCPO
+    }
 
 
 def by_policy(lines: pd.DataFrame, n: int = 2000) -> dict[str, dict[tuple[str, str], Draws]]:
@@ -80,14 +80,9 @@ def policy_after(step: int) -> str:
     return f"after {step} steps" if step else START
 
 
-def controls(gains: Mapping[tuple[str, str], Draws], names: Sequence[str]) -> list[Comparison]:
+def controls(gains: Mapping[tuple[str, str], Draws], names: Sequence[str]) -> pd.DataFrame:
     """Return what each of some controls gains over GRPO, in per cent, corrected by Holm for all of them."""
-    return comparisons({people(name): lead(gains, name, BASE) for name in names if (name, "own") in gains}, OVER)
-
-
-def blind(made: Sequence[Comparison]) -> str:
-    """Return why a null says nothing beside these controls: none is clear of GRPO; nothing where one is."""
-    return "" if any(one.clear for one in made) else "No positive control is clear of GRPO, so a null says nothing."
+    return comparisons({name: lead(gains, name, BASE) for name in names if (name, "own") in gains})
 
 
 def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[str, str], Array]:

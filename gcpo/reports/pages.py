@@ -10,13 +10,12 @@ import pandas as pd
 
 from gcpo import paths
 from gcpo.reports import records
-from gcpo.reports.claims import DEPENDS, DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
-from gcpo.reports.headline import WORLDS
 from gcpo.reports.methods import markdown
-from gcpo.reports.names import people
 from gcpo.reports.real_answers import ALPHA, real_answers
+from gcpo.reports.report import WORLDS
 from gcpo.reports.sweep import taken
-from gcpo.reports.tables import with_interval, written
+from gcpo.reports.tables import display_name, with_interval, written
+from gcpo.reports.verdicts import DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RULED_OUT, UNTESTED
 from gcpo.runs.profiles import load_profile, read_yaml
 from gcpo.weights import alpha_g, weight_range
 
@@ -24,6 +23,7 @@ NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->",
 PUBLIC, END_PUBLIC = "<!-- public: written from CITATION.cff -->", "<!-- end of public -->"
 CITE, END_CITE = "<!-- cite: written from CITATION.cff -->", "<!-- end of cite -->"
 START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
+DEPENDS = "It depends on the checkpoint"  # begins the words of a verdict that policies differ in
 ANSWERS = {HOLDS: "Yes", FAILS: "No", RULED_OUT: "Not here", INCONCLUSIVE: "We cannot tell"}
 ANSWERS |= {UNTESTED: "Not decided yet", DIFFERS: "Two worlds differ"}
 EVIDENCE = {  # by a claim's scope
@@ -109,7 +109,7 @@ def quoted(profile: str) -> str:
 def trained() -> str:
     """Return a table of the worlds' trainings: plain GRPO's gain, how the positive control and GCPO end beside it, and
     what a step with RD's weights alone gains over one of GRPO before training."""
-    beside = [f"{people(name)} minus GRPO" for name in ("drop_half", "gcpo_cd", "gcpo_bot")]
+    beside = [f"{display_name(name)} minus GRPO" for name in ("drop_half", "gcpo_cd", "gcpo_bot")]
     columns: dict[str, tuple[str, dict[str, str], str]] = {
         "GRPO minus no training": ("gate", {"decoding": "sampled"}, "gain"),
         **{name: ("table1_pairs", {"label": name}, "difference") for name in beside},

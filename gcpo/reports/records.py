@@ -276,9 +276,6 @@ def transfer_scores(table: pd.DataFrame) -> pd.DataFrame:
     return sampled.groupby([*keys, "query"], sort=False).mean(numeric_only=True).reset_index()
 
 
-elsewhere = transfer_scores  # its name in notebooks
-
-
 def table_of(run: Run, name: str) -> pd.DataFrame | None:
     """A run's own table of this name, from its folder or from its lines in a reference; None if it has none."""
     if _is_reference(run.folder):

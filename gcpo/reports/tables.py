@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -11,12 +12,45 @@ import pandas as pd
 
 from gcpo import paths, statistics
 from gcpo.errors import nearest
+from gcpo.methods import METHODS
 from gcpo.runs.grids import expand
 from gcpo.runs.params import Params, profile_name, validate
 from gcpo.runs.profiles import TOY, load_profile
 from gcpo.tasks import get_task
 
 INTERVAL = 95  # per cent, of every interval the project reports
+# Those that are not the method's name in capitals.
+NAMES = {
+    "bot_only": "BoT alone",
+    "care_agreement": "CARE (agreement)",
+    "cd_only": "CD alone",
+    "clip_cov": "Clip-Cov",
+    "dr_grpo": "Dr. GRPO",
+    "drop_half": "half of the questions dropped",
+    "egspo": "EG-SPO",
+    "gcpo_bot": "GCPO-BoT",
+    "gcpo_shuffled": "GCPO-BoT with shuffled weights",
+    "gcpo_strong": "GCPO-BoT to a power",
+    "kl_cov": "KL-Cov",
+    "qhawkeye": "Q-Hawkeye",
+    "rd_only": "RD alone",
+    "se_shuffled": "SE with shuffled weights",
+}
+
+
+def display_name(label: str) -> str:
+    """Return the label of a kind of run as people read it: "GCPO-BoT (alpha=0.3)" for "gcpo_bot alpha=0.3".
+
+    Methods are named where a label begins with one, and wherever else their names stand ("late gain of cw_grpo").
+    """
+    method, _, settings = label.partition(" ")
+    if method in METHODS:
+        return f"{_named(method)} ({settings})" if settings else _named(method)
+    return re.sub(r"\w+", lambda found: _named(found[0]) if found[0] in METHODS else found[0], label)
+
+
+def _named(method: str) -> str:
+    return NAMES.get(method, method.upper().replace("_", "-"))
 
 
 def reported(name: str) -> pd.DataFrame:
@@ -73,7 +107,7 @@ def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:
 
 
 def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """Return the table of ``evidence.differences`` for a page: a row per label of ``names`` that is there, in order.
+    """Return the table of ``verdicts.differences`` for a page: a row per label of ``names`` that is there, in order.
 
     Columns: method, score (mean ± standard deviation over seeds, per cent), minus its base [95 %] (points), p (Holm),
     detectable (points, 80 % power), equivalent ("yes" within the margin), and seeds.
@@ -93,7 +127,10 @@ def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFr
         "p (Holm)": written("p", 3),
         "detectable": written("mde", 1),
         "equivalent": rows["equivalent"].map({True: "yes", False: "no"}).fillna(""),
-        "seeds": rows["compared"].where(rows["compared"] != "", rows["seeds"].map("{} seeds".format)),
+        "seeds": [
+            f"{own} seeds each" if own == n else f"{own} seeds, compared on {n}" if n else f"{own} seeds"
+            for own, n in rows[["seeds", "compared"]].itertuples(index=False)
+        ],
     }
     return pd.DataFrame(shown).reset_index(drop=True)
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from importlib import resources
 from itertools import product
 from math import nan, sqrt
 from typing import Any
@@ -20,21 +18,14 @@ import numpy as np
 import pandas as pd
 
 from gcpo.reports import alignment, one_step, records
-from gcpo.reports.claims import HOLDS, RULED_OUT, Verdict
-from gcpo.reports.evidence import Pair, decide, effects_of, paired_comparisons
-from gcpo.reports.headline import GCPO, claims_on
-from gcpo.reports.margins import margins
+from gcpo.reports.report import GCPO, GEOMETRY, STEPS, claims_on, margins
 from gcpo.reports.tables import gcpo_means
+from gcpo.reports.verdicts import HOLDS, RULED_OUT, Pair, compare, decide, paper_effects
 from gcpo.statistics import Draws
 from gcpo.tasks import get_task
 
 NOTHING = "nothing"
 PAPER = "the paper"
-GEOMETRY = "CD and BoT above Entropy and SE"  # the claim of App. D.4, as the protocol and notebook 20 have it
-STEPS = {  # what a step of GCPO is compared with -> the protocol's question
-    "rd_only": "a step of GCPO gains more than one of RD alone",
-    "grpo": "a step of GCPO gains more than one of GRPO",
-}
 
 
 def labels_of(claims: Mapping[str, Sequence[Pair]]) -> list[str]:
@@ -100,10 +91,9 @@ def verdicts_drawn(
     for _ in range(n):
         drawn = pilot[:, rng.integers(len(common), size=seeds)][:, :, rng.integers(questions, size=questions)]
         experiment = pd.Series(drawn.ravel(), lines, name=metric).reset_index()
-        family = paired_comparisons(experiment, metric, [pair for pairs in claims.values() for pair in pairs])
+        family = compare(experiment, metric, [pair for pairs in claims.values() for pair in pairs])
         for claim, pairs in claims.items():
-            made = decide([family[pair] for pair in pairs], effects_of(effects, pairs), margin=margin)
-            found[claim][made.label] += 1
+            found[claim][decide(family.loc[[*pairs]], paper_effects(effects, pairs), margin)["verdict"]] += 1
     return found
 
 
@@ -112,7 +102,7 @@ def of_pilot(profile: str, grid: str, alike: Mapping[str, str], seeds: int = 8, 
 
     Args:
         profile: whose runs are the pilot.
-        grid: where they are, with the labels of :mod:`gcpo.reports.headline`.
+        grid: where they are, with the labels of :mod:`gcpo.reports.report`.
         alike: task -> the benchmark whose printed numbers are supposed to be true of it.
         seeds: of each experiment.
         n: experiments of each truth.
@@ -148,7 +138,7 @@ def words_drawn(found: Mapping[str, Draws], truth: float, margin: float, n: int 
     size, drawn = len(next(iter(around.values()))), Counter[str]()
     for at in np.linspace(0, size - 1, n).astype(int):
         seen = {name: Draws(truth + own[at], truth + own[at] + own) for name, own in around.items()}
-        drawn[decide(alignment.comparisons(seen), margin=margin).label] += 1
+        drawn[decide(alignment.comparisons(seen), margin=margin)["verdict"]] += 1
     return drawn
 
 
@@ -188,24 +178,6 @@ def _of_draws(found: Mapping[Any, Mapping[str, Mapping[str, Draws]]], margin: fl
     return pd.concat(parts, ignore_index=True)
 
 
-def promised() -> pd.DataFrame:
-    """Return what PROTOCOL.md printed before its runs: the columns of :func:`table`, whole per cent, with task and
-    supposed, the truth of the first number."""
-    return pd.read_csv(str(resources.files("gcpo") / "power.csv"))
-
-
-def beside(verdict: Verdict, claim: str, task: str) -> Verdict:
-    """Return a verdict that also says how often such runs would give *holds* if the paper's numbers were true, or the
-    effect as large as would matter; as it is where the protocol printed no such thing."""
-    row = promised().query("claim == @claim and task == @task")
-    if row.empty:
-        return verdict
-    share, supposed = row[["holds if the paper", "supposed"]].iloc[0]
-    said = f"If {supposed}, {share} of 100 such experiments would say *holds*."
-    because, brief = f"{verdict.because} {said}", verdict.brief or verdict.because
-    return replace(verdict, because=because, brief=brief, power=said)
-
-
 def table(drawn: Mapping[str, Mapping[str, Counter[str]]]) -> pd.DataFrame:
     """Return the three probabilities of each claim, in per cent, from :func:`verdicts_drawn` under both truths."""
 
@@ -217,3 +189,21 @@ def table(drawn: Mapping[str, Mapping[str, Counter[str]]]) -> pd.DataFrame:
         for claim in drawn[PAPER]
     ]
     return pd.DataFrame(rows, columns=["claim", "holds if the paper", "holds if nothing", "ruled out if nothing"])
+
+
+def main() -> None:
+    """Print the tables of PROTOCOL.md, made again from the pilot: the lines of ``gcpo/power.csv``."""
+    alike = {"tinyqa": "narrativeqa", "tinymath": "math500"}
+    made = [
+        of_pilot("laptop", "table1", alike),
+        of_gradients("laptop", "figure1", 0.1),
+        of_steps("laptop", "one_step", 2),
+    ]
+    rows = pd.concat(made).round().astype(dict.fromkeys(made[0].columns[1:4], int))
+    supposed = protocol_power().set_index(["claim", "task"])["supposed"]
+    rows["supposed"] = [supposed[tuple(row)] for row in rows[["claim", "task"]].to_numpy()]
+    print(rows[[*protocol_power()]].to_csv(index=False), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+"""A report: the runs of a grid, opened once, with what lets them decide a claim: the gate, the positive controls, the
+margins and the protocol.
+
+Labels are those of the grids ``headline`` and ``table1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import resources
+from math import nan
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+from pydantic import Field, TypeAdapter, ValidationError
+
+from gcpo import paths
+from gcpo.reports import records, tables, verdicts
+from gcpo.reports.verdicts import Pair, Verdict, clear, compare
+from gcpo.runs.grids import expand, grids
+from gcpo.runs.params import profile_name
+from gcpo.runs.plan import recorded, with_trainings
+from gcpo.runs.profiles import ParameterError, read_yaml
+from gcpo.runs.record import RecordError, Run
+
+WORLDS = {"world_a": "world A", "world_b": "world B"}  # profile -> as people call it
+CONTROL_GRID = "headline"  # where the controls are
+GRIDS = (CONTROL_GRID, "others", "steps", "checkpoints")  # whose runs decide by the protocol, in these worlds
+CHOICE = "operating_point"  # the grid that chose how all of them train
+GATE_GRID = "table1"  # whose plain runs of GRPO, and of no training, are a profile's own
+START, BASE = "no training", "grpo"
+GCPO = ("gcpo_cd", "gcpo_bot")
+BASELINES = (BASE, "se", "kle", "empo", "care")  # of the paper's Table 1
+RIGHT = ("care reward=binary", "grpo reward=binary")  # trained on right or wrong, as CARE's own paper does
+# Pairs that differ by one weight, and what trains with that weight alone.
+ALONE = {("gcpo_cd", "rd_only"): "cd_only", ("gcpo_bot", "rd_only"): "bot_only"}
+CONTROLS = ("drop_half", "se_shuffled", "gcpo_strong power=4.0", "gcpo_strong power=16.0")
+GATE = "task decoding metric seeds start grpo gain low high std passes runs".split()
+
+# The claims whose power PROTOCOL.md printed (power.csv).
+UNCERTAIN, ALL, RD, SHUFFLED = (
+    "all uncertainty-based methods beat GRPO",
+    "GCPO beats all baselines",
+    "GCPO beats RD alone",
+    "GCPO-BoT beats its shuffled weights",
+)
+GEOMETRY = "CD and BoT above Entropy and SE"  # of App. D.4
+STEPS = {  # what a step of GCPO is compared with
+    "rd_only": "a step of GCPO gains more than one of RD alone",
+    "grpo": "a step of GCPO gains more than one of GRPO",
+}
+
+
+def claims_on(labels: Collection[str]) -> dict[str, list[Pair]]:
+    """Return the pairs of each headline claim on one task, the first of which is claimed to be above the second.
+
+    Args:
+        labels: of the task's runs. Where they have a CARE that was trained on right or wrong, that one is compared with
+            a GRPO trained so.
+    """
+    own = {method: (method, BASE) for method in (*BASELINES[1:], *GCPO)}
+    if {*RIGHT} <= {*labels}:
+        own["care"] = RIGHT
+    return {
+        UNCERTAIN: [*own.values()],
+        ALL: [(method, other) for method in GCPO for other in BASELINES],
+        RD: [(method, "rd_only") for method in GCPO],
+        SHUFFLED: [("gcpo_bot", "gcpo_shuffled")],
+    }
+
+
+def protocol_power() -> pd.DataFrame:
+    """Return what PROTOCOL.md printed before its runs, made by ``benchmarks/protocol_power.py``: claim, task, supposed
+    (the truth of the next number), and how many of 100 experiments say holds and ruled out, under it and under none."""
+    return pd.read_csv(str(resources.files("gcpo") / "power.csv"))
+
+
+def with_power(verdict: Verdict, claim: str, task: str) -> Verdict:
+    """Return a verdict with ``power``: how many of 100 such experiments would say *holds* if the paper's numbers were
+    true, or the effect as large as would matter; as it is where the protocol printed no such thing."""
+    row = protocol_power().query("claim == @claim and task == @task")
+    return verdict if row.empty else {**verdict, "power": row["holds if the paper"].iloc[0]}
+
+
+def decides(grid: str, profile: str) -> bool:
+    """Return True for runs that the protocol decides by."""
+    return grid in GRIDS and profile_name(profile) in WORLDS
+
+
+def waiting(grid: str, profile: str, finished: Collection[str]) -> dict[str, str]:
+    """Return why the runs of a task are not compared yet, by task: the protocol compares none before all are made.
+
+    Args:
+        grid: whose runs are asked for; of grids and profiles that are not the protocol's none wait.
+        profile: a profile's name, or a parameter file.
+        finished: ids of the runs that are.
+    """
+    made: dict[str, list[bool]] = {}
+    for plan in expand(grid, profile) if decides(grid, profile) else ():
+        made.setdefault(plan.params.task, []).append(plan.id in finished)
+    return {
+        task: f"{sum(each)} of {len(each)} runs are finished, and PROTOCOL.md compares none before all are."
+        for task, each in made.items()
+        if not all(each)
+    }
+
+
+def outside_protocol(profile: str, runs: Iterable[Run]) -> dict[str, str]:
+    """Return why finished runs of a world count for nothing, by id: the protocol names no such run.
+
+    They have other seeds than its grids ask for, are another world's, or were made with other settings. Of a profile
+    that is no world of the protocol there are none.
+    """
+    finished = {run.manifest["id"]: run.manifest["params"] for run in runs if run.finished}
+    if not finished or profile_name(profile) not in WORLDS:
+        return {}
+    own = [plan for name in (*GRIDS, CHOICE) if name in grids() for plan in expand(name, profile)]
+    named = {plan.id for plan in with_trainings(own)}
+    return {
+        id_: f"PROTOCOL.md names no such run of {WORLDS[profile_name(profile)]} (seed {params['seed']}, world_seed "
+        f"{recorded(params, 'world_seed')})"
+        for id_, params in finished.items()
+        if id_ not in named
+    }
+
+
+def margins(path: Path | None = None) -> dict[str, dict[str, float]]:
+    """Return the largest difference that does not matter, in points above 0, by task and metric, as declared before any
+    result in ``params/statistics/margins.yaml``.
+
+    Raises:
+        ParameterError: a margin that is no number above 0; with file, key and value.
+    """
+    path = path or paths.PARAMS / "statistics" / "margins.yaml"
+    kind = dict[str, dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]]]
+    try:
+        return TypeAdapter(kind).validate_python(read_yaml(path))
+    except ValidationError as error:
+        raise ParameterError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report, whose runs are found and checked once.
+
+    Attributes:
+        profile: a profile's name, or a parameter file.
+        grid: whose runs are shown.
+        reference: show the committed reference in place of this machine's runs.
+        any_code: compare runs of different code of this package.
+        write_to: folder for tables, figures and verdicts; None writes nothing.
+    """
+
+    profile: str
+    grid: str
+    reference: bool = False
+    any_code: bool = False
+    write_to: str | None = None
+
+    @property
+    def source(self) -> str:
+        """Whose runs these are, in words."""
+        return records.source(self.profile, self.reference)
+
+    @property
+    def folder(self) -> Path | None:
+        """``write_to`` as a path."""
+        return Path(self.write_to) if self.write_to else None
+
+    @property
+    def command(self) -> str:
+        """The command that makes the runs of the grid."""
+        return f"python -m gcpo grid {self.grid} --profile {self.profile}"
+
+    @cached_property
+    def waiting(self) -> dict[str, str]:
+        """Why the runs of a task are not compared yet, by task (:func:`waiting`)."""
+        each = records.runs(self.profile, self.reference)
+        return waiting(self.grid, self.profile, {run.manifest["id"] for run in each if run.finished})
+
+    @cached_property
+    def metric(self) -> dict[str, str]:
+        """The metric that each task of the grid is trained and judged on; of tasks whose runs are compared."""
+        every = tables.metrics(self.grid, self.profile)
+        return {task: metric for task, metric in every.items() if task not in self.waiting}
+
+    @cached_property
+    def margin(self) -> dict[str, float]:
+        """The margin of equivalence of each task in that metric, in points."""
+        declared = margins()
+        return {task: declared[task][metric] for task, metric in self.metric.items()}
+
+    @property
+    def coverage(self) -> pd.DataFrame:
+        """Wanted and finished runs, as :func:`gcpo.records.coverage` counts them, and runs that are not the protocol's
+        (no reference has any)."""
+        own = {} if self.reference else outside_protocol(self.profile, records.runs(self.profile))
+        return records.coverage(self.grid, self.profile, self.reference, own)
+
+    @cached_property
+    def _compared(self) -> pd.DataFrame:
+        found = records.find(self.profile, self.grid, self.reference, self.any_code)
+        return found[~found["task"].isin([*self.waiting])]
+
+    def runs(self, which: str = "kind == 'train'") -> pd.DataFrame:
+        """Return finished runs of the grid for which a query of their columns is true, without those that wait.
+
+        Raises:
+            RecordError: there is none, with the command that makes them; or as :func:`gcpo.records.find` does.
+        """
+        found = self._compared.query(which)
+        if found.empty:
+            raise RecordError(f"nothing to report: {self.command}")
+        return found
+
+    @cached_property
+    def gate(self) -> pd.DataFrame:
+        """GRPO's gain over the starting policy on the test split, a row per task and decoding with two seeds of both.
+
+        Columns: task, decoding, metric, seeds (that both have), start and grpo (means in per cent), gain with low and
+        high (points, 95 %, paired by seed and question), std (of grpo's seeds, points), passes (the interval is above
+        0), and runs (how many of grpo's are finished, of those that the grid asks for).
+        """
+        found = self._compared
+        runs = found[(found["kind"] == "train") & found["label"].isin([START, BASE])]
+        rows: list[dict[str, Any]] = []
+        for task, metric in self.metric.items():
+            scores = records.gather(runs[runs["task"] == task], "eval", ["label", "seed"])
+            for decoding in ("sampled", "greedy") if len(scores) else ():
+                part = scores[scores["decoding"] == decoding]
+                gain = compare(part, metric, [(BASE, START)]).iloc[0]
+                if gain["why"]:
+                    continue
+                # Means are over the seeds that both have, as the gain is.
+                of = part.groupby(["seed", "label"])[metric].mean().mul(100).unstack()[[START, BASE]].dropna()
+                row = {
+                    "task": task,
+                    "decoding": decoding,
+                    "metric": metric,
+                    "seeds": gain["n"],
+                    "gain": gain["estimate"],
+                }
+                row |= {"start": of[START].mean(), "grpo": of[BASE].mean(), "std": of[BASE].std(ddof=1)}
+                row |= {"low": gain["low"], "high": gain["high"], "passes": gain["low"] > 0}
+                rows.append({**row, "runs": self._counted(task, BASE)})
+        return pd.DataFrame(rows, columns=GATE)
+
+    def _counted(self, task: str, label: str) -> str:
+        asked = sum((plan.params.task, plan.label) == (task, label) for plan in expand(self.grid, self.profile))
+        return f"{len(self._compared.query('task == @task and label == @label'))} of {asked}"
+
+    @cached_property
+    def closed(self) -> dict[str, str]:
+        """Why no verdict on training is given, by task; "" where GRPO learns in both decodings."""
+        found = dict(self.waiting)
+        for task in self.metric:
+            rows = self.gate[self.gate["task"] == task]
+            made = f"{self._counted(task, BASE)} of plain GRPO, {self._counted(task, START)} of the starting policy"
+            found[task] = "" if rows["passes"].all() else f"GRPO does not learn on {task}: no gain that is clear of 0."
+            if rows.empty:
+                found[task] = f"Two seeds of both are needed on {task}, and there are {made}. {self.command}"
+        return found
+
+    @cached_property
+    def controls(self) -> dict[str, pd.DataFrame]:
+        """Differences of the positive controls from GRPO, corrected together on each task of the grid, as
+        :func:`gcpo.reports.verdicts.compare` gives them: runs of it, or of the grid ``headline``; none that wait."""
+        each = [replace(self, grid=grid)._compared for grid in dict.fromkeys([self.grid, CONTROL_GRID])]
+        found = pd.concat(each).drop_duplicates("id")
+        found = found[(found["kind"] == "train") & found["label"].isin([*CONTROLS, BASE])]
+        scores = records.gather(found, "eval", ["task", "label", "seed"])
+        made = {}
+        for task, metric in self.metric.items():
+            part = scores.query("task == @task and decoding == 'sampled'") if len(scores) else found.iloc[:0]
+            pairs = [(name, BASE) for name in CONTROLS if name in set(part["label"])]
+            made[task] = compare(part, metric, pairs).dropna(subset=["estimate"])
+        return made
+
+    @property
+    def blind(self) -> dict[str, str]:
+        """Why no null counts, by task: no positive control is told from GRPO; "" where one is."""
+        said = "no positive control was trained on {0}, or none is clear of GRPO: a null says nothing"
+        return {task: "" if clear(found).any() else said.format(task) for task, found in self.controls.items()}
+
+    def decide(
+        self,
+        task: str,
+        compared: pd.DataFrame | None = None,
+        effects: Sequence[float] = (),
+        *,
+        closed: str | None = None,
+        margin: float | None = None,
+        claim: str = "",
+    ) -> Verdict:
+        """Return the verdict of training runs on a task (:func:`gcpo.reports.verdicts.decide`).
+
+        It is not tested where the gate is closed, and rules nothing out where no positive control was seen.
+
+        Args:
+            task: the task.
+            compared: comparisons of its runs; none where they wait.
+            effects: the paper's, in their order.
+            closed: another reason why there is no verdict.
+            margin: the smallest effect that would matter; the task's own unless given.
+            claim: of those whose power the protocol printed, which then stands beside a verdict of its runs.
+        """
+        matters = self.margin.get(task, nan) if margin is None else margin
+        why = self.closed.get(task, f"Grid {self.grid} has no runs on {task}.") or closed
+        decided = verdicts.decide(compared, effects, matters, why, self.blind.get(task, ""))
+        ready = decides(self.grid, self.profile) and task not in self.waiting
+        return with_power(decided, claim, task) if ready else decided
+
+    def in_both_worlds(self, table: pd.DataFrame, name: str, second: str) -> pd.DataFrame:
+        """Write a table, and return it with its world's name as first column; below it that of a second world, if both
+        are the protocol's and that one is written."""
+        tables.write_table(table, self.folder, name, self.source)
+        worlds = {profile_name(self.profile): table}
+        if worlds.keys() <= WORLDS.keys() - {second}:
+            worlds[second] = tables.written(second, name, self.reference, keep_default_na=False)
+        named = [part.assign(world=WORLDS.get(profile, profile)) for profile, part in worlds.items()]
+        return pd.concat([part for part in named if len(part)] or named[:1], ignore_index=True)[["world", *table]]

@@ -1,0 +1,468 @@
+"""Verdicts: comparisons with intervals as a table, corrected by Holm, and the one rule that decides a claim by it.
+
+Measurements of every kind become :class:`Evidence`, a family of them the table of :func:`family`, and :func:`decide`
+makes the verdict on a claim of its rows. A verdict is a mapping: one of five words, the numbers of the row that
+decided, and all rows as ``parts``. Training runs are compared here; :mod:`gcpo.reports.alignment` and
+:mod:`gcpo.reports.entropies` make evidence of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import log, nan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from IPython.display import display
+from scipy.stats import ttest_1samp
+
+from gcpo import io, statistics
+from gcpo.errors import nearest
+from gcpo.methods import METHODS
+from gcpo.reports.tables import display_name
+from gcpo.statistics import Interval
+
+HOLDS, FAILS, RULED_OUT, INCONCLUSIVE, UNTESTED = "holds", "fails", "ruled out", "inconclusive", "not tested"
+PRECEDENCE = (FAILS, RULED_OUT, UNTESTED, INCONCLUSIVE, HOLDS)  # a claim gets the first that any of its parts has
+DIFFERS = "differs"  # of a claim that two worlds answer by two of these words
+SHOWN = (HOLDS, INCONCLUSIVE, RULED_OUT, FAILS, UNTESTED, DIFFERS)  # their order in a table
+WORDS = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}  # by what a check returns
+
+FAMILY = "estimate low high low_family high_family level p mde why n unit".split()
+NUMBERS = "label against estimate low high effect mde n level unit".split()
+RECORD = ["id", "verdict", *NUMBERS, *"power parts because place task heading notebook records".split()]
+TABLE = {"estimate": "difference", "low": "low", "high": "high", "effect": "paper_effect", "mde": "mde"}
+LEAST_RANGE = 0.01  # of a weight within a step, highest less lowest over its mean: with less it cannot act
+LOGGED = ("weight_max", "weight_min", "weight", "loss_weight_max", "loss_weight_min")
+Pair = tuple[str, str]
+Verdict = dict[str, Any]
+
+
+class Evidence(NamedTuple):
+    """An estimate as its interval at any confidence in (0, 1), its two-sided p value of 0, and what it would detect.
+
+    ``detectable`` returns, at a confidence, the smallest true value whose interval misses 0 with a probability of 80 %.
+    """
+
+    interval: Callable[[float], Interval]
+    p: float
+    detectable: Callable[[float], float] = lambda level: nan
+
+
+def family(found: Mapping[Pair, Evidence | str], n: Mapping[Pair, int] | None = None, unit: str = "") -> pd.DataFrame:
+    """Return estimates that are claimed to be above 0, corrected together by Holm: a row each, by label and against.
+
+    Args:
+        found: each as evidence, or why there is none; the latter counts for nothing in the family.
+        n: how many seeds each was made on; 0 where it is not about seeds.
+        unit: of all of them.
+
+    Returns:
+        estimate, low and high (its own 95 % interval), low_family and high_family (at ``level``, Holm's for this
+        member), p (of no difference, adjusted by Holm), mde (the smallest true value whose interval at ``level`` misses
+        0 with a probability of 80 %), why (there is no estimate), n and unit.
+    """
+    known = {pair: one for pair, one in found.items() if isinstance(one, Evidence)}
+    p_values = [one.p for one in known.values()]
+    rows: dict[Pair, dict[str, Any]] = {pair: {"why": "" if pair in known else found[pair]} for pair in found}
+    corrected = zip(statistics.holm_levels(p_values), statistics.holm(p_values), strict=True)
+    for (pair, one), (level, p) in zip(known.items(), corrected, strict=True):
+        (estimate, low, high), (_, low_family, high_family) = one.interval(0.95), one.interval(level)
+        rows[pair] |= {"estimate": estimate, "low": low, "high": high, "level": level, "p": p}
+        rows[pair] |= {"low_family": low_family, "high_family": high_family, "mde": one.detectable(level)}
+    index = pd.MultiIndex.from_arrays([*zip(*rows, strict=True)] or [[], []], names=["label", "against"])
+    table = pd.DataFrame([*rows.values()], index, columns=FAMILY)
+    return table.assign(n=[(n or {}).get(pair, 0) for pair in rows], unit=unit)
+
+
+def clear(table: pd.DataFrame) -> pd.Series:
+    """Return whether the corrected interval of each row of :func:`family` misses 0, on either side."""
+    return (table["low_family"] > 0) | (table["high_family"] < 0)
+
+
+# --- comparisons of training runs -----------------------------------------------------------------------------------
+
+
+def compare(
+    scores: pd.DataFrame, metric: str, pairs: Iterable[Pair], seed: int = 0, absent: Mapping[Pair, str] | None = None
+) -> pd.DataFrame:
+    """Return each first label minus the second in points, paired by seed and question on the seeds that both have.
+
+    Args:
+        scores: lines of the evaluations with columns label, seed, query and the metric, of one task and decoding.
+        metric: the column to compare, in [0, 1].
+        pairs: of labels, corrected together (:func:`family`); one that has no two seeds has no estimate.
+        seed: of the resampling.
+        absent: why the case of a pair does not occur: it is not compared.
+
+    Raises:
+        ValueError: runs that were tested on different questions.
+    """
+
+    def evidence(own: pd.DataFrame, other: pd.DataFrame) -> Evidence:
+        if few := len(own.columns.symmetric_difference(other.columns)):
+            raise ValueError(
+                f"runs were tested on different questions ({few} that only one has): compare runs with the same "
+                "eval_split and eval_limit"
+            )
+        a, b = own.to_numpy(), other.to_numpy()
+        draws = statistics.training_draws(a, b, seed=seed)
+        return Evidence(draws.interval, draws.p, lambda level: statistics.minimal_detectable(a, b, level=level))
+
+    pairs = [*pairs]
+    wanted = scores[scores["label"].isin([label for pair in pairs for label in pair])]
+    each = {
+        str(label): 100 * part.pivot(index="seed", columns="query", values=metric)
+        for label, part in wanted.groupby("label", sort=False)
+    }
+    return _compared(each, pairs, evidence, "points", absent=absent)
+
+
+def spreads(
+    scores: pd.DataFrame, metric: str, pairs: Iterable[Pair], absent: Mapping[Pair, str] | None = None
+) -> pd.DataFrame:
+    """Return whether the first label's runs vary less than the second's, as :func:`compare`: ln of the ratio of
+    standard deviations, second over first, over the seeds that both have (at least 3); without ``mde``."""
+
+    def evidence(own: pd.Series, other: pd.Series) -> Evidence | str:
+        a, b = own.to_numpy(), other.to_numpy()
+        if not (a.std() and b.std()):
+            return "one does not vary"
+        same = np.ptp(a - b) < 1e-9  # such as two methods that are one where rewards are right or wrong
+        p = 1.0 if same else statistics.spread_p(b, a)
+        return Evidence(lambda level: Interval(*map(log, statistics.spread_ratio(b, a, level))), p)
+
+    runs = scores.groupby(["label", "seed"])[metric].mean().mul(100)
+    each = {str(label): runs[label] for label in runs.index.unique("label")}
+    return _compared(each, pairs, evidence, "ln of a ratio", 3, absent)
+
+
+def by_seed(figures: pd.DataFrame, pairs: Iterable[Pair], unit: str) -> pd.DataFrame:
+    """Return differences of a figure of each run, such as its entropy, as :func:`compare`.
+
+    ``figures`` has label, seed and value, a line per run. The interval is Student's, over the seeds that both have;
+    where all of them differ by the same there is nothing to tell it by.
+    """
+
+    def evidence(own: pd.Series, other: pd.Series) -> Evidence | str:
+        gaps = (own - other).to_numpy()
+        if not np.ptp(gaps):
+            return "all seeds differ by the same"
+        test, mean = ttest_1samp(gaps, 0), float(gaps.mean())
+        return Evidence(lambda level: Interval(mean, *map(float, test.confidence_interval(level))), float(test.pvalue))
+
+    wide = figures.pivot(index="seed", columns="label", values="value")
+    return _compared({str(label): wide[label].dropna() for label in wide}, pairs, evidence, unit)
+
+
+def _compared(
+    each: Mapping[str, Any],
+    pairs: Iterable[Pair],
+    evidence: Callable[..., Evidence | str],
+    unit: str,
+    fewest: int = 2,
+    absent: Mapping[Pair, str] | None = None,
+) -> pd.DataFrame:
+    """Compare what labels have at the seeds of both: by ``evidence``, or by no test where that says why."""
+    found: dict[Pair, Evidence | str] = {}
+    shared: dict[Pair, int] = {}
+    for pair in dict.fromkeys(pairs):
+        own, other = (each.get(label, pd.Series(dtype=float)) for label in pair)
+        seeds = sorted({*own.index} & {*other.index})
+        few = (
+            f"{len(own)} and {len(other)} seeds, {len(seeds)} of both: {fewest} are needed"
+            if len(seeds) < fewest
+            else ""
+        )
+        why = (absent or {}).get(pair) or few
+        found[pair], shared[pair] = why or evidence(own.loc[seeds], other.loc[seeds]), len(seeds)
+    return family(found, shared, unit)
+
+
+def differences(
+    scores: pd.DataFrame, metric: str, against: str | Mapping[str, str] = "grpo", margin: float = nan, seed: int = 0
+) -> pd.DataFrame:
+    """Return one metric of every kind of run and its difference from a base, in per cent and points, a row per label.
+
+    Args:
+        scores: lines of the evaluations with columns label, seed, query and the metric, of one task and decoding.
+        metric: the column to compare, in [0, 1].
+        against: the base of all labels, or of each.
+        margin: the largest difference that does not matter, in points.
+        seed: of the resampling.
+
+    Returns:
+        label, seeds (how many it has), mean and std (over these; n - 1), each (their scores), gaps (those less the
+        base's, of the seeds that both have), against, compared (on how many seeds), difference with low and high (95 %,
+        paired by seed and question), p (Holm, within this table), mde (the difference detectable with 80 % power after
+        Holm), and equivalent (whether the interval lies within the margin). What too few seeds cannot tell is missing.
+    """
+    runs = scores.groupby(["label", "seed"], sort=False)[metric].mean().mul(100)
+    labels = [str(label) for label in scores["label"].unique()]
+    bases = {label: against if isinstance(against, str) else against.get(label, label) for label in labels}
+    found = compare(scores, metric, [pair for pair in bases.items() if pair[0] != pair[1]], seed)
+    rows = []
+    for label, base in bases.items():
+        own, n = runs[label], 0 if label == base else found["n"][label, base]
+        gaps = (own - runs[base]).dropna() if n else own[:0]
+        row = {"label": label, "seeds": len(own), "mean": own.mean(), "std": own.std(ddof=1)}
+        row |= {"each": own.round(2).tolist(), "gaps": gaps.round(2).tolist()}
+        rows.append({**row, "against": "" if label == base else base, "compared": n})
+    numbers = found.rename(columns={"estimate": "difference"}).reindex([*bases.items()])
+    table = pd.DataFrame(rows).join(numbers[["difference", "low", "high", "p", "mde"]].reset_index(drop=True))
+    within = (-margin < table["low"]) & (table["high"] < margin)
+    return table.assign(equivalent=within.astype(object).where(table["low"].notna() & (margin > 0)))
+
+
+def paper_effects(means: Mapping[str, float], pairs: Sequence[Pair]) -> list[float]:
+    """Return the paper's effect for each pair, from the means that it prints; nan where it prints one of them only."""
+    return [means.get(label, nan) - means.get(against, nan) for label, against in pairs]
+
+
+def weight_ranges(metrics: pd.DataFrame) -> dict[str, float]:
+    """Return by label the median over steps of its weights' range, over their mean; only of methods that have weights.
+
+    ``metrics`` are lines of ``metrics.csv`` with columns label and method.
+    """
+    weights = metrics[metrics["method"].isin([name for name, row in METHODS.items() if row.factors])]
+    logged = weights.reindex(columns=[f"gcpo/{name}" for name in LOGGED])
+    high, low, mean, high_loss, low_loss = (logged[column] for column in logged)
+    of_step = (high_loss - low_loss).fillna((high - low) / mean)  # weights in the loss have a mean of 1
+    return {str(label): float(found) for label, found in of_step.groupby(weights["label"]).median().items()}
+
+
+def cannot_differ(
+    pairs: Iterable[Pair],
+    metrics: pd.DataFrame,
+    scores: pd.DataFrame,
+    metric: str,
+    by: Mapping[Pair, str] | None = None,
+) -> dict[Pair, str]:
+    """Return those pairs of methods that the records cannot tell apart, each with why: a claim on them is not tested.
+
+    Args:
+        pairs: of labels.
+        metrics: as :func:`weight_ranges` takes them, of one task.
+        scores: lines of the evaluations with columns label, seed, decoding, query and the metric, of one task.
+        metric: the column that says how an answer was scored.
+        by: of a pair, the label that trains with nothing but the weight that it differs by; without, both labels' own.
+    """
+    known = weight_ranges(metrics)
+    plain = set(
+        metrics.loc[metrics["method"].isin([name for name, row in METHODS.items() if row.acts == "base"]), "label"]
+    )
+    wide = scores.pivot_table(index=["seed", "decoding", "query"], columns="label", values=metric)
+    found = {}
+    for pair in pairs:
+        acting = [by[pair]] if by and pair in by else [label for label in pair if label not in plain]
+        most = max((known.get(label, 1) for label in acting), default=1)
+        if most < LEAST_RANGE:
+            found[pair] = f"weights range over {100 * most:.2f} % within a step: below 1 % they cannot act"
+        elif {*pair} <= {*wide}:
+            alike = (wide[pair[0]] - wide[pair[1]]).dropna().eq(0).groupby("seed").all()
+            if len(alike) and alike.mean() >= 0.5:
+                found[pair] = f"{alike.sum()} of {len(alike)} seeds answer every question alike"
+    return found
+
+
+# --- deciding -------------------------------------------------------------------------------------------------------
+
+
+def overall(words: Collection[str]) -> str:
+    """Return the word for a claim of several parts; "not tested" of one without any."""
+    return next((word for word in PRECEDENCE if word in words), UNTESTED)
+
+
+def decide(
+    compared: pd.DataFrame | None,
+    effects: Sequence[float] = (),
+    margin: float = nan,
+    closed: str | None = None,
+    blind: str = "",
+) -> Verdict:
+    """Return the verdict on a claim: every row is above 0, the first label above the second.
+
+    A claim that joins parts is false wherever one of them is. So it is said to hold by mistake no more often than one
+    false part is, and each is held to its own 95 % interval (intersection-union). To fail, or to be ruled out (the
+    interval excludes the effect in question), because of any one of many takes the interval corrected for its family.
+
+    Args:
+        compared: rows of :func:`family`, all of which must be on the claimed side; none are needed where it is closed.
+        effects: the paper's effect for each, nan where it prints none; none at all if it prints none.
+        margin: the smallest effect that would matter, where the paper prints none on the claimed side.
+        closed: why there is no verdict, such as a closed gate, or None.
+        blind: why a null says nothing, such as that no positive control was seen, which makes "ruled out" "not tested".
+
+    Returns:
+        verdict (the first of :data:`PRECEDENCE` that a part has), the :data:`NUMBERS` of the part that has it and is
+        the furthest from the claimed side (low and high are the interval that decided), because (why it is not tested),
+        and parts: a row each.
+
+    Raises:
+        ValueError: no comparison, or effects for another number of them.
+    """
+    nothing = {"verdict": UNTESTED, "effect": effects[0] if len(effects) == 1 else nan}
+    if closed:
+        return {**nothing, "because": closed}
+    if compared is None or compared.empty:
+        raise ValueError("a verdict needs a comparison: name the pairs of labels that the claim is about")
+    joined = len(compared) > 1
+    parts = compared.reset_index()
+    parts["effect"] = np.array([*effects], float) if len(effects) else nan
+    size = parts["effect"].where(parts["effect"] > 0, margin)
+    tests = {UNTESTED: parts["estimate"].isna(), HOLDS: parts["low" if joined else "low_family"] > 0}
+    tests |= {FAILS: parts["high_family"] < 0, RULED_OUT: parts["high_family"] < size}
+    parts["verdict"] = np.select([*tests.values()], [*tests], INCONCLUSIVE)
+    own = (parts["verdict"] == HOLDS) & joined
+    parts["low"], parts["high"] = (parts[end].where(own, parts[f"{end}_family"]) for end in ("low", "high"))
+    parts["level"] = parts["level"].mask(own, 0.95)
+    word = overall([*parts["verdict"]])
+    weakest = parts[parts["verdict"] == word].sort_values("low", kind="stable").iloc[0]
+    parts = parts[["verdict", *NUMBERS]]
+    if word == UNTESTED or (word == RULED_OUT and blind):
+        return {**nothing, "because": weakest["why"] if word == UNTESTED else blind, "parts": parts}
+    return {"verdict": word, **weakest[NUMBERS], "parts": parts}
+
+
+# --- a notebook's verdicts ------------------------------------------------------------------------------------------
+
+
+def parts_table(parts: pd.DataFrame) -> pd.DataFrame:
+    """Return the parts of a verdict as a page shows them: a row each, without columns that say nothing."""
+    named = [
+        " minus ".join(display_name(x) for x in pair if x) for pair in parts[["label", "against"]].fillna("").to_numpy()
+    ]
+    shown = parts.assign(
+        comparison=named, paper=parts["effect"], detectable=parts["mde"], seeds=parts["n"].replace(0, nan)
+    )
+    numbers = ["estimate", "low", "high", "paper", "detectable"]
+    shown[numbers] = shown[numbers].map("{:+.3g}".format, na_action="ignore")
+    where = [name for name in ("policy", "comparison") if name in shown]
+    shown = shown[[*where, "verdict", *numbers, "seeds"]].dropna(axis=1, how="all")
+    return shown.fillna("").set_index(where)
+
+
+def by_setting(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.DataFrame:
+    """Return verdicts on one claim under several settings, a column each, and whether the word depends on the setting.
+
+    Args:
+        lines: what tells the rows apart, then the setting, then the verdict.
+        names: of all but the verdict, the setting's last.
+
+    Returns:
+        the rows, their verdicts ("holds: +1.2 (+0.3 to +2.1)"), and depends: "yes" where two settings decide
+        differently; "no" where all decide, and alike; "inconclusive" where one does not decide; "not tested" where one
+        was not.
+    """
+    rows = [dict(zip(names, line, strict=False)) | line[-1] for line in lines]
+    table = pd.DataFrame(rows).reindex(columns=[*names, "verdict", "estimate", "low", "high"])
+    numbers = [f": {a:+.1f} ({b:+.1f} to {c:+.1f})" for a, b, c in table[["estimate", "low", "high"]].to_numpy(float)]
+    table["shown"] = table["verdict"] + pd.Series(numbers).where(table["verdict"] != UNTESTED, "")
+    wide = table.groupby([*names], sort=False)[["verdict", "shown"]].first().unstack(names[-1], sort=False)
+    depends = [_depends(set(words)) for words in wide["verdict"].to_numpy()]
+    return pd.DataFrame(wide["shown"]).assign(depends=depends).rename_axis(columns=None).reset_index()
+
+
+def _depends(words: set[str]) -> str:
+    several = "yes" if len(words - {INCONCLUSIVE}) > 1 else "no"
+    return UNTESTED if UNTESTED in words else INCONCLUSIVE if several == "no" and INCONCLUSIVE in words else several
+
+
+class Verdicts:
+    """The verdicts of a notebook, shown as they are reached or kept for a table, and written as records at the end.
+
+    Args:
+        notebook: the notebook's name, "21_table1".
+        records: whose runs decide them, as ``gcpo.records.source`` says it; None where no runs do.
+    """
+
+    def __init__(self, notebook: str, records: str | None = None) -> None:
+        self.notebook, self.records = notebook, records
+        self.rows: list[Verdict] = []
+
+    def __call__(
+        self, check: str, place: str, heading: str, decided: bool | Verdict | None, because: str = "", task: str = ""
+    ) -> None:
+        """Show and keep a verdict; arguments as in :meth:`add`."""
+        self.add(check, place, heading, decided, because, task)
+        self._display(self.rows[-1])
+
+    def add(
+        self, check: str, place: str, heading: str, decided: bool | Verdict | None, because: str = "", task: str = ""
+    ) -> None:
+        """Keep a verdict without showing it.
+
+        Args:
+            check: the id that ``claims.yaml`` knows it by: its claim's, where it alone decides one.
+            place: the place in the paper.
+            heading: the claim in a few words, which follows its verdict ("Holds: entropy is blind to distance");
+                nothing is joined by it.
+            decided: what :func:`decide` made of runs; or what another check returned, None when the data cannot decide.
+            because: the numbers that decided it, in a sentence.
+            task: what it was decided on; empty for what is about no task.
+        """
+        verdict = (
+            decided if isinstance(decided, dict) else {"verdict": WORDS[None if decided is None else bool(decided)]}
+        )
+        because = f"{verdict.get('because', '')} {because}".strip()
+        place = f"{place}, {task}" if task else place
+        named = {"id": check, "place": place, "task": task, "heading": heading, "because": because}
+        self.rows.append(verdict | named)
+
+    def show(self, check: str, task: str = "") -> None:
+        """Show the kept verdicts of a check: on one task, or on all.
+
+        Raises:
+            ValueError: no verdict with this id was kept.
+        """
+        known = [row["id"] for row in self.rows]
+        if check not in known:
+            raise ValueError(f"{self.notebook} has no verdict {check!r}.{nearest(check, known)}")
+        for row in self.rows:
+            if row["id"] == check and task in ("", row["task"]):
+                self._display(row)
+
+    @staticmethod
+    def _display(row: Verdict) -> None:
+        said = f"**{row['verdict'].capitalize()}: {row['heading']}** ({row['place']}). {row['because']}"
+        display({"text/markdown": said, "text/plain": said.replace("**", "")}, raw=True)
+        if row.get("parts") is not None:
+            display(parts_table(row["parts"]))
+
+    def by_task(self) -> pd.DataFrame:
+        """Return the word of every verdict: a row per claim and place, a column per task."""
+        rows: dict[tuple[str, str], dict[str, str]] = {}
+        for row in self.rows:
+            key = row["heading"], row["place"].removesuffix(f", {row['task']}")
+            rows.setdefault(key, {})[row["task"] or "verdict"] = row["verdict"]
+        return pd.DataFrame(rows).T.fillna("").rename_axis(["claim", "place"])
+
+    def table(self) -> pd.DataFrame:
+        """Return a row per verdict, in order: source, claim, verdict; of runs also difference, low, high, paper_effect,
+        mde and seeds, and whose records they are."""
+        found = pd.DataFrame(self.rows).reindex(columns=RECORD)
+        found = found.rename(columns={"place": "source", "heading": "claim", "n": "seeds"} | TABLE).set_index("source")
+        if self.records is None:
+            return found[["claim", "verdict"]]
+        numbers = [*TABLE.values()]
+        found[numbers] = found[numbers].astype(float).round(3)
+        found["seeds"] = found["seeds"].where(found["seeds"] > 0).astype("Int64")  # 0 where it is not about seeds
+        return found[["claim", "verdict", *numbers, "seeds", "records"]].assign(records=self.records)
+
+    def write(self, folder: Path | str | None) -> pd.DataFrame:
+        """Write the verdicts as records into a folder, a CSV that the ledger reads, and return :meth:`table`; None
+        writes nothing."""
+        if folder is not None:
+            found = pd.DataFrame(self.rows).reindex(columns=RECORD)
+            found["effect"] = found["effect"].where(found["level"].notna())
+            found["n"] = found["n"].where(found["n"] > 0).astype("Int64")
+            parts = [row.get("parts") for row in self.rows]
+            found["parts"] = [
+                parts_table(part).to_csv() if part is not None and len(part) > 1 else "" for part in parts
+            ]
+            found = found.assign(notebook=self.notebook, records=self.records)
+            name = self.notebook[:2] if self.records is None else f"verdicts_{self.notebook[:2]}"
+            io.write(Path(folder) / f"{name}.csv", found.to_csv(index=False, float_format="%.6g"))
+        return self.table()

@@ -1,0 +1,330 @@
+"""A report: the gate, the positive controls, the margins and the protocol that let its runs decide a claim."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from record_builders import evaluated, finished, write_grid, write_profile
+
+from gcpo import paths
+from gcpo.cli import main
+from gcpo.reports import records
+from gcpo.reports import report as protocol
+from gcpo.reports.report import CONTROLS, GCPO, RIGHT, Report, claims_on, margins
+from gcpo.reports.verdicts import clear, compare
+from gcpo.runs.grids import expand
+from gcpo.runs.profiles import ParameterError, yaml_text
+from gcpo.runs.record import RecordError
+from gcpo.statistics import Draws
+
+LEARNS = {"start": (0.40, 0.50), "grpo": (0.60, 0.62)}  # sampled and greedy
+TASKS: dict[str, list[str]] = {"task": ["tinyqa", "tinymath"]}
+METRIC = {"tinyqa": "f1", "tinymath": "accuracy"}
+PROTOCOL = (paths.ROOT / "PROTOCOL.md").read_text()
+CLEAR = pd.DataFrame({"estimate": [2.0], "low": [1.0], "high": [3.0], "low_family": [1.0], "high_family": [3.0],
+                      "level": 0.95, "p": 0.001, "mde": 1.0, "why": "", "n": 3, "unit": "points"},
+                     pd.MultiIndex.from_tuples([("a", "b")], names=["label", "against"]))  # fmt: skip
+
+
+# --- the gate -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table1(places: Path) -> None:
+    write_grid(
+        "table1",
+        [
+            {"kind": "train", **TASKS, "method": ["grpo", "se"], "seed": [0, 1, 2]},
+            {"kind": "train", **TASKS, "method": ["grpo"], "seed": [0, 1, 2], "max_steps": [0]},
+        ],
+    )
+
+
+def made(task: str, grpo: tuple[float, float], start: tuple[float, float] = LEARNS["start"], seeds: int = 3) -> None:
+    for seed in range(seeds):
+        wobble, metric = 0.004 * (seed - 1), METRIC[task]
+        finished(task=task, method="grpo", seed=seed, tables=evaluated(grpo[0] + wobble, grpo[1] - wobble, metric))
+        finished(task=task, method="grpo", seed=seed, max_steps=0, tables=evaluated(*start, metric))
+
+
+@pytest.mark.usefixtures("table1")
+def test_the_gate_is_open_where_sampled_and_greedy_rise(capsys: pytest.CaptureFixture[str]) -> None:
+    made("tinyqa", LEARNS["grpo"])
+    made("tinymath", LEARNS["grpo"])
+    finished(method="grpo", seed=0, learning_rate=0.01, tables=evaluated(0.9))  # other settings are not the gate's
+    report = Report("p", "table1")
+    assert report.closed == {"tinyqa": "", "tinymath": ""}
+    row = report.gate.set_index(["task", "decoding"]).loc[("tinyqa", "sampled")]
+    assert row[["start", "grpo", "gain", "std"]].tolist() == pytest.approx([40, 60, 20, 0.4])
+    assert 0 < row["low"] < 20 < row["high"] < 25 and (row["runs"], row["seeds"]) == ("3 of 3", 3)
+    assert report.gate["metric"].tolist() == ["f1", "f1", "accuracy", "accuracy"]
+    records.write_reference(paths.REFERENCE / "p", records.runs("p"))
+    assert main(["check", "--gate", "p"]) == 0
+    assert "40.0" in capsys.readouterr().out
+    for run in records.runs("p"):
+        (run.folder / "manifest.json").unlink()
+    assert (main(["check", "--gate", "p"]), main(["check", "--gate", "p", "--reference"])) == (2, 0)
+
+
+@pytest.mark.usefixtures("table1")
+@pytest.mark.parametrize("grpo", [(0.60, 0.48), (0.60, 0.50), (0.38, 0.62)])
+def test_one_decoding_that_does_not_rise_closes_the_gate(grpo: tuple[float, float]) -> None:
+    made("tinyqa", LEARNS["grpo"])
+    made("tinymath", grpo)
+    report = Report("p", "table1")
+    assert not report.closed["tinyqa"] and "tinymath" in report.closed["tinymath"]
+    verdicts = [report.decide(task, CLEAR, margin=2.0) for task in ("tinyqa", "tinymath", "narrativeqa")]
+    assert [verdict["verdict"] for verdict in verdicts] == ["holds", "not tested", "not tested"]
+    assert verdicts[1]["because"] == report.closed["tinymath"] and "narrativeqa" in verdicts[2]["because"]
+    assert main(["check", "--gate", "p"]) == 1
+
+
+@pytest.mark.usefixtures("table1")
+@pytest.mark.parametrize("seeds", [0, 1])
+def test_missing_runs_close_the_gate_with_what_makes_them_and_exit_2(
+    seeds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made("tinyqa", LEARNS["grpo"])
+    made("tinymath", LEARNS["grpo"], seeds=seeds)
+    why = Report("p", "table1").closed["tinymath"]
+    assert f"{seeds} of 3" in why and "python -m gcpo grid table1 --profile p" in why
+    assert main(["check", "--gate", "p"]) == 2
+    assert capsys.readouterr().err == f"gcpo: {why}\n"
+    write_grid("figure1", [{"kind": "gradients", "seed": [0]}])
+    assert main(["check", "figure1", "--gate", "p"]) == 2
+    assert "figure1 trains nothing" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("table1")
+def test_scores_are_of_the_seeds_that_both_have() -> None:
+    made("tinyqa", LEARNS["grpo"])
+    made("tinymath", LEARNS["grpo"], seeds=2)
+    finished(task="tinymath", method="grpo", seed=2, tables=evaluated(0.9, 0.9, "accuracy"))
+    row = Report("p", "table1").gate.set_index(["task", "decoding"]).loc[("tinymath", "sampled")]
+    assert row["seeds"] == 2 and row["start"] + row["gain"] == pytest.approx(row["grpo"])
+
+
+# --- controls, margins and what stands at the head ------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("places")
+@pytest.mark.parametrize(("dropped", "word"), [(0.4, "ruled out"), (0.5, "not tested"), (None, "not tested")])
+def test_a_report_rules_nothing_out_where_its_runs_have_no_control_that_was_seen(
+    dropped: float | None, word: str
+) -> None:
+    methods = ["grpo", "se", *(["drop_half"] if dropped else [])]
+    write_grid("g", [{"kind": "train", "method": methods, "seed": [0, 1, 2]},
+                     {"kind": "train", "method": ["grpo"], "max_steps": [0], "seed": [0, 1, 2]}])  # fmt: skip
+    write_grid("headline", [{"kind": "train", "method": ["grpo"], "seed": [0, 1, 2]}])
+    for seed in range(3):
+        end = 0.001 * seed
+        finished(method="grpo", seed=seed, max_steps=0, tables=evaluated(0.2 + end))
+        for method, score in {"grpo": 0.5, "se": 0.5, "drop_half": dropped}.items():
+            if score:
+                finished(method=method, seed=seed, tables=evaluated(score + end * (1 + (method == "se"))))
+    report = Report("p", "g")
+    scores = records.gather(report.runs(), "eval", ["label", "seed"]).query("decoding == 'sampled'")
+    found = compare(scores, "f1", [("se", "grpo")])
+    verdict = report.decide("tinyqa", found, [20.0], margin=2.0)
+    assert verdict["verdict"] == word and verdict.get("because", "") == report.blind["tinyqa"]
+    assert clear(report.controls["tinyqa"]).any() == (word == "ruled out")
+    closed = report.decide("tinyqa", found, closed="No case.", margin=2.0)
+    assert (closed["verdict"], closed["because"]) == ("not tested", "No case.")
+
+
+@pytest.mark.usefixtures("places")
+def test_controls_count_when_all_headline_runs_of_their_task_are_there() -> None:
+    write_profile("world_a", {})
+    seeds, task = [0, 1, 2], {"task": ["tinymath"]}
+    write_grid("headline", [{"kind": "train", "method": ["grpo", "drop_half"], "seed": seeds, **task}])
+    write_grid("others", [{"kind": "train", "method": ["grpo"], "seed": seeds, **task}])
+    runs = list(itertools.product(seeds, {"grpo": 0.6, "drop_half": 0.3}.items()))
+    for number, (seed, (method, score)) in enumerate(runs, start=1):
+        tables = evaluated(score + seed / 100, metric="accuracy")
+        finished(profile="world_a", seed=seed, method=method, task="tinymath", tables=tables)
+        if number >= len(runs) - 1:  # of the control a run is missing, or none
+            controls = Report("world_a", "others").controls["tinymath"]
+            assert [*controls.index] == [("drop_half", "grpo")] * (number == len(runs))
+
+
+@pytest.mark.usefixtures("places")
+def test_a_report_opens_what_stands_at_its_head(tmp_path: Path) -> None:
+    write_grid("g", [{"kind": "train", **TASKS, "seed": [0, 1]}])
+    report = Report("p", "g", write_to=str(tmp_path))
+    assert (report.source, report.folder, Report("p", "g").folder) == (
+        "this machine's runs of profile p",
+        tmp_path,
+        None,
+    )
+    assert report.metric == METRIC
+    (paths.PARAMS / "statistics").mkdir()
+    (paths.PARAMS / "statistics" / "margins.yaml").write_text(
+        yaml_text({task: {of: 2.0} for task, of in METRIC.items()})
+    )
+    assert report.margin == dict.fromkeys(METRIC, 2.0)
+    with pytest.raises(RecordError, match="python -m gcpo grid g --profile p"):
+        report.runs()
+    finished(tables=evaluated(0.5))
+    report = Report("p", "g")
+    assert len(report.runs()) == report.coverage["finished"].sum() == 1
+    with pytest.raises(RecordError, match="nothing to report"):
+        report.runs("kind == 'gradients'")
+
+
+def test_a_table_of_one_world_stands_above_that_of_the_other(places: Path) -> None:
+    for profile in ("world_a", "world_b", "p"):
+        write_profile(profile, {})
+    table = pd.DataFrame({"policy": ["start"], "ρ": ["0.1 [0.0, 0.2]"]})
+    for world, value in (("world_b", "B"), ("world_a", "A")):
+        report = Report(world, "steps", write_to=str(paths.OUTPUTS / world / "reports"))
+        shown = report.in_both_worlds(table.assign(ρ=value), "leads", "world_b")
+    assert shown.to_numpy().tolist() == [["world A", "start", "A"], ["world B", "start", "B"]]
+    for profile, name in (("world_b", "world B"), ("p", "p")):
+        assert Report(profile, "steps").in_both_worlds(table, "leads", "world_b")["world"].tolist() == [name]
+
+
+@pytest.mark.parametrize("wrong", [0, True, math.inf, "two"])
+def test_a_bad_margin_is_an_error_with_file_and_key(tmp_path: Path, wrong: object) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(yaml_text({"tinyqa": {"f1": wrong}}))
+    with pytest.raises(ParameterError, match=r"(?s)m\.yaml: .*tinyqa.f1"):
+        margins(path)
+    assert margins()["tinyqa"]["f1"] > 0 and margins()["tinymath"]["accuracy"] > 0
+
+
+# --- the protocol ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", ["world_a", "world_b"])
+def test_the_grid_has_the_runs_of_every_pair_and_control_with_equal_seeds(profile: str) -> None:
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for plan in expand("headline", profile):
+        seeds.setdefault((plan.params.task, plan.label), set()).add(plan.params.seed)
+    assert set(map(frozenset, seeds.values())) == {frozenset(range(100, 108))}
+    for task in METRIC:
+        labels = {label for of, label in seeds if of == task}
+        pairs = [pair for listed in claims_on(labels).values() for pair in listed]
+        assert {label for pair in pairs for label in pair} | {*CONTROLS, "no training"} <= labels
+
+
+def test_care_is_compared_with_a_grpo_of_its_own_where_there_is_one() -> None:
+    claims = claims_on({"grpo", "care", *RIGHT})
+    assert RIGHT in claims[protocol.UNCERTAIN] and ("care", "grpo") not in claims[protocol.UNCERTAIN]
+    assert ("care", "grpo") in claims_on({"grpo", "care"})[protocol.UNCERTAIN]
+
+
+@pytest.mark.usefixtures("places")
+def test_runs_of_the_protocol_are_shown_for_a_task_when_all_of_its_runs_are_there() -> None:
+    for profile in ("world_a", "p"):
+        write_profile(profile, {})
+    write_grid("headline", [{"kind": "train", "method": ["grpo"], "seed": [0, 1], "max_steps": [0, 1], **TASKS}])
+    for seed, steps, task in itertools.product((0, 1), (0, 1), METRIC):
+        if (seed, steps, task) != (1, 1, "tinymath"):
+            tables = evaluated(0.2 + steps / 2 + seed / 100, metric=METRIC[task])
+            for profile in ("world_a", "p"):
+                finished(profile=profile, seed=seed, max_steps=steps, method="grpo", task=task, tables=tables)
+    report, free = Report("world_a", "headline"), Report("p", "headline")
+    assert report.waiting["tinymath"].startswith("3 of 4 runs are finished") and not free.waiting
+    assert [*report.metric] == ["tinyqa"] and [*free.metric] == [*METRIC]
+    assert set(report.runs()["task"]) == {*report.gate["task"]} == {"tinyqa"} and not report.closed["tinyqa"]
+    verdict = report.decide("tinymath", margin=2.0, claim=protocol.ALL)
+    assert (verdict["verdict"], verdict["because"]) == ("not tested", report.waiting["tinymath"])
+    assert "power" not in verdict and set(free.runs()["task"]) == {*METRIC}
+    finished(profile="world_a", seed=1, max_steps=1, method="grpo", task="tinymath", tables=tables)
+    assert not Report("world_a", "headline").waiting
+
+
+@pytest.mark.usefixtures("places")
+def test_runs_that_the_protocol_does_not_name_are_named_in_the_coverage_and_compared_with_none() -> None:
+    for profile, seed in (("world_a", 0), ("world_b", 1), ("p", 0)):
+        write_profile(profile, {"world_seed": seed})
+    write_grid("headline", [{"kind": "train", "method": ["grpo"], "seed": [100]}])
+    write_grid("operating_point", [{"kind": "train", "method": ["grpo"], "seed": [0]}])
+    strays = []
+    for profile in ("world_a", "p"):
+        for seed in (100, 0):
+            finished(profile=profile, method="grpo", seed=seed, tables=evaluated(0.5))
+        for seed, world in ((300, 0), (100, 1)):
+            run = finished(profile=profile, seed=seed, world_seed=world, tables=evaluated(0.5))
+            strays.append((run.folder.name, f"seed {seed}, world_seed {world}"))
+    report = Report("world_a", "headline")
+    row = report.coverage.set_index("run").loc["(of no run here)"]
+    assert (row["wanted"], row["finished"], row["left_out"]) == (0, 0, 2)
+    assert all(name in row["why"] and why in row["why"] for name, why in strays)
+    assert report.runs()["seed"].tolist() == [100] and set(report.runs()["world_seed"]) == {0}
+    assert "why" not in Report("p", "headline").coverage  # runs of one's own need no protocol
+
+
+# --- its power ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def power() -> dict[str, Any]:
+    return runpy.run_path(str(paths.ROOT / "benchmarks" / "protocol_power.py"))
+
+
+def runs(means: Mapping[str, float], spread: float = 0.01, seeds: int = 8, questions: int = 40) -> pd.DataFrame:
+    """Scores whose seeds scatter by ``spread`` around a method's mean; questions are the same for all."""
+    rng = np.random.default_rng(0)
+    hardness = 0.2 * rng.normal(size=questions)
+    parts = []
+    for label, mean in means.items():
+        for seed in range(seeds):
+            scores = mean + spread * rng.normal() + hardness + 0.01 * rng.normal(size=questions)
+            parts.append(pd.DataFrame({"label": label, "seed": seed, "query": range(questions), "f1": scores}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_the_power_beside_a_verdict_is_what_the_protocol_printed() -> None:
+    printed = re.findall(r"^\| (.*?) \| (tiny\w+) \| (\d+) \| (\d+) \| (\d+) \|$", PROTOCOL, flags=re.M)
+    known = protocol.protocol_power().drop(columns="supposed")
+    assert [(*row[:2], *map(int, row[2:])) for row in printed] == [*known.itertuples(index=False, name=None)]
+    verdict = {"verdict": "inconclusive"}
+    assert protocol.with_power(verdict, protocol.ALL, "tinyqa") == {"verdict": "inconclusive", "power": 21}
+    assert protocol.with_power(verdict, "another claim", "tinyqa") == verdict
+
+
+def test_power_is_that_of_students_t_on_the_seeds(power: dict[str, Any]) -> None:
+    scores = runs(dict.fromkeys(["grpo", "gcpo_bot"], 0.5), spread=0.02, seeds=40)
+    pilot = scores.groupby(["label", "seed"])["f1"].mean().unstack("label")
+    error = (pilot["gcpo_bot"] - pilot["grpo"]).std(ddof=1) * np.sqrt(1 / 8)
+    claims = {"a": [("gcpo_bot", "grpo")]}
+    size = 100 * error * 3  # of three standard errors: t with 7 degrees of freedom finds it in 73 % of the experiments
+    truth = {"grpo": 50.0, "gcpo_bot": 50.0 + size}
+    drawn = power["verdicts_drawn"](scores, "f1", claims, truth, effects=truth, n=200)["a"]
+    assert drawn["holds"] / 200 == pytest.approx(0.73, abs=0.1)
+    alike = power["verdicts_drawn"](scores, "f1", claims, dict.fromkeys(truth, 50.0), effects=truth, n=200)["a"]
+    assert alike["holds"] / 200 < 0.08 and alike["ruled out"] / 200 == pytest.approx(0.73, abs=0.1)
+
+
+def test_what_the_paper_does_not_print_is_a_margin_below_gcpo(power: dict[str, Any]) -> None:
+    paper = {"grpo": 67.0, "care": 71.0, **dict(zip(GCPO, (73.0, 74.0), strict=True))}
+    truths = power["truths"](paper, ["grpo", "rd_only", "care reward=binary", *GCPO], margin=2)
+    assert truths["the paper"] == {"grpo": 67, "rd_only": 71, "care reward=binary": 71, "gcpo_cd": 73, "gcpo_bot": 74}
+    assert len(set(truths["nothing"].values())) == 1
+
+
+@pytest.mark.slow
+def test_the_power_of_gradients_and_of_one_step_is_made_again_from_the_pilot(power: dict[str, Any]) -> None:
+    made = [power["of_gradients"]("laptop", "figure1", 0.1), power["of_steps"]("laptop", "one_step", 2)]
+    columns = ["claim", "task", "holds if the paper", "holds if nothing", "ruled out if nothing"]
+    rows, known = (part.set_index(columns[:2])[columns[2:]] for part in (pd.concat(made), protocol.protocol_power()))
+    assert len(rows) == 6
+    assert (rows - known.loc[rows.index]).abs().to_numpy().max() <= 1  # whole per cent of 300 experiments
+
+
+@pytest.mark.parametrize(("truth", "word", "share"), [(2.8, "holds", 80), (0.0, "holds", 2.5), (0.0, "ruled out", 80)])
+def test_an_effect_of_2_8_standard_errors_is_found_four_times_out_of_five(
+    truth: float, word: str, share: float, power: dict[str, Any]
+) -> None:
+    drawn = Draws(7.0, 7 + np.random.default_rng(0).normal(size=4000))
+    assert 100 * power["words_drawn"]({"a": drawn}, truth, 2.8, n=2000)[word] / 2000 == pytest.approx(share, abs=3)
