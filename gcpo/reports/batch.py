@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+import transformers
+from datasets import Dataset
 from torch import Tensor
 
 from gcpo import measures, world
@@ -26,53 +27,41 @@ class _Trainer(GCPOTrainer):
         return super()._policy_pass(output)
 
 
-class OneBatch(NamedTuple):
+class Batch(NamedTuple):
     """Groups in order of success; of equal success, those whose meanings differ most come first.
 
     Attributes:
         rollouts: rewards, every feature before the policy moves, and the ratios that a second step would see.
         binary: the same answers with reward 2 for a perfect one and 0 for all others.
-        fresh: pi / pi_old of every token before the policy moves, which is 1.
         questions: the last sentence of each prompt.
         answers: of each question, as sampled.
     """
 
     rollouts: Rollouts
     binary: Rollouts
-    fresh: Tensor
     questions: list[str]
     answers: list[list[str]]
 
 
-def one_batch(
-    folder: Path,
-    *,
-    n_prompts: int = 16,
-    group_size: int = 16,
-    temperature: float = 0.7,
-    longest: int = 16,
-    learning_rate: float = 5e-4,
-    seed: int = 0,
-) -> OneBatch:
-    """Sample questions of tinyqa in one real training step of `GCPOTrainer`, which writes to `folder`.
+def sample_batch(folder: Path, n_prompts: int = 16, seed: int = 0, **settings: Any) -> Batch:
+    """Sample answers to questions of tinyqa in one real training step of `GCPOTrainer`, which writes to `folder`.
 
     The step itself favours nobody, so it is GRPO's: EG-SPO with both of its bounds set to 1 reads entropies and
-    changes nothing.
+    changes nothing. ``settings`` are fields of `GCPOConfig` that take the place of those below.
     """
-    import transformers
-    from datasets import Dataset
-
     quiet()
+    settings = {
+        "num_generations": 16,
+        "temperature": 0.7,
+        "max_completion_length": 16,
+        "learning_rate": 5e-4,
+    } | settings
+    settings |= {"method": "egspo", "method_options": {"correct": (1.0, 1.0), "wrong": (1.0, 1.0)}, "max_steps": 1}
+    settings |= {"per_device_train_batch_size": n_prompts * settings["num_generations"], "beta": 0.002, "seed": seed}
+    settings |= {"bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
     task = get_task("tinyqa")
     rows = task.load("train", limit=n_prompts, seed=seed).rows
     prompts = [[{"role": "user", "content": row.prompt}] for row in rows]
-    settings: dict[str, Any] = {
-        **{"method": "egspo", "method_options": {"correct": (1.0, 1.0), "wrong": (1.0, 1.0)}, "max_steps": 1},
-        **{"learning_rate": learning_rate, "beta": 0.002, "seed": seed, "temperature": temperature},
-        **{"per_device_train_batch_size": n_prompts * group_size, "num_generations": group_size},
-        **{"max_completion_length": longest, "bf16": False},
-        **{"report_to": "none", "disable_tqdm": True, "save_strategy": "no"},
-    }
     transformers.set_seed(seed)
     policy, tokens = load_policy(world.resolve("tiny", "policy"))
     scored: list[Rollouts] = []
@@ -90,19 +79,16 @@ def one_batch(
     return _in_order(trainer, scored[0])
 
 
-def _in_order(trainer: _Trainer, scored: Rollouts) -> OneBatch:
+def _in_order(trainer: _Trainer, scored: Rollouts) -> Batch:
     correct, dispute = scored.correctness.gt(0.5).sum(1), measures.semantic_entropy(scored.clusters)
     order = sorted(range(len(correct)), key=lambda i: (correct[i], -dispute[i]))
     moved, _ = trainer._policy_pass(trainer.generated)
     features = {name: getattr(scored, name) for name in scored.features if name != "correctness"}
     features["ratios"] = (moved.view_as(scored.logps) - scored.logps).exp()
-    known = {name: values[order] for name, values in features.items()}
-    rewards, size, longest = scored.rewards[order], scored.rewards.shape[1], trainer.max_completion_length
+    known: dict[str, Any] = {name: values[order] for name, values in features.items()}
+    known["max_completion_length"] = trainer.max_completion_length
+    rewards, size = scored.rewards[order], trainer.num_generations
     prompts, texts = ([messages[-1]["content"] for messages in trainer._logs[of]] for of in ("prompt", "completion"))
-    return OneBatch(
-        Rollouts(rewards, **known, max_completion_length=longest),
-        Rollouts(2 * rewards.gt(1.99).float(), **known, max_completion_length=longest),
-        torch.ones_like(known["logps"]),
-        [prompts[size * i].split(" . ")[-1] for i in order],
-        [texts[size * i : size * (i + 1)] for i in order],
-    )
+    questions = [prompts[size * i].split(" . ")[-1] for i in order]
+    answers = [texts[size * i : size * (i + 1)] for i in order]
+    return Batch(Rollouts(rewards, **known), Rollouts(2 * rewards.gt(1.99).float(), **known), questions, answers)
