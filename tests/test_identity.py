@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, fields, replace
 from inspect import isabstract
 from pathlib import Path
@@ -25,7 +24,8 @@ from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.record import RecordError
 
-REFERENCE = [json.loads(line) for line in (paths.REFERENCE / "laptop" / "runs.jsonl").read_text().splitlines()]
+FILES = sorted(paths.REFERENCE.glob("*/runs.jsonl"))
+REFERENCE = [json.loads(line) for path in FILES for line in path.read_text().splitlines()]
 
 
 def ids() -> list[str]:
@@ -33,7 +33,7 @@ def ids() -> list[str]:
 
 
 def test_every_run_of_the_reference_has_the_id_that_it_was_made_under() -> None:
-    assert ids() == [manifest["id"] for manifest in REFERENCE] and len(REFERENCE) > 900
+    assert ids() == [manifest["id"] for manifest in REFERENCE] and len(REFERENCE) > 2000
 
 
 def test_a_parameter_added_later_leaves_every_run_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_code_is_certified_by_runs_made_again(
         assert record.same_numbers("p") == {"c0de", "0ther"}
         assert len(records.find("p", "g")) == 2
     else:
-        assert status == 2 and re.search(r"eval.csv: \w+ by up to 5e-01 of its size", said.out)
+        assert status == 2 and "eval.csv" in said.out and "5e-01" in said.out
         assert not record.same_numbers("p")
 
 

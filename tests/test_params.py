@@ -90,58 +90,36 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+# Values of another type, or out of range: named with their key.
+WRONG: dict[str, list[Any]] = {
+    **{
+        "group_size": ["four", 4.5, 0, 1, 10**20],
+        "temperature": [0, 1e-320, math.nan],
+        "max_steps": [-1, True, 10**12],
+    },
+    **{"seed": ["1.5", None, 0.5, -1, 2**32], "alpha": ["strong", -0.1, math.nan], "learning_rate": [math.inf, 1e30]},
+    **{"beta": [[0.1]], "entailment_threshold": [1.1], "dtype": ["float16"], "task": [3, ["tinyqa"]], "method": [None]},
+    **{"policy": [7, ""], "gradient_parameters": ["lm_head"], "profile": ["../elsewhere", "x" * 300], "grpo": [3]},
+}
+RANGES: dict[str, tuple[list[Any], list[Any]]] = {  # of fields of grpo: within, and without
+    "epsilon": ([0, 5.0], [-1e-9]),
+    "delta": ([None, 1.5], [0]),
+    "top_p": ([0.1, 1], [0, 1.01]),
+    "min_p": ([None, 0, 1], [-0.1, 1.1]),
+    "adam_beta2": ([0, 0.999], [1, -0.1]),
+    "num_iterations": ([1], [0]),
+    "vllm_server_port": ([1, 65535], [0, 65536]),
+}
+BAD += [({key: value}, key, f"(got {value!r})") for key, values in WRONG.items() for value in values]
+BAD += [({"grpo": {key: one}}, "grpo", f"{key}: ") for key, (_, outside) in RANGES.items() for one in outside]
+
+
 @pytest.mark.parametrize(("values", "key", "said"), BAD)
 def test_a_mistake_is_one_line_with_its_key_and_its_value_or_the_way_out(
     values: dict[str, Any], key: str, said: str
 ) -> None:
     (line,) = refused(**values).splitlines()
     assert line.startswith(f"Bad test.yaml: {key}: ") and said in line
-
-
-@pytest.mark.parametrize(
-    ("key", "values"),
-    [
-        ("group_size", ["four", 4.5, 0, 1, 10**20]),
-        ("temperature", [0, 1e-320, math.nan]),
-        ("max_steps", [-1, True, 10**12]),
-        ("seed", ["1.5", None, 0.5, -1, 2**32]),
-        ("alpha", ["strong", -0.1, math.nan]),
-        ("learning_rate", [math.inf, 1e30]),
-        ("beta", [[0.1]]),
-        ("entailment_threshold", [1.1]),
-        ("dtype", ["float16"]),
-        ("task", [3, ["tinyqa"]]),
-        ("method", [None]),
-        ("policy", [7, ""]),
-        ("gradient_parameters", ["lm_head"]),
-        ("profile", ["../elsewhere", "x" * 300]),
-        ("grpo", [3]),
-        ("lora_rank", [10**6]),
-    ],
-)
-def test_a_value_of_another_type_or_range_is_named_with_its_key(key: str, values: list[Any]) -> None:
-    for value in values:
-        (line,) = refused(**{key: value}).splitlines()
-        assert line.startswith(f"Bad test.yaml: {key}: ") and line.endswith(f" (got {value!r})")
-
-
-@pytest.mark.parametrize(
-    ("field", "good", "bad"),
-    [
-        ("epsilon", [0, 5.0], [-1e-9]),
-        ("delta", [None, 1.5], [0]),
-        ("top_p", [0.1, 1], [0, 1.01]),
-        ("min_p", [None, 0, 1], [-0.1, 1.1]),
-        ("adam_beta2", [0, 0.999], [1, -0.1]),
-        ("num_iterations", [1], [0]),
-        ("vllm_server_port", [1, 65535], [0, 65536]),
-    ],
-)
-def test_a_number_of_grpo_has_its_range(field: str, good: list[Any], bad: list[Any]) -> None:
-    assert [validate({"grpo": {field: value}}).grpo[field] for value in good] == good
-    for value in bad:
-        line = refused(grpo={field: value})
-        assert line.startswith(f"Bad test.yaml: grpo: {field}: ") and line.endswith(f"(got {value!r})")
 
 
 def test_every_problem_is_listed_at_once_and_a_strange_name_with_the_valid_ones() -> None:
@@ -154,12 +132,12 @@ def test_every_problem_is_listed_at_once_and_a_strange_name_with_the_valid_ones(
 def test_values_at_the_edge_of_what_is_possible_are_accepted() -> None:
     for values in (
         {"group_size": 2, "prompts_per_step": 1, "max_steps": 0, "eval_samples": 0, "alpha": 0, "beta": 0},
-        {"entailment_threshold": 0},
-        {"entailment_threshold": 1},
+        *({"entailment_threshold": edge} for edge in (0, 1)),
         {"save_steps": 2, "micro_batch": 2, "grpo": {"num_iterations": 2, "steps_per_generation": 2}},
         {"save_steps": 4, "grpo": {"num_iterations": 3}},  # no checkpoint before the last step
         {"grpo": {"generation_kwargs": {"suppress_tokens": [1], "no_repeat_ngram_size": 3}}},
         {"grpo": {"use_vllm": True, "generation_kwargs": {"bad_words": ["x"]}}},
+        *({"grpo": {key: one}} for key, (within, _) in RANGES.items() for one in within if key != "num_iterations"),
     ):
         accepted = validate(values).model_dump(mode="json")
         assert {key: accepted[key] for key in values} == values

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +13,29 @@ import torch
 
 from gcpo import world
 from gcpo.cli import main
-from gcpo.runs import evaluate as module
 from gcpo.runs.evaluate import certainty, evaluation, scores
 from gcpo.runs.params import validate
-from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import load_profile
 from gcpo.tasks import get_task
-from gcpo.tasks import sampling as sampling
 from gcpo.tasks.sampling import load_policy
-
-SURE = ("nll", "entropy")
-FILES = ("answers.csv", "scores.csv", "completions.parquet")
-
 
 # --- parts of an answer ---------------------------------------------------------------------------------------------
 
 WORDS = ["<think>", " two", " and", " two", "</think>", " four", "<end>"]
 
 
-def parts(ids: list[list[int]]) -> list[dict[str, float]]:
+def test_an_answer_begins_after_the_last_end_of_thought_and_a_part_without_tokens_has_no_number() -> None:
     """Each token's surprise is 1, 2, 4, ... nats, and the entropy it is drawn with ten times that."""
-    width = max(map(len, ids))
-    surprise = torch.tensor([[2.0**place for place in range(width)] for _ in ids])
-    mask = torch.tensor([[int(place < len(row)) for place in range(width)] for row in ids])
-    return certainty(-surprise, 10 * surprise, mask, ids, lambda some: "".join(WORDS[i] for i in some))
-
-
-def test_an_answer_begins_after_the_last_end_of_thought() -> None:
-    found = parts([[0, 1, 2, 3, 4, 5, 6], [1, 4, 5, 4, 5], [5, 6]])
-    assert [line["nll_thinking"] for line in found[:2]] == [(2**5 - 1) / 5, (2**4 - 1) / 4]
-    assert [line["nll_answer"] for line in found[:2]] == [(32 + 64) / 2, 16]
-    assert [line["nll"] for line in found] == [127 / 7, 31 / 5, 3 / 2]
-    for line in found:
-        for part in ("", "_thinking", "_answer"):
-            np.testing.assert_allclose(line[f"entropy{part}"], 10 * line[f"nll{part}"])
-
-
-def test_a_part_without_tokens_has_no_number() -> None:
-    plain, stopped = parts([[5, 6], [0, 1, 4]])
-    assert math.isnan(plain["nll_thinking"]) and plain["nll_answer"] == plain["nll"] == 1.5
-    assert math.isnan(stopped["nll_answer"]) and stopped["nll_thinking"] == stopped["nll"]
+    ids = [[0, 1, 2, 3, 4, 5, 6], [1, 4, 5, 4, 5], [5, 6], [0, 1, 4]]
+    surprise = (2.0 ** torch.arange(7)).expand(4, 7)
+    mask = torch.tensor([[int(place < len(row)) for place in range(7)] for row in ids])
+    found = certainty(-surprise, 10 * surprise, mask, ids, lambda some: "".join(WORDS[i] for i in some))
+    nan = math.nan
+    np.testing.assert_allclose(found["nll"], [127 / 7, 31 / 5, 3 / 2, 7 / 3])
+    np.testing.assert_allclose(found["nll_thinking"], [31 / 5, 15 / 4, nan, 7 / 3])
+    np.testing.assert_allclose(found["nll_answer"], [(32 + 64) / 2, 16, 3 / 2, nan])
+    for part in ("", "_thinking", "_answer"):
+        np.testing.assert_allclose(found[f"entropy{part}"], 10 * np.array(found[f"nll{part}"]))
 
 
 def test_scores_are_means_over_questions_with_the_estimator_of_pass_at_k() -> None:
@@ -134,49 +115,10 @@ def test_every_answer_has_a_line_and_its_numbers_are_those_of_a_pass_of_it_alone
 
 
 @pytest.mark.slow
-def test_a_killed_evaluation_goes_on_and_ends_as_an_uninterrupted_one(
-    outputs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "TOKENS", 2**10)  # two or three questions at a time
-    values = params()
-
-    def stop(run: Any, done: int, total: int, what: str = "") -> None:
-        if done > 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module.Run, "progress", stop)
-        with pytest.raises(KeyboardInterrupt):
-            evaluation(values)
-    folder = Plan("evaluate", values).folder
-    assert 1 < len(list((folder / "parts").iterdir())) < 5 and not (folder / "answers.csv").exists()
-    asked: list[int] = []
-    with monkeypatch.context() as patch:
-        original = module.generate
-        patch.setattr(module, "generate", lambda *a, **k: asked.append(len(a[2])) or original(*a, **k))
-        resumed = evaluation(values)
-    assert resumed.finished and resumed.manifest["attempts"] == 2 and not (folder / "parts").exists()
-    assert 0 < sum(asked) < 2 * 5  # greedy and sampled, of the questions that were left
-    found = {name: (folder / name).read_bytes() for name in FILES}
-    shutil.rmtree(folder)
-    assert {name: (evaluation(values).folder / name).read_bytes() for name in FILES} == found
-
-
-@pytest.mark.slow
 def test_without_samples_there_are_greedy_answers_alone(outputs: Path) -> None:
     run = evaluation(params(eval_samples=0))
     assert set(answers_of(run)["decoding"]) == {"greedy"}
     assert set(pd.read_csv(run.folder / "scores.csv")["statistic"]) == {"greedy"}
-
-
-@pytest.mark.slow
-def test_the_policy_of_a_training_run_is_made_first_and_named(outputs: Path) -> None:
-    values = params(method="egpo", at_step=2, learning_rate=1e-2, max_completion_length=6, eval_limit=3)
-    run, start = evaluation(values), evaluation(params(max_completion_length=6, eval_limit=3))
-    training = Plan("evaluate", values).training
-    assert training is not None and run.manifest["training"]["run"] == training.id
-    assert (training.folder / "policy" / "model.safetensors").exists()
-    assert (answers_of(run)["nll"] != answers_of(start)["nll"]).any()
 
 
 @pytest.mark.slow
@@ -185,12 +127,7 @@ def test_the_command_prints_the_scores_of_a_folder_s_policy(outputs: Path, capfd
     small = ["-p", "eval_limit", "3", "-p", "eval_samples", "2"]
     assert main(["evaluate", "-p", "policy", policy, "-p", "task", "tinymath", *small]) == 0
     said = capfd.readouterr().out
-    assert (
-        "avg@2" in said
-        and "pass@2" in said
-        and "accuracy" in said
-        and re.search(r"\ntinymath-evaluate-0-\w+: finished in", said)
-    )
+    assert {"avg@2", "pass@2", "accuracy"} <= {*said.split()} and "tinymath-evaluate-0-" in said
     empty = outputs / "empty"
     empty.mkdir()
     assert main(["evaluate", "-p", "policy", str(empty), *small]) == 1

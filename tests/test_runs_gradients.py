@@ -13,22 +13,22 @@ import torch
 from helpers import for_all, seeds
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
-from test_gradients import advantages_of, qwen2, rollouts, score_gradients
+from test_gradients import advantages_of, qwen2, rollouts
 
 from gcpo import gradients
 from gcpo.gradients import (
     gradient_gram,
     gradient_variance,
-    gram_decomposition,
     gram_distances,
     variance_decomposition,
 )
 from gcpo.methods import base_advantages
+from gcpo.reports.alignment import MEASURES, RIVALS
 from gcpo.runs import gradients as module
-from gcpo.runs.gradients import pair_correlations, pair_table, variance, variances
+from gcpo.runs.gradients import gradient_statistics, pair_correlations, pair_table, variance, variances
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
-from gcpo.runs.profiles import ParameterError
+from gcpo.runs.profiles import load_profile
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 sizes = st.integers(2, 9)
@@ -43,12 +43,6 @@ def labels(seed: int, size: int) -> torch.Tensor:
 
 
 # --- inner products ---------------------------------------------------------------------------------------------------
-
-
-def test_the_gram_matrix_holds_the_inner_products_of_the_gradients() -> None:
-    model, batch = qwen2(), rollouts()
-    gradients = score_gradients(model, **batch)
-    torch.testing.assert_close(gradient_gram(model, **batch), gradients @ gradients.T)
 
 
 def test_equal_rows_and_rows_without_a_completion_have_their_place() -> None:
@@ -97,7 +91,7 @@ def test_gradients_may_take_three_quarters_of_what_is_free_shared_or_what_is_giv
     given: float | None, beside: str | None, bytes_: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_free", lambda device: 8e9)
-    monkeypatch.setenv(module.BESIDE, beside) if beside else monkeypatch.delenv(module.BESIDE, raising=False)
+    monkeypatch.setenv(module.AT_ONCE, beside) if beside else monkeypatch.delenv(module.AT_ONCE, raising=False)
     assert module.limit_of(validate({"memory_limit": given}), qwen2(), None, []) == bytes_
 
 
@@ -120,16 +114,6 @@ def test_within_and_between_are_those_of_the_gradients_and_sum_to_the_variance(s
     assert found["V_within"] + found["V_between"] == found["V"]
     plain = variance_decomposition(g, clusters)
     assert (found["score_within"], found["score_between"]) == pytest.approx([float(p) for p in plain], abs=1e-9)
-
-
-def test_groups_are_decomposed_side_by_side() -> None:
-    g = torch.stack([vectors(seed, 6) for seed in range(4)])
-    clusters = torch.stack([labels(seed, 6) for seed in range(4)])
-    found, expected = gram_decomposition(g @ g.mT, clusters), variance_decomposition(g, clusters)
-    for some, others in zip(found, expected, strict=True):
-        torch.testing.assert_close(some, others)
-    with pytest.raises(ValueError, match="gram has shape"):
-        gram_decomposition(g @ g.mT, clusters[:, :5])
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
@@ -181,34 +165,6 @@ def test_the_same_pairs_are_drawn_by_the_same_seed_and_in_order() -> None:
     assert len(module._some(pairs.head(3), np.random.default_rng(0))) == 3
 
 
-# --- what is a run ----------------------------------------------------------------------------------------------------
-
-
-def plan(kind: str = "gradients", **values: Any) -> Plan:
-    return Plan(kind, validate(values))
-
-
-def test_the_starting_policy_s_statistics_do_not_depend_on_training_and_a_trained_one_s_do() -> None:
-    assert plan().training is None
-    assert plan(method="grpo", learning_rate=1e-4, max_steps=7).id == plan().id
-    ids = {plan().id, *(plan(at_step=step).id for step in (1, 2))}
-    ids |= {plan(at_step=1, **other).id for other in ({"method": "grpo"}, {"learning_rate": 1e-4}, {"alpha": 0.1})}
-    assert len(ids) == 6
-    assert plan(at_step=2, max_steps=7).id == plan(at_step=2).id  # whose steps are at_step
-
-
-@pytest.mark.parametrize(
-    ("kind", "values", "says"),
-    [
-        ("train", {"at_step": 3}, "at_step: 3 is for gradient statistics, evaluations and one step"),
-        ("gradients", {"at_step": 3, "train_split": "test"}, "cannot be held out"),
-    ],
-)
-def test_at_step_is_refused_where_it_means_nothing(kind: str, values: dict[str, Any], says: str) -> None:
-    with pytest.raises(ParameterError, match=says):
-        plan(kind, **values)
-
-
 def test_halves_have_advantages_of_their_own() -> None:
     """The second half's V is that of a group which holds nothing else."""
     model, batch, rewards = qwen2(), rollouts(8), torch.tensor([2.0, 2, 2, 2, 0, 1, 0, 2])
@@ -218,3 +174,56 @@ def test_halves_have_advantages_of_their_own() -> None:
     exact = gradient_variance(model, **second, advantages=own).variance
     assert variance(gram[4:, 4:], own) == pytest.approx(exact)
     assert variance(gram[:4, :4], base_advantages(rewards[None, :4])[0]) == 0
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+
+def params_of(**changes: Any) -> Any:
+    return validate({**load_profile("smoke"), **changes})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("outputs")
+def test_the_tables_agree_with_one_another() -> None:
+    run = gradient_statistics(params_of(group_size=6, eval_limit=4))
+    queries, pairs = (pd.read_csv(run.folder / f"{name}.csv") for name in ("queries", "pairs"))
+    assert set(MEASURES) | {f"{name}_half" for name in MEASURES} <= set(queries)
+    assert queries[[*MEASURES, "V", "V_t1", "V_half", *(f"{name}_half" for name in MEASURES)]].notna().all(axis=None)
+    np.testing.assert_allclose(queries["V_within"] + queries["V_between"], queries["V"], rtol=1e-6)
+    assert (queries["V_t1"] != queries["V"]).any()
+    assert ((queries["V"] == 0) == queries["zero_variance"]).all() and (queries["V"] >= 0).all()
+    rivals = pd.read_csv(run.folder / "rivals.csv")
+    assert rivals["query"].tolist() == queries["query"].tolist() and rivals.notna().all(axis=None)
+    assert [*rivals] == ["query", *RIVALS, *(f"{name}_half" for name in RIVALS)]
+    assert (pairs.groupby("query").size() == 15).all() and set(pairs["query"]) == set(queries["query"])
+    # All 15 pairs of a group are there, so the score function's variance follows from them: Eq. 4 with pi = 1/G.
+    halved = pairs["gradient_distance"].pow(2).groupby(pairs["query"]).sum() / 36
+    np.testing.assert_allclose(halved[queries["query"]], queries["score_within"] + queries["score_between"], rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("outputs")
+def test_a_group_too_small_for_halves_has_none() -> None:
+    queries = pd.read_csv(gradient_statistics(params_of(group_size=3, eval_limit=3)).folder / "queries.csv")
+    assert queries["V_half"].isna().all() and queries["bot_half"].isna().all() and queries["V"].notna().all()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("outputs")
+def test_with_lora_v_covers_the_adapters_alone_of_the_start_and_after_training() -> None:
+    values = {"policy": "scratch", "lora_rank": 2, "eval_limit": 4, "max_completion_length": 6, "method": "egpo"}
+
+    def score(**changes: Any) -> np.ndarray:
+        run = gradient_statistics(params_of(**values, **changes))
+        return pd.read_csv(run.folder / "queries.csv")[["score_within", "score_between"]].sum(axis=1).to_numpy()
+
+    start = score()
+    assert (start > 0).all()
+    # Adapters begin as A x with B = 0, so the gradient by A is 0 and all of it is that by B.
+    np.testing.assert_allclose(score(gradient_parameters=["*lora_B*"]), start, rtol=1e-6)
+    np.testing.assert_allclose(score(gradient_parameters=["*lora_A*"]), 0)
+    trained = Plan("gradients", params_of(**values, at_step=2)).training
+    assert trained is not None
+    after = score(at_step=2)
+    assert (trained.folder / "policy" / "adapter_model.safetensors").exists() and len(after) == len(start)

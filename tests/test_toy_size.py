@@ -12,12 +12,11 @@ import pandas as pd
 import pytest
 
 from gcpo import paths
-from gcpo.cli import main
 from gcpo.reports.publish import publish
 from gcpo.runs.evaluate import evaluation
 from gcpo.runs.gradients import gradient_statistics
-from gcpo.runs.grids import expand, fitting, grids
-from gcpo.runs.params import profile_name, validate
+from gcpo.runs.grids import expand
+from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import load_profile
 from gcpo.runs.record import RecordError, Run, load
@@ -27,85 +26,14 @@ COMPANIONS = {"paper_seed": "seed_grpo", "paper_egpo": "egpo", "paper_cw": "cw_g
 REAL = pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")
 
 
-def plan(kind: str = "train", profile: str = "paper", **changes: Any) -> Plan:
-    return Plan(kind, validate({**load_profile(profile), **changes}))
-
-
-def test_every_grid_fits_some_profiles_and_not_the_others() -> None:
-    ours, theirs = fitting("laptop"), fitting("paper")
-    companions = [grid for name in COMPANIONS for grid in fitting(name)]
-    assert sorted([*ours, *theirs, *companions]) == grids() and {"table1", "figure1"} <= set(ours)
-    assert {"paper_table1", "paper_table2", "paper_figure1"} <= set(theirs)
-    assert fitting("smoke") == ours and fitting("single_gpu") == theirs
-    assert fitting("laptop-toy") == ours and fitting("paper-toy") == theirs
-
-
-def test_size_is_smaller_and_nothing_else() -> None:
-    changes = {"task": "math", "method": "seed_grpo", "method_options": {"form": "linear"}, "alpha": 0.02}
-    real, small = plan(**changes), plan(profile="paper-toy", **changes)
-    assert small.method.constants() == real.method.constants()
-    kept = set(real.trainer) - {"max_steps", "save_steps", "per_device_train_batch_size", "max_completion_length"}
-    kept -= {"gradient_accumulation_steps"}
-    assert {key: small.trainer[key] for key in kept} == {key: real.trainer[key] for key in kept}
-    assert small.trainer["num_generations"] == 16 and small.trainer["gradient_accumulation_steps"] == 16
-    assert small.params.profile == "paper-toy" and small.params.max_steps == 2 and small.params.eval_limit == 4
-    assert (small.params.policy, small.params.entailment) == ("untrained", "tiny")
-    assert small.params.embedder == real.params.embedder
-
-
-def test_a_profile_given_by_its_path_has_a_toy_size_too(tmp_path: Path) -> None:
-    own = tmp_path / "own.yaml"
-    own.write_text("profile: mine\nmax_steps: 64\nalpha: 0.3\ngrpo: {use_vllm: true, num_iterations: 2}\n")
-    found = load_profile(f"{own}-toy")
-    assert profile_name(f"{own}-toy") == found["profile"] == "mine-toy"
-    assert found["alpha"] == 0.3 and found["max_steps"] == 2
-    assert found["grpo"] == {"use_vllm": False, "num_iterations": 2}
-
-
-def test_a_grid_makes_nothing_larger_than_toy_size(tmp_path: Path) -> None:
-    grid = tmp_path / "own.yaml"
-    grid.write_text("""
-- {kind: train, task: [tinyqa], method: [se, grpo], seed: [0, 1], max_steps: [0, 64, 128], policy: [tiny-3m, some/hub]}
-- {kind: gradients, task: [tinymath], at_step: [0, 32, max_steps], eval_limit: [3, 1000], alpha: [0.2]}
-""")
-    found = [made.params for made in expand(str(grid), "laptop-toy")]
-    trained = [(one.method, one.max_steps, one.policy) for one in found[:8]]
-    assert trained == [(m, n, p) for m in ("se", "grpo") for n in (0, 2) for p in ("tiny-3m", "untrained")]
-    assert {one.seed for one in found} == {0} and {one.alpha for one in found[8:]} == {0.2}
-    assert [(one.at_step, one.eval_limit) for one in found[8:]] == [(0, 3), (0, 4), (2, 3), (2, 4)]
-    assert len(expand(str(grid), "laptop")) == 2 * 2 * 3 * 2 + 3 * 2
-
-
-def test_the_option_of_the_command_line_is_the_profile_s_name(
-    outputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["grid", "paper_table1", "--profile", "paper", "--toy", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert main(["grid", "paper_table1", "--profile", "paper-toy", "--dry-run"]) == 0
-    assert capsys.readouterr().out == said
-    assert said.endswith("36 of 36 runs would be made\n")  # eleven methods and the start, on three benchmarks
-    assert {made.folder.parent for made in expand("paper_table1", "paper-toy")} == {outputs / "paper-toy" / "runs"}
-
-
-def test_every_grid_that_fits_a_profile_can_be_made_at_toy_size() -> None:
-    for profile in ("laptop", "smoke", "paper", "single_gpu", *COMPANIONS):
-        for grid in fitting(profile):
-            assert {made.params.profile for made in expand(grid, f"{profile}-toy")} == {f"{profile}-toy"}
-
-
 def test_a_plan_of_a_benchmark_can_be_sent_to_another_process() -> None:
-    real = plan(task="qasper")
-    assert real.id and pickle.loads(pickle.dumps(real)) == real
+    plan = Plan("train", validate({**load_profile("paper"), "task": "qasper"}))
+    assert plan.id and pickle.loads(pickle.dumps(plan)) == plan
 
 
 def test_runs_of_toy_size_are_never_published() -> None:
     with pytest.raises(RecordError, match="holds runs of toy size, which show nothing of a method: never published"):
         publish("paper-toy")
-
-
-def test_an_unknown_profile_has_no_toy_size_either(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["grid", "paper_table1", "--profile", "papr", "--toy"]) == 2
-    assert "Unknown profile 'papr'" in capsys.readouterr().err
 
 
 # Each benchmark once, with a method of each family; those that have nothing to train on by gradient statistics. Rows of

@@ -104,10 +104,8 @@ def _evaluate(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens
 
     def measure(part: slice, _: int) -> dict[str, pd.DataFrame]:
         asked = partial(_answers, plan, model, tokens, questions[part], generates)
-        lines = asked("greedy", 1)
-        if params.eval_samples:
-            lines += asked("sampled", params.eval_samples)
-        return {"answers": pd.DataFrame(lines)}
+        sampled = [asked("sampled", params.eval_samples)] if params.eval_samples else []
+        return {"answers": pd.concat([asked("greedy", 1), *sampled])}
 
     parts = parts_of(plan, tokens, questions, max(1, params.eval_samples))
     answers = in_parts(plan, run, parts, len(questions), measure)["answers"]
@@ -179,23 +177,19 @@ def ask(
 
 def _answers(
     plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], generates: Generate | None, decoding: str, n: int
-) -> list[dict[str, Any]]:
+) -> pd.DataFrame:
     """Return the lines of ``answers.csv`` of some questions, with each answer's text."""
-    task = plan.task
-    heat = plan.params.temperature if decoding == "sampled" else 0.0
-    sampled = ask(plan, model, tokens, rows, n, heat, generates)
+    task, last = plan.task, set(ends(model, tokens))
+    sampled = ask(plan, model, tokens, rows, n, plan.params.temperature if decoding == "sampled" else 0.0, generates)
     made = [row[kept].tolist() for row, kept in zip(sampled.ids.cpu(), sampled.completion.bool().cpu(), strict=True)]
-    measured = certainty(
-        sampled.logps, sampled.entropies, sampled.mask, made, partial(tokens.decode, skip_special_tokens=True)
-    )
-    lines, last = [], set(ends(model, tokens))
-    for number, (text, own) in enumerate(zip(sampled.texts, made, strict=True)):
+    lines = []
+    for number, (text, ids) in enumerate(zip(sampled.texts, made, strict=True)):
         row, answer = rows[number // n], task.extract(text)
-        line: dict[str, Any] = {"query": row.id, "decoding": decoding, "sample": number % n}
-        line |= {**task.score(answer, row.references), "answered": float(answer is not None), "tokens": len(own)}
-        line |= {"cut_off": own[-1] not in last, **measured[number], "completion": text}
-        lines.append(line)
-    return lines
+        line = {"query": row.id, "decoding": decoding, "sample": number % n, **task.score(answer, row.references)}
+        lines.append(line | {"answered": float(answer is not None), "tokens": len(ids), "cut_off": ids[-1] not in last})
+    decode = partial(tokens.decode, skip_special_tokens=True)
+    sure = certainty(sampled.logps, sampled.entropies, sampled.mask, made, decode)
+    return pd.DataFrame(lines).assign(**sure, completion=sampled.texts)
 
 
 def certainty(
@@ -204,8 +198,8 @@ def certainty(
     mask: Int[Tensor, "N T"],
     ids: Sequence[Sequence[int]],
     decode: Callable[[Sequence[int]], str],
-) -> list[dict[str, float]]:
-    """Return nll and entropy of N completions and their parts, as in ``answers.csv``; nan where there is no token.
+) -> dict[str, list[float]]:
+    """Return nll and entropy of N completions and their parts by column of ``answers.csv``; nan where no token is.
 
     Args:
         logps: log-probabilities of the tokens, in nats.
@@ -223,7 +217,7 @@ def certainty(
         for name, values in {"nll": -logps, "entropy": entropies}.items():
             averages = mean(values.double(), part).squeeze(-1)
             columns[name + suffix] = averages.where(part.any(-1), torch.nan).tolist()
-    return [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
+    return columns
 
 
 def scores(answers: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
@@ -244,8 +238,7 @@ def scores(answers: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
             for decoding, lines in answers.groupby("decoding")
         }
         each = {"greedy": of["greedy"][:, 0]}
-        if "sampled" in of:
-            samples = of["sampled"]
+        if (samples := of.get("sampled")) is not None:
             n = samples.shape[1]
             each[f"avg@{n}"] = samples.mean(axis=1)
             each |= {f"pass@{2**i}": statistics.best_of(samples, 2**i) for i in range(1, n.bit_length())}

@@ -31,13 +31,14 @@ from gcpo.rollouts import Rollouts
 from gcpo.runs.distributed import AT_ONCE
 from gcpo.runs.evaluate import Sampled, ask, generator, in_parts, measured, parts_of
 from gcpo.runs.params import Params
-from gcpo.runs.plan import CHUNK, Plan
+from gcpo.runs.plan import Plan
 from gcpo.runs.policies import cut_by, rollouts_of
 from gcpo.runs.record import Run
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import grade, prompt_ids
 
 PAIRS = 20  # pairs of a query kept in pairs.csv
+CHUNK = 10  # queries between two writes at most: what a kill can lose
 
 
 def gradient_statistics(params: Params) -> Run:
@@ -71,14 +72,12 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
     rollouts, generates = rollouts_of(plan), generator(plan, model, tokens, questions)
 
     def measure(part: slice, seed: int) -> dict[str, pd.DataFrame]:
-        rng, lines, others, pairs = np.random.default_rng(seed), [], [], []
+        rng, found = np.random.default_rng(seed), []
         sampled = ask(plan, model, tokens, questions[part], params.group_size, params.temperature, generates)
-        for line, other, table in _statistics(plan, model, rollouts, questions[part], sampled, limit):
-            lines.append(line)
-            others.append(other)
-            pairs.append(_some(table, rng))
-            run.progress(part.start + len(lines), len(questions), "questions")
-        return {"queries": pd.DataFrame(lines), "rivals": pd.DataFrame(others), "pairs": pd.concat(pairs)}
+        for tables in _statistics(plan, model, rollouts, questions[part], sampled, limit):
+            found.append({**tables, "pairs": _some(tables["pairs"], rng)})
+            run.progress(part.start + len(found), len(questions), "questions")
+        return {name: pd.concat([tables[name] for tables in found]) for name in found[0]}
 
     parts = parts_of(plan, tokens, questions, params.group_size, CHUNK)
     for name, table in in_parts(plan, run, parts, len(questions), measure).items():
@@ -129,8 +128,8 @@ def rivals(rollouts: Rollouts) -> dict[str, Float[Tensor, " B"]]:
 
 def _statistics(
     plan: Plan, model: Any, rollouts: Callable[..., Rollouts], rows: Sequence[Row], sampled: Sampled, limit: float
-) -> Iterator[tuple[dict[str, Any], dict[str, Any], pd.DataFrame]]:
-    """Yield the lines of ``queries.csv`` and of ``rivals.csv``, and the table of pairs, of each query."""
+) -> Iterator[dict[str, pd.DataFrame]]:
+    """Yield, of each query, its lines of ``queries.csv`` and of ``rivals.csv``, and all its pairs."""
     task, size = plan.task, plan.params.group_size
     groups, per_token = sampled.groups(size), sampled.of_tokens(size)
     scores = grade(task, rows, groups)
@@ -170,7 +169,7 @@ def _statistics(
             "answered": float(whole.answered[i].float().mean()),
         }
         other = {"query": row.id, **{name: float(values[i]) for name, values in beside.items()}}
-        yield line, other, pairs.assign(query=row.id)
+        yield {"queries": pd.DataFrame([line]), "rivals": pd.DataFrame([other]), "pairs": pairs.assign(query=row.id)}
 
 
 def _gradients(

@@ -114,7 +114,7 @@ def _not_reserved(name: str) -> str:
     return name
 
 
-def _model(name: str) -> str:
+def _path_or_name(name: str) -> str:
     """Return a path as seen from here, since notebooks work in another folder; a name as it is."""
     path = Path(name).expanduser()
     if not name.startswith(("./", "../", "~/")) and (world.embedded(name, "policy") or not path.exists()):
@@ -125,10 +125,6 @@ def _model(name: str) -> str:
             "merge_and_unload), save the whole model (save_pretrained), and take its folder"
         )
     return str(path.resolve())
-
-
-def _file(name: str) -> str:
-    return str(Path(name).expanduser().resolve()) if is_file_name(name) else name
 
 
 def _constant(value: Any) -> Any:
@@ -165,8 +161,7 @@ Seed = Annotated[Whole, Field(ge=0, lt=2**32)]  # numpy's range
 Fraction = Annotated[Real, Field(ge=0, le=1)]
 ProfileName = Annotated[str, Field(pattern=f"^{NAME}$"), AfterValidator(_not_reserved)]
 TaskName = Annotated[str, AfterValidator(check_task)]
-ModelName = Annotated[str, Field(min_length=1), AfterValidator(_model)]
-AccelerateConfig = Annotated[str, AfterValidator(_file)]
+PathOrName = Annotated[str, Field(min_length=1), AfterValidator(_path_or_name)]
 Constants = dict[str, Annotated[Any, AfterValidator(_constant)]]
 Template = Annotated[str, Field(pattern=r"(^|\W)\{[a-z]+\}")]  # else all questions would be one
 TemplateOptions = Annotated[dict[str, Any], AfterValidator(partial(_known, REFUSED["chat_template_kwargs"]))]
@@ -194,7 +189,7 @@ class Params(BaseModel):
     seed: Seed = 0
     """of everything random in the run"""
 
-    policy: ModelName = "tiny"
+    policy: PathOrName = "tiny"
     """starting policy: path, Hub name or a name in gcpo.world.POLICIES"""
     world_seed: Count = 0
     """seed that draws the embedded world: tiny policies, entailment model"""
@@ -212,9 +207,9 @@ class Params(BaseModel):
     """what the policy's chat template is given beside messages, such as enable_thinking"""
     context: Literal["text", "evidence"] = "text"
     """a question's context: the text, or first what annotators marked in it (qasper)"""
-    embedder: ModelName = "all-MiniLM-L6-v2"
+    embedder: PathOrName = "all-MiniLM-L6-v2"
     """sentence-transformers path or Hub name"""
-    entailment: ModelName = "tiny"
+    entailment: PathOrName = "tiny"
     """sequence classifier: "tiny", path or Hub name"""
     entailment_threshold: Fraction = 0.35
     """to join a cluster (GCPO App. E.3)"""
@@ -243,7 +238,7 @@ class Params(BaseModel):
     """read a prompt once for all its answers, and take their gradients in one pass: faster, with other last bits"""
     processes: Positive = 1
     """that train together, one per GPU; accelerate starts more than one"""
-    accelerate: AccelerateConfig = "ddp"
+    accelerate: PathOrName = "ddp"
     """how several share the policy: a file of params/accelerate, or a path"""
     max_steps: Steps = 4
     """optimiser steps; 0 evaluates the starting policy"""

@@ -18,7 +18,6 @@ from gcpo.tasks import get_task
 from gcpo.tasks.base import Split, Task
 
 COPIES = "MULTI_GPU"  # accelerate's name of processes that have a whole policy each
-CHUNK = 10  # queries of gradient statistics between two writes at most: what a kill can lose
 SCHEMA = 2  # version of records; raised when the meaning of a record changes
 KINDS = {  # kind -> its notebook
     "train": "10_train",
@@ -26,7 +25,7 @@ KINDS = {  # kind -> its notebook
     "evaluate": "12_evaluate",
     "one_step": "13_one_step",
 }
-BACKWARD = frozenset({"gradients", "one_step"})  # kinds that take gradients of a policy without training it
+SAME = ("seed", "max_steps", "learning_rate", "beta", "temperature", "max_completion_length", "save_steps")  # as TRL's
 
 # Values added after the first records: a path in `Plan.values`, by kind of run (of a part of a method by its `kind`),
 # and the value that means "as before", which stays out of the hash. A new parameter has a line here for each kind of
@@ -84,6 +83,11 @@ class Plan:
         if params.at_step and self.kind == "train":
             what = "is for gradient statistics, evaluations and one step; a training run's steps are max_steps."
             raise ParameterError(f"at_step: {params.at_step} {what}")
+        if self.kind == "one_step":
+            try:
+                updates.of_one_step(params.compared)
+            except ValueError as error:
+                raise ParameterError(f"compared: {error}") from None
         if params.world_seed and not self.embedded:
             raise ParameterError(f"world_seed: {params.world_seed} has no use: no model of the run is an embedded one.")
 
@@ -144,16 +148,10 @@ class Plan:
         at_once = params.micro_batch or share
         return {
             **PINNED,
-            "seed": params.seed,
-            "max_steps": params.max_steps,
+            **{name: getattr(params, name) for name in SAME},
             "num_generations": params.group_size,
             "per_device_train_batch_size": at_once,
             "gradient_accumulation_steps": share // at_once,
-            "learning_rate": params.learning_rate,
-            "beta": params.beta,
-            "temperature": params.temperature,
-            "max_completion_length": params.max_completion_length,
-            "save_steps": params.save_steps,
             "bf16": params.dtype == "bfloat16",
             **BASES[self.method.base],
             **self.method.trl,

@@ -14,7 +14,7 @@ import transformers
 from gcpo import io, world
 from gcpo.rollouts import Rollouts
 from gcpo.runs.params import Params
-from gcpo.runs.plan import BACKWARD, Plan
+from gcpo.runs.plan import Plan
 from gcpo.runs.record import Run
 from gcpo.semantics import Embedder, Entailment, from_texts
 from gcpo.tasks.base import Row
@@ -64,13 +64,12 @@ def load_policy_to_evaluate(plan: Plan, run: Run, trained: Run | None) -> tuple[
         model, tokens = trained_policy(plan, made)
     else:
         model, tokens = starting_policy(plan)
-        if params.lora_rank and plan.kind in BACKWARD:
+        if params.lora_rank and plan.kind != "evaluate":  # of gradients
             from peft import get_peft_model
 
             model = get_peft_model(model, lora(params)).eval()
     check_lengths(model, tokens, split.rows, params.max_completion_length)
     run.manifest["models"] = models(params, model)
-    run.write()
     return split.rows, model, tokens
 
 

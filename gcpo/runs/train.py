@@ -18,8 +18,10 @@ import transformers
 from accelerate import PartialState
 from datasets import Dataset
 from transformers.integrations.integration_utils import get_available_reporting_integrations
+from transformers.trainer_utils import get_last_checkpoint
 
 from gcpo import io, world
+from gcpo.errors import nearest
 from gcpo.processes import exit_with_parent
 from gcpo.rewards import keeps_format
 from gcpo.runs.distributed import LOG, launch, peak_memory
@@ -67,13 +69,11 @@ def _train(plan: Plan) -> Run:
         model, tokens = starting_policy(plan)
         check_lengths(model, tokens, [*train_rows, *eval_rows, *along], params.max_completion_length)
         run.manifest["models"] = models(params, model)
-        run.write()
         validation = _Validation(plan, run, tokens, along) if along else None
         if params.max_steps:
             if params.processes == 1:
                 trainer = build_trainer(plan, model, tokens, train_rows, run.folder)
                 run.manifest["trl"] = placeless(trainer.args.to_dict())
-                run.write()
                 fit(plan, trainer, run, validation)
                 run.manifest["cut"] = cut_by(trainer.collector.embedder, trainer.collector.entailment)
                 model, log = trainer.accelerator.unwrap_model(trainer.model), trainer.state.log_history
@@ -102,18 +102,15 @@ def _questions(plan: Plan, run: Run) -> tuple[Sequence[Row], Sequence[Row], Sequ
     """
     params = plan.params
     splits = {"train": plan.load(params.train_split, params.train_limit, seed=params.seed)}
-    if (found := len(splits["train"].rows)) < params.prompts_per_step:
-        raise ValueError(
-            f"{params.task}/{params.train_split} has {found} questions, fewer than the {params.prompts_per_step} of a "
-            "step (prompts_per_step)"
-        )
+    if (found := len(splits["train"].rows)) < (wanted := params.prompts_per_step):
+        which = f"{params.task}/{params.train_split}: {found} questions (train_limit: {params.train_limit})"
+        raise ValueError(f"{which} are fewer than the {wanted} of a step (prompts_per_step)")
     splits["eval"] = plan.load(params.eval_split, params.eval_limit)
     if params.max_steps and params.validation_limit:
         splits["validation"] = plan.load(params.validation_split, params.validation_limit)
     splits = check_disjoint(splits, skip=params.skip_malformed)
     run.manifest["data"] = {name: split.source for name, split in splits.items()}
-    along = splits["validation"].rows if "validation" in splits else ()
-    return splits["train"].rows, splits["eval"].rows, along
+    return splits["train"].rows, splits["eval"].rows, splits["validation"].rows if "validation" in splits else ()
 
 
 def fit(plan: Plan, trainer: GCPOTrainer, run: Run, along: transformers.TrainerCallback | None) -> None:
@@ -158,22 +155,12 @@ def weights_arithmetic(model: torch.nn.Module) -> Iterator[None]:
             model.forward = trains
 
 
-def _evaluate(
-    plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], progress: Callable[[int, int], None]
-) -> pd.DataFrame:
+def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], progress: Callable[..., None]) -> pd.DataFrame:
     params = plan.params
+    how: dict[str, Any] = {"n": params.eval_samples, "temperature": params.temperature, "seed": params.seed}
     with weights_arithmetic(model), sharing(params.share_prompts, model):
-        return evaluate(
-            model,
-            tokens,
-            plan.task,
-            rows,
-            n=params.eval_samples,
-            temperature=params.temperature,
-            max_new_tokens=params.max_completion_length,
-            seed=params.seed,
-            progress=progress,
-        )
+        longest = params.max_completion_length
+        return evaluate(model, tokens, plan.task, rows, max_new_tokens=longest, progress=progress, **how)
 
 
 class _Recorded(transformers.TrainerCallback):
@@ -231,12 +218,9 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
         ValueError: TRL, or transformers, has no such combination of settings.
     """
     params, task = plan.params, plan.task
-    if params.report_to not in ("none", *get_available_reporting_integrations()):
-        raise ValueError(
-            f"report_to: {params.report_to} is not installed here. Install it (pip install {params.report_to}), or "
-            "set report_to: none; metrics.csv has the same numbers."
-        )
-    cpu = {"use_cpu": not torch.cuda.is_available()}  # else bfloat16 is refused there
+    if params.report_to not in (trackers := ["none", *get_available_reporting_integrations()]):
+        hint = nearest(params.report_to, trackers)
+        raise ValueError(f"report_to: no tracker {params.report_to!r} is installed here.{hint} metrics.csv has it all.")
     return GCPOConfig(
         output_dir=str(folder),
         resolved=plan.method,
@@ -254,7 +238,9 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
         entailment_threshold=params.entailment_threshold,
         use_full_completion_for_clustering=task.full_completion,
         share_prompts=None if params.share_prompts else False,
-        **{**WRITTEN, "report_to": params.report_to, "run_name": folder.name, **cpu, **plan.trainer},
+        # On a CPU, where use_cpu is not set, bfloat16 is refused.
+        **{**WRITTEN, "report_to": params.report_to, "run_name": folder.name},
+        **{"use_cpu": not torch.cuda.is_available(), **plan.trainer},
     )
 
 
@@ -291,9 +277,7 @@ def task_reward(task: Task) -> Callable[..., list[float]]:
     def reward(completions: list[Any], references: list[list[str]], **_: Any) -> list[float]:
         return [task.reward(text, wanted) for text, wanted in zip(map(text_of, completions), references, strict=True)]
 
-    reward.__name__ = f"{task.name}_{task.reward_metric}"
-    reward.reward_range = task.reward_range  # type: ignore[attr-defined]
-    return reward
+    return _named(reward, f"{task.name}_{task.reward_metric}", task)
 
 
 def format_reward(task: Task, tags: str) -> Callable[..., list[float]]:
@@ -302,8 +286,11 @@ def format_reward(task: Task, tags: str) -> Callable[..., list[float]]:
     def reward(completions: list[Any], **_: Any) -> list[float]:
         return [task.reward_range[keeps_format(text, tags)] for text in map(text_of, completions)]
 
-    reward.__name__ = f"format_{tags}"
-    reward.reward_range = task.reward_range  # type: ignore[attr-defined]
+    return _named(reward, f"format_{tags}", task)
+
+
+def _named(reward: Any, name: str, task: Task) -> Callable[..., list[float]]:
+    reward.__name__, reward.reward_range = name, task.reward_range
     return reward
 
 
@@ -312,12 +299,10 @@ def _last_checkpoint(folder: Path, max_steps: int) -> str | None:
 
     That of the last step goes too: the trainer would take one step more from it.
     """
-    checkpoints = {int(path.name[11:]): path for path in folder.glob("checkpoint-*/") if path.name[11:].isdecimal()}
-    for _, path in sorted(checkpoints.items(), reverse=True):
-        if path.name != f"checkpoint-{max_steps}":
-            why = io.broken(path)
-            if why is None:
-                return str(path)
+    while path := get_last_checkpoint(folder):
+        if not path.endswith(f"checkpoint-{max_steps}"):
+            if (why := io.broken(Path(path))) is None:
+                return path
             print(f"{why}: going on from before it", flush=True)
         shutil.rmtree(path)
     return None
@@ -326,8 +311,8 @@ def _last_checkpoint(folder: Path, max_steps: int) -> str | None:
 def step_metrics(log_history: list[dict[str, Any]]) -> pd.DataFrame:
     """Return one line per step of TRL's log, without what depends on the clock."""
     table = pd.DataFrame([entry for entry in log_history if "loss" in entry])
-    kept = [column for column in table.columns if not any(part in column for part in _TIMES)]
-    return table[["step", *sorted(set(kept) - {"step"})]]
+    kept = {column for column in table.columns if not any(part in column for part in _TIMES)}
+    return table[["step", *sorted(kept - {"step"})]]
 
 
 def summary(scores: pd.DataFrame, task: Task) -> dict[str, float]:
