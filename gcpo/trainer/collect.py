@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from jaxtyping import Float
 from torch import Tensor
@@ -27,8 +26,7 @@ from gcpo.trainer.config import GCPOConfig, Range, as_range
 Batch = dict[str, Any]  # TRL's dictionary of tensors, from generation to the loss
 PolicyPass = Callable[[Batch], tuple[Tensor, Any]]
 
-PATIENCE = 8  # batches in which something may be missing before a warning
-logger = get_logger("trl.gcpo")
+PATIENCE = 8  # batches that may have low rewards before a warning
 
 # Values between which TRL's own reward functions lie, by name: numbers, or attributes that they are made with.
 OF_TRL: dict[str, tuple[float | str, ...]] = {
@@ -89,7 +87,7 @@ class Scores:
             self._refuse("reward_range", unknown, low, high)
         if self.method.needs_correctness and not self.correctness_range:
             self._refuse("correctness_range", unknown if self.column is None else [names[self.column]], 0, 1)
-        self._batches, self._seen, self._warned = 0, set[str](), set[str]()
+        self._batches, self._above, self._warned = 0, False, set[str]()
 
     def _column(self, wanted: str | None) -> int | None:
         """Return the place of the correctness reward, None where all rewards say it, summed."""
@@ -122,10 +120,15 @@ class Scores:
             self._complain("infinite", f"A reward is {value}: such a response counts as unscored.")
         rewards = rewards.masked_fill(rewards.isinf(), torch.nan)
         if self.method.reads_range and self.range:
-            for value in _outside(rewards, *self.range):
+            low, high = self.range
+            for value in _outside(rewards, low, high):
                 self._complain(
                     "range", f"A reward of {value:.4g} is outside reward_range {self.range}: measures clip it."
                 )
+            self._above |= bool((rewards > (low + high) / 2).any())
+            if self._batches == PATIENCE and not self._above:
+                what = f"{self.name}: in {PATIENCE} batches no reward is above the middle of reward_range {self.range}"
+                self._complain("low", f"{what}, by which it measures rewards: look at both.")
         if self.correctness_range is None:
             return rewards, None
         low, high = self.correctness_range
@@ -159,20 +162,6 @@ class Scores:
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, stacklevel=4)
-
-    def watch(self, rollouts: Rollouts, advantages: Tensor) -> None:
-        """Say once, after a few batches, what is missing for the policy to learn."""
-        if self._batches > PATIENCE:
-            return
-        needed = {"a reward": rollouts.scorable, "an advantage other than 0": advantages != 0}
-        if self.method.needs_correctness:
-            needed["a known correctness"] = ~rollouts.correctness.isnan()
-        if self.method.reads_range:
-            low, high = rollouts.reward_range
-            needed[f"a reward above the middle of reward_range {(low, high)}"] = rollouts.rewards > (low + high) / 2
-        self._seen |= {what for what, where in needed.items() if where.any()}
-        if self._batches == PATIENCE and (missing := [what for what in needed if what not in self._seen]):
-            logger.warning(f"{self.name}: {PATIENCE} batches without {' or '.join(missing)}: look at the rewards.")
 
 
 def _outside(values: Tensor, low: float, high: float) -> list[float]:

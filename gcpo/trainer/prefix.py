@@ -19,7 +19,6 @@ prompts and little to share: :func:`together` puts those of one prompt side by s
 from __future__ import annotations
 
 import contextlib
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -94,7 +93,6 @@ def shares(args: GCPOConfig, model: Any, reference: Any = None) -> bool:
     """
     if args.share_prompts is False:
         return False
-    start = time.perf_counter()
     [verdict] = broadcast_object_list([_verdict(model, args.neftune_noise_alpha)])
     for one in filter(None, (model, reference)) if args.shards else ():
         _known.setdefault(_bare(one), {})[None] = verdict
@@ -103,7 +101,7 @@ def shares(args: GCPOConfig, model: Any, reference: Any = None) -> bool:
     if why:
         logger.warning(f"Every row reads its prompt anew: prompts are not shared, as {why}.")
     else:
-        logger.info(f"Prompts are shared: a small batch has the same numbers ({time.perf_counter() - start:.2f} s).")
+        logger.info("Prompts are shared: a small batch has the same numbers.")
     return not why
 
 

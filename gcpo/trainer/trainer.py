@@ -148,7 +148,6 @@ class GCPOTrainer(GRPOTrainer):
         base = self.collector.gathered(output["advantages"]).view_as(rollouts.rewards)
         modulation = self._modulate(rollouts, None if self.method.reward else base, stage="advantage")
         shaped = modulation.advantages
-        self.collector.scores.watch(rollouts, shaped)
         columns = {**modulation.columns, "weight": modulation.weight}
         if self.method.reward:
             columns["method_reward"] = self.method.reward(rollouts)
