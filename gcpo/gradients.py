@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -203,8 +204,7 @@ def gram_decomposition(
 def _score_gradient(
     model: nn.Module, row: Row, parameters: Sequence[Tensor], temperature: float = 1.0, **options: Any
 ) -> tuple[Tensor, ...]:
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature is {temperature}, expected that of sampling, above 0")
+    check_temperature(temperature)
     device = next(model.parameters()).device
     ids = torch.tensor([row.ids], device=device)
     attended = torch.tensor([row.attended], device=device, dtype=torch.long)
@@ -306,21 +306,21 @@ def computed_again(layers: Sequence[nn.Module]) -> Iterator[dict[str, Any]]:
 
 def distinct_rows(input_ids: Tensor, attention_mask: Tensor, completion_mask: Tensor) -> dict[Row, list[int]]:
     """The distinct rows that have a completion, each with the indices where it occurs."""
-    if input_ids.ndim != 2:
-        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}, expected (G, T)")
-    for name, mask in (("attention_mask", attention_mask), ("completion_mask", completion_mask)):
-        if mask.shape != input_ids.shape:
-            raise ValueError(f"{name} has shape {tuple(mask.shape)}, input_ids has {tuple(input_ids.shape)}")
+    shapes = [tuple(values.shape) for values in (input_ids, attention_mask, completion_mask)]
+    if len({*shapes}) > 1 or len(shapes[0]) != 2:
+        raise ValueError(
+            f"input_ids, attention_mask and completion_mask have the shapes {shapes}, expected (G, T) of all"
+        )
     columns = (input_ids.tolist(), attention_mask.bool().tolist(), completion_mask.bool().tolist())
     rows: dict[Row, list[int]] = {}
     for index, (ids, attended, completion) in enumerate(zip(*columns, strict=True)):
         if not any(completion):
             continue
-        if any(scored and not seen for scored, seen in zip(completion, attended, strict=True)):
-            raise ValueError(f"row {index}: completion_mask marks a token that attention_mask leaves out")
-        first = attended.index(True)
-        if completion[first]:
-            raise ValueError(f"row {index}: the first attended token is marked as completion, but nothing predicts it")
+        first = attended.index(True) if any(attended) else 0
+        if completion[first] or any(map(operator.gt, completion, attended)):
+            raise ValueError(
+                f"row {index}: completion_mask marks a token that is not attended, or that nothing precedes"
+            )
         span = slice(first, len(attended) - attended[::-1].index(True))
         rows.setdefault(Row(tuple(ids[span]), tuple(attended[span]), tuple(completion[span])), []).append(index)
     return rows
@@ -339,26 +339,28 @@ def chosen_parameters(model: nn.Module, params: str | Iterable[str] | None) -> l
     """The parameters of a model that require a gradient and fit names or patterns (`None`: all that require one), each
     once. Raises ValueError for a pattern that none fits."""
     named = dict(model.named_parameters(remove_duplicate=False))
-    patterns = ["*"] if params is None else [params] if isinstance(params, str) else list(params)
-    chosen: dict[str, None] = {}
+    patterns = ["*"] if params is None else [params] if isinstance(params, str) else params
+    chosen = set[int]()
     for pattern in patterns:
-        names = [pattern] if pattern in named else [n for n in named if _fits(n, pattern)]
-        if not names:
-            nearest = ", ".join(get_close_matches(pattern, named, n=3, cutoff=0))
-            raise ValueError(f"params: no parameter of the model fits {pattern!r}; nearest names: {nearest}")
-        trainable = [n for n in names if named[n].requires_grad]
+        names = [pattern] if pattern in named else [name for name in named if _fits(name, pattern)]
+        trainable = {id(named[name]) for name in names if named[name].requires_grad}
         if not trainable:
-            raise ValueError(f"params: no parameter that fits {pattern!r} requires grad, first {names[0]}")
-        chosen.update(dict.fromkeys(trainable))
+            nearest = ", ".join(names or get_close_matches(pattern, named, n=3, cutoff=0))
+            raise ValueError(f"params: {pattern!r} fits no parameter that requires grad; nearest names: {nearest}")
+        chosen |= trainable
     if not chosen:
-        raise ValueError("params is empty: name at least one parameter, or give None for all that require grad")
-    # Tied weights are one object under several names.
-    wanted = {id(named[name]) for name in chosen}
-    return [p for p in model.parameters() if id(p) in wanted]
+        raise ValueError("params is empty: name a parameter, or give None for all that require grad")
+    return [p for p in model.parameters() if id(p) in chosen]  # tied weights are one object under several names
 
 
 def _fits(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise ValueError for what is no temperature of sampling."""
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature is {temperature}, expected that of sampling, above 0")
 
 
 def accumulator(values: Tensor) -> torch.dtype:

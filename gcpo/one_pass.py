@@ -109,8 +109,7 @@ def gradient_grams(
     time; where that exceeds the limit as well, the result is that of `gradient_gram` within it.
     """
     for temperature in temperatures:
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature is {temperature}, expected that of sampling, above 0")
+        gradients.check_temperature(temperature)
     parameters = gradients.chosen_parameters(model, params)
     rows = gradients.distinct_rows(input_ids, attention_mask, completion_mask)
     if not rows:

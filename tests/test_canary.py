@@ -91,11 +91,7 @@ KEYS = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advan
 
 @pytest.mark.parametrize(
     ("changes", "more"),
-    [
-        ({}, set()),
-        (OFF_POLICY, {"old_per_token_logps"}),
-        ({"beta": 0.1}, {"ref_per_token_logps"}),
-    ],
+    [({}, set()), (OFF_POLICY, {"old_per_token_logps"}), ({"beta": 0.1}, {"ref_per_token_logps"})],
     ids=case_id,
 )
 def test_what_a_generation_holds(trl: Make, changes: dict[str, Any], more: set[str]) -> None:
@@ -253,9 +249,7 @@ def test_the_ratio_is_of_the_old_log_probabilities_or_1(trl: Make) -> None:
 @pytest.mark.parametrize("accumulated", [1, 3])
 def test_dapos_loss_divides_by_num_items_in_batch_and_ignores_masked_rows(trl: Make, accumulated: int) -> None:
     trainer = trl(
-        loss_type="dapo",
-        per_device_train_batch_size=ROWS // accumulated,
-        gradient_accumulation_steps=accumulated,
+        loss_type="dapo", per_device_train_batch_size=ROWS // accumulated, gradient_accumulation_steps=accumulated
     )
     batch = generate(trainer)
     kept = torch.arange(ROWS) >= G

@@ -25,20 +25,14 @@ PROMPT, LENGTH = 3, 9
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "max_position_embeddings": 64}
+LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.3}
+SIZE: dict[str, Any] = {**SIZES, **LAYERS}
+
+
 def qwen2(tied: bool = False, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-        attention_dropout=dropout,
-        initializer_range=0.3,
-    )
+    config = Qwen2Config(**SIZE, tie_word_embeddings=tied, attention_dropout=dropout)
     return Qwen2ForCausalLM(config).to(dtype)
 
 
@@ -200,16 +194,6 @@ def test_padding_on_either_side_changes_nothing(make: Callable[[], nn.Module], l
     assert stats.squared_norms.tolist() == expected.squared_norms.tolist()
 
 
-def test_positions_count_from_the_first_attended_token() -> None:
-    model, batch = Absolute(), rollouts(1)
-    length = int(batch["attention_mask"].sum())
-    score_gradients(model, **padded(batch, 7, 2))
-    (call,) = model.calls
-    assert call.positions.tolist() == [list(range(length))]
-    assert call.ids.tolist() == batch["input_ids"][:, :length].tolist()
-    assert call.mask.tolist() == [[1] * length]
-
-
 def test_a_gap_in_the_attention_mask_is_kept() -> None:
     model, batch = Absolute(), rollouts(1)
     batch["attention_mask"][0, 1] = 0
@@ -278,14 +262,6 @@ def test_dropout_is_off_and_every_mode_is_restored() -> None:
     stats = gradient_variance(model, **batch, advantages=advantages_of())
     assert [module.training for module in model.modules()] == before
     assert stats.variance == gradient_variance(model.eval(), **batch, advantages=advantages_of()).variance
-
-
-def test_modes_are_restored_after_an_error() -> None:
-    model, batch = qwen2().train(), rollouts()
-    batch["input_ids"][0, 0] = VOCABULARY + 1
-    with pytest.raises(IndexError):
-        gradient_variance(model, **batch, advantages=advantages_of())
-    assert model.training
 
 
 def test_grad_fields_are_left_as_they_were_and_no_grad_is_no_obstacle() -> None:
@@ -372,7 +348,7 @@ def test_only_parameters_that_require_grad_are_covered() -> None:
 
 def test_a_completion_mask_of_another_shape_is_an_error() -> None:
     batch = rollouts()
-    with pytest.raises(ValueError, match=r"completion_mask has shape \(6, 8\), input_ids has \(6, 9\)"):
+    with pytest.raises(ValueError, match=r"completion_mask .*\(6, 8\)"):
         score_gradients(Absolute(), **{**batch, "completion_mask": batch["completion_mask"][:, 1:]})
 
 

@@ -16,6 +16,7 @@ import torch
 from helpers import for_all, seeds
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from test_gradients import SIZE as QWEN2
 from test_gradients import VOCABULARY, Absolute, advantages_of, padded, qwen2, rollouts, score_gradients
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
@@ -40,17 +41,7 @@ from gcpo.runs.gradients import variance
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SIZE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "pad_token_id": 3,
-}
+SIZE = {**QWEN2, "pad_token_id": 3}
 
 
 def llama(tied: bool = False) -> PreTrainedModel:
@@ -369,9 +360,3 @@ def test_no_completion_at_all_is_a_matrix_of_zeros() -> None:
     batch = rollouts(3)
     batch["completion_mask"][:] = 0
     assert torch.equal(gradient_grams(qwen2(), **batch)[0], torch.zeros(3, 3, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_temperature_that_is_not_above_0_is_an_error(temperature: float) -> None:
-    with pytest.raises(ValueError, match=f"temperature is {temperature}, expected that of sampling, above 0"):
-        gradient_grams(Absolute(), **rollouts(), temperatures=(1.0, temperature))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ACCUMULATED, OFF_POLICY, SPLIT, dataset, for_all, make_trainer, reward, seeds, settings
+from helpers import ACCUMULATED, OFF_POLICY, SPLIT, for_all, make_trainer, seeds
 from hypothesis import strategies as st
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import Tensor
@@ -32,22 +32,13 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trl.trainer.utils import disable_dropout_in_model
 
-from gcpo import GCPOConfig, GCPOTrainer
-from gcpo.tasks.sampling import load_policy
 from gcpo.trainer.obstacles import Call, _unfit
 from gcpo.trainer.prefix import distinct, obstacle, shared, together
 
 VOCABULARY, PAD = 61, 0
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "pad_token_id": PAD,
-}
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "max_position_embeddings": 128}
+LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.3, "pad_token_id": PAD}
+SHAPE: dict[str, Any] = {**SIZES, **LAYERS}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 WINDOW = {"use_sliding_window": True, "max_window_layers": 2}
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -202,10 +193,6 @@ def test_each_distinct_prompt_is_read_once() -> None:
 def test_prompts_that_differ_in_their_mask_alone_are_two() -> None:
     first, place = distinct(torch.tensor([[4, 4], [4, 4], [4, 4]]), torch.tensor([[1, 1], [0, 1], [1, 1]]))
     assert sorted(first.tolist()) == [0, 1] and place[0] == place[2] != place[1]
-
-
-def test_rows_without_a_common_prompt() -> None:
-    check_equal(policy(), *batch(size=1), width=7)
 
 
 def test_positions_given_for_each_row_are_those_of_its_own_prompt() -> None:
@@ -475,6 +462,11 @@ def test_a_micro_batch_has_few_prompts_where_the_loss_does_not_compare_its_rows(
     assert max(counts) <= most and (most == 1 or max(counts) > 1)
 
 
+def test_what_is_wanted_and_cannot_be_is_refused(scratch: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"share_prompts=True: .*learn which prompts"):
+        make_trainer(scratch, tmp_path, "grpo", share_prompts=True, made=partial(made, "nemotron"))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -493,29 +485,3 @@ def test_a_policy_that_cannot_share_is_trained_bit_for_bit_as_without(
     assert said in caplog.text
     for one, other in zip(found[:-1], plain[:-1], strict=True):
         assert {k: v for k, v in one.items() if "time" not in k} == {k: v for k, v in other.items() if "time" not in k}
-
-
-def test_thirty_steps_of_adam_have_the_same_rewards(scratch: Path, tmp_path: Path) -> None:
-    runs = [
-        trained(scratch, tmp_path / str(share), share, method="gcpo_bot", optim="adamw_torch", max_steps=30)
-        for share in (False, True)
-    ]
-    rewards = [[entry["reward"] for entry in run if "reward" in entry] for run in runs]
-    assert rewards[0] == rewards[1] and len({*rewards[0]}) > 5
-
-
-def test_a_model_that_cannot_share_prompts_is_trained_as_before(
-    scratch: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(ValueError, match=r"share_prompts=True: .* as its attention is \"eager\""):
-        trainer_of(scratch, tmp_path, True)
-    trainer = trainer_of(scratch, tmp_path, None)
-    assert "prompts are not shared" in caplog.text
-    trainer.train()
-
-
-def trainer_of(scratch: Path, folder: Path, share: bool | None) -> Any:
-    model, tokens = load_policy(str(scratch))
-    model.set_attn_implementation("eager")
-    args = GCPOConfig(method="grpo", **settings(folder, share_prompts=share))
-    return GCPOTrainer(model, reward, args, train_dataset=dataset(), processing_class=tokens)

@@ -253,10 +253,7 @@ def test_empo_rewards_agreement_and_logs_the_tasks_rewards(make: Make, scripted:
 
 @pytest.mark.parametrize(
     ("method", "options", "own"),
-    [
-        ("care", {"margin": 1e-6}, "the answer"),
-        ("egpo", {"scope": "answer"}, "after the thought"),
-    ],
+    [("care", {"margin": 1e-6}, "the answer"), ("egpo", {"scope": "answer"}, "after the thought")],
     ids=case_id,
 )
 def test_the_answers_tokens_are_those_that_the_method_asks_for(
@@ -609,20 +606,6 @@ def test_one_embedding_call_per_step_and_none_in_evaluation(make: Make) -> None:
     assert embedder.calls == STEPS
     trainer.evaluate(dataset().select(range(4)))
     assert embedder.calls == STEPS
-
-
-def test_processes_send_one_another_a_groups_feature_and_not_the_whole_batchs(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[int] = []
-
-    def sending(rows: list[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
-        sent.extend(row.untyped_storage().nbytes() - row.nbytes for _, row in rows if isinstance(row, Tensor))
-        return rows
-
-    monkeypatch.setattr("gcpo.trainer.collect.gather_object", sending)
-    generate(make("gcpo_bot"))
-    assert sent and not any(sent)
 
 
 def test_plain_prompts_and_a_custom_answer_extractor(make: Make) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest, nct
+from scipy.stats import nct
 from scipy.stats import t as student
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
@@ -100,31 +100,6 @@ def test_an_interval_covers_the_truth_in_95_of_100_cases(seeds: int, spread: str
         _, low, high = s.training_difference(paired, np.zeros_like(paired), n=600, seed=case)
         hits += low <= 0 <= high
     assert 0.93 <= hits / cases <= 0.97
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [3, 10])
-def test_a_family_of_true_nulls_has_a_member_called_different_in_5_of_100_cases_at_most(seeds: int) -> None:
-    rng, families = np.random.default_rng(seeds), 1000
-    wrong = 0
-    for case in range(families):
-        baseline = scores(rng, seeds, 60, SPREADS["all"])
-        others = [scores(rng, seeds, 60, SPREADS["all"]) for _ in range(9)]
-        p_values = [s.training_draws(a, baseline, n=1000, seed=case * 9 + k).p for k, a in enumerate(others)]
-        wrong += min(s.holm(p_values)) < 0.05
-    assert binomtest(wrong, families, 0.05, alternative="greater").pvalue > 0.01
-
-
-@pytest.mark.slow
-def test_a_difference_of_the_detectable_size_is_told_from_zero_four_times_in_five() -> None:
-    rng, cases = np.random.default_rng(0), 1000
-    spread = SPREADS["seeds"]
-    size = np.mean([s.minimal_detectable(scores(rng, 10, 60, spread), np.zeros((10, 60))) for _ in range(200)])
-    told = sum(
-        s.training_difference(scores(rng, 10, 60, spread) + size, np.zeros((10, 60)), n=600, seed=case).low > 0
-        for case in range(cases)
-    )
-    assert 0.75 <= told / cases <= 0.85
 
 
 @pytest.mark.parametrize(("seeds", "comparisons"), [(2, 62), (3, 4), (5, 20), (10, 17)])
@@ -231,10 +206,7 @@ REFUSED = {
     "no seeds": (lambda: s.training_difference(*zeros(5)), r"expected \(seeds, questions\)"),
     "one seed": (lambda: s.training_draws(*zeros(1, 5)), "1 seeds and 5 questions are too few"),
     "two questions": (lambda: s.minimal_detectable(*zeros(3, 2)), "3 seeds and 2 questions"),
-    "not finite": (
-        lambda: s.training_difference([[1, 2, math.nan]] * 2, np.zeros((2, 3))),
-        "a has 2 that are not",
-    ),
+    "not finite": (lambda: s.training_difference([[1, 2, math.nan]] * 2, np.zeros((2, 3))), "a has 2 that are not"),
     "level": (lambda: s.minimal_detectable(*zeros(3, 5), level=1.0), "level 1.0"),
     "power": (lambda: s.minimal_detectable(*zeros(3, 5), power=1.0), "power is 1.0"),
     "a ratio to no spread": (lambda: s.spread_ratio([1, 2, 3], [1, 1, 1]), "b does not vary"),

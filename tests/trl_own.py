@@ -44,13 +44,8 @@ TRL = "GRPOTrainer"
 # --- stand-ins for the Hub --------------------------------------------------------------------------------------------
 
 HUB = "trl-internal-testing"
-SIZE = {
-    "hidden_size": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-    "intermediate_size": 32,
-}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+SIZE = {"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 32, **HEADS}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 # Name on the Hub: transformers' model type, and what its configuration needs beside the size.
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
