@@ -89,7 +89,7 @@ bench: world  ## time and memory of each method over TRL's own trainer, and cost
 	@missed=0; for part in overhead memory parts; do $(BIN)/python benchmarks/$$part.py || missed=1; done; exit $$missed
 
 reference: setup  ## copy this machine's records of PROFILE to outputs/reference and rewrite its reports
-	$(BIN)/python -m gcpo report --profile $(PROFILE) --publish
+	$(BIN)/python -m gcpo publish --profile $(PROFILE)
 
 site: setup  ## the notebooks, the ledger with filters and every page, in build/site; nothing is executed
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site

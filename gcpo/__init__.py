@@ -34,7 +34,3 @@ def __getattr__(name: str) -> Any:
             ) from error
         return getattr(trainer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({"__version__", *__all__})

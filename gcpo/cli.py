@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 # What takes seconds to import (torch, pandas, papermill) is imported where it is used: the first line is there at once.
-from gcpo import cli_check, cli_options, io, paths
-from gcpo.cli_options import GRID, Given, Profile, Reference, Toy, WithParameters, joined
+from gcpo import io, paths
 from gcpo.errors import UserError, nearest
 from gcpo.processes import ends_by_sigterm
-from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, over, parse_yaml
+from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, names_in, over, parse_yaml, profiles
+from gcpo.size import size
 
 if TYPE_CHECKING:
     from gcpo.runs.plan import Plan
@@ -25,12 +29,14 @@ app = typer.Typer(help=__doc__, rich_markup_mode=None, context_settings={"help_o
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, 1 when a run or the gate failed, 2 for bad parameters or missing runs,
-    130 or 143 when ended by a signal."""
+    """Entry point; returns the exit status: 0, 1 when a run failed, 2 for bad parameters or missing runs, 130 or 143
+    when ended by a signal."""
     given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         with ends_by_sigterm():
-            _say_at_once(given)
+            names = {command.callback.__name__ for command in app.registered_commands if command.callback}
+            if given[0] in names and not {"-h", "--help"}.intersection(given) and "torch" not in sys.modules:
+                print(f"gcpo {given[0]}: loading (seconds)", file=sys.stderr, flush=True)
             status = typer.main.get_command(app)(joined(given), "gcpo", standalone_mode=False)
             sys.stdout.flush()
     except typer.TyperException as error:  # of the command line itself
@@ -43,10 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"gcpo: {said}", file=sys.stderr)
         status = 2
-    except KeyboardInterrupt:
-        status = 130
-    except SystemExit as end:
-        status = end.code
+    except (KeyboardInterrupt, SystemExit) as end:
+        status = getattr(end, "code", 130)
     if status in (130, 143):
         how = "interrupted" if status == 130 else "ended by SIGTERM"
         print(f"gcpo: {how}; what is finished stays. Go on with: gcpo {shlex.join(given)}", file=sys.stderr)
@@ -57,11 +61,53 @@ def main(arguments: list[str] | None = None) -> int:
     return status or 0
 
 
-def _say_at_once(given: list[str]) -> None:
-    """Say what is begun before what takes seconds to import."""
-    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    if given[0] in names and not {"-h", "--help"}.intersection(given) and "torch" not in sys.modules:
-        print(f"gcpo {given[0]}: loading (seconds)", file=sys.stderr, flush=True)
+def joined(arguments: list[str]) -> list[str]:
+    """Return ``-p KEY VALUE``, as papermill has it, as ``-p KEY=VALUE``: typer has no option of two values, often."""
+    joined, left = [], iter(arguments)
+    for word in left:
+        joined.append(word)
+        if word == "-p":
+            key, value = next(left, None), next(left, None)
+            if value is None:
+                raise typer.BadParameter("Option '-p' requires KEY and VALUE.")
+            joined.append(f"{key}={value}")
+    return joined
+
+
+class WithParameters(TyperCommand):
+    """A command whose help ends with the parameters of a run and their defaults."""
+
+    def get_help(self, ctx: Any) -> str:
+        width = min(shutil.get_terminal_size().columns, 120)
+        rows = ["\b", "Parameters for -p, with the values of the smoke profile:"]
+        for name, about in json.loads((paths.PARAMS / "schema.json").read_text(encoding="utf-8"))["properties"].items():
+            default = "null" if about["default"] is None else about["default"]
+            text = f"  {name:<22}{about['description']} [{default}]"
+            rows += textwrap.wrap(text, width, subsequent_indent=" " * 24, break_on_hyphens=False)
+        self.epilog = "\n".join(rows)
+        return super().get_help(ctx)
+
+
+def _named(names: list[str], begun: str) -> list[str]:
+    return [name for name in names if name.startswith(begun)]
+
+
+GRID: dict[str, Any] = {
+    "metavar": "GRID",
+    "autocompletion": lambda incomplete: _named(names_in(paths.PARAMS / "grids"), incomplete),
+}
+PROFILE: dict[str, Any] = {"metavar": "NAME", "autocompletion": lambda incomplete: _named(profiles(), incomplete)}
+Profile = Annotated[str, typer.Option(help="a file of params/, or a path to one", **PROFILE)]
+Toy = Annotated[bool, typer.Option("--toy", help="the profile with params/toy.yaml laid over it")]
+Set = Annotated[list[str] | None, typer.Option("-p", metavar="KEY VALUE", help="set a parameter; may be given often")]
+Kind = Annotated[Literal["train", "gradients", "evaluate", "one_step"], typer.Option(help="what is run")]
+Grids = Annotated[list[str], typer.Argument(help="of params/grids, or paths to such files", **GRID)]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="runs at a time [as many as there are GPUs for, or cores up to 4]")
+]
+Task = Annotated[str | None, typer.Option(metavar="TASK", help="only runs on this task")]
+Index = Annotated[int | None, typer.Option(min=1, metavar="N", help="only the run of this number, as --dry-run counts")]
+Reference = Annotated[bool, typer.Option("--reference", help="the committed reference, not this machine's runs")]
 
 
 def _values(given: list[str] | None) -> dict[str, Any]:
@@ -80,23 +126,14 @@ def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     """Make runs, with the embedded models that they need first, and name those that fail; returns the exit status."""
     _refuse(plans)
     io.check_writable(paths.OUTPUTS)
-    from gcpo.runs.record import states
     from gcpo.runs.runner import run_grid
     from gcpo.world import resolve
 
     needed = {(getattr(plan.params, kind), kind, plan.params.world_seed) for plan in plans for kind in plan.embedded}
     for model in sorted(needed):
         resolve(*model)  # once, before runs in parallel would wait for it
-    more = f" and {len(plans) - 1} more" if plans[1:] else ""
-    print(f"making {plans[0].id}{more} in {plans[0].folder.parent}", flush=True)
-    try:
-        failed = run_grid(plans, jobs)
-    except (KeyboardInterrupt, SystemExit):
-        ended = states(plans).count("finished")
-        print(
-            f"{ended} of {len(plans)} runs are finished, in {plans[0].folder.parent}; others go on from their last save"
-        )
-        raise
+    print(f"making {len(plans)} runs in {plans[0].folder.parent}, {plans[0].id} first", flush=True)
+    failed = run_grid(plans, jobs)
     for done in failed:
         where = done.folder / "notebook.ipynb"
         print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')} (traceback: {where})", file=sys.stderr)
@@ -122,12 +159,7 @@ def _refuse(plans: list[Plan]) -> None:
 
 
 @app.command(cls=WithParameters)
-def run(
-    profile: Profile = "smoke",
-    kind: Annotated[Literal["train", "gradients", "evaluate", "one_step"], typer.Option(help="what is run")] = "train",
-    given: Given = None,
-    toy: Toy = False,
-) -> int:
+def run(profile: Profile = "smoke", kind: Kind = "train", given: Set = None, toy: Toy = False) -> int:
     """Make one run: training, or another kind with --kind."""
     plan = _plan(kind, profile + TOY * toy, given)
     if status := _make([plan]):
@@ -138,7 +170,7 @@ def run(
 
 
 @app.command(cls=WithParameters)
-def evaluate(profile: Profile = "smoke", given: Given = None) -> int:
+def evaluate(profile: Profile = "smoke", given: Set = None) -> int:
     """Score a policy on the held-out questions of a task."""
     plan = _plan("evaluate", profile, given)
     if status := _make([plan]):
@@ -153,18 +185,13 @@ def evaluate(profile: Profile = "smoke", given: Given = None) -> int:
 
 @app.command(cls=WithParameters)
 def grid(
-    name: Annotated[list[str], typer.Argument(help="one or more of params/grids, or paths to such files", **GRID)],
+    name: Grids,
     profile: Profile = "smoke",
-    jobs: cli_options.Jobs = None,
+    jobs: Jobs = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would run, and run nothing")] = False,
-    index: cli_options.Index = None,
-    only_failed: Annotated[bool, typer.Option("--only-failed", help="only runs that have failed before")] = False,
-    task: Annotated[str | None, typer.Option(metavar="TASK", help="only runs on this task")] = None,
-    beyond_reference: Annotated[
-        bool, typer.Option("--beyond-reference", help="only runs that the committed reference lacks")
-    ] = False,
-    any_profile: cli_options.AnyProfile = False,
-    given: Given = None,
+    task: Task = None,
+    index: Index = None,
+    given: Set = None,
     toy: Toy = False,
 ) -> int:
     """Make every run of a grid that is not finished."""
@@ -173,116 +200,109 @@ def grid(
 
     profile += TOY * toy
     expanded = [plan for one in name for plan in expand(one, profile, _values(given))]
-    if not any_profile:
-        _refuse_unfit(name, profile, fitting(profile))
-    each = list({plan.id: plan for plan in expanded}.values())  # a run that two grids want is one run
-    plans = _chosen(each, task, profile if beyond_reference else None)
-    if index:
-        plans = _numbered(plans, index)
+    fit = fitting(profile)
+    if unfit := [one for one in name if not is_file_name(one) and one not in fit]:
+        raise ParameterError(f"grid {unfit[0]} is not made for {profile}, whose grids are {', '.join(fit)}.")
+    plans = [plan for plan in {plan.id: plan for plan in expanded}.values() if task in (None, plan.params.task)]
+    if task and not plans:
+        tasks = dict.fromkeys(plan.params.task for plan in expanded)
+        raise ParameterError(f"--task {task}: no run of the grid is on it.{nearest(task, tasks)}")
+    if index and index > len(plans):
+        raise ParameterError(f"--index {index}: the grid has {len(plans)} runs.")
+    plans = plans[index - 1 : index] if index else plans
     status = dict(zip((plan.id for plan in plans), states(plans), strict=True))
-    if only_failed:
-        plans = [plan for plan in plans if status[plan.id] == "failed"]
     wanted = [plan for plan in plans if status[plan.id] != "finished"]
     if dry_run:
         print(*(f"{plan.id}: {status[plan.id]}" for plan in plans), sep="\n")
         print(f"{len(wanted)} of {len(plans)} runs would be made")
         return 0
-    if len(wanted) < len(plans) or not plans:
+    if len(wanted) < len(plans):
         print(f"{len(plans) - len(wanted)} of {len(plans)} runs are finished already", flush=True)
     made = _make(wanted, jobs) if wanted else 0
-    if wanted:
-        print(f"in {wanted[0].folder.parent}; tables and figures: gcpo report --profile {profile} --grid {name[0]}")
+    print(f"tables and figures: gcpo report --profile {profile} --grid {name[0]}")
     return made
-
-
-def _chosen(plans: list[Plan], task: str | None, beyond: str | None) -> list[Plan]:
-    """Return the plans on a task, without those that the reference of the profile ``beyond`` has."""
-    found = [plan for plan in plans if plan.params.task == (task or plan.params.task)]
-    if plans and not found:
-        there = dict.fromkeys(plan.params.task for plan in plans)
-        raise ParameterError(f"--task {task}: no run of the grid is on it.{nearest(str(task), there)}")
-    if beyond is None:
-        return found
-    from gcpo.reports.records import runs
-
-    known = {run.manifest["id"] for run in runs(beyond, reference=True) if run.finished}
-    return [plan for plan in found if plan.id not in known]
-
-
-def _refuse_unfit(grids: list[str], profile: str, fit: list[str]) -> None:
-    if unfit := [one for one in grids if not is_file_name(one) and one not in fit]:
-        raise ParameterError(
-            f"grid {unfit[0]} is not made for {profile}, whose grids are {', '.join(fit)}; --any-profile runs it so."
-        )
-
-
-def _numbered(plans: list[Plan], index: int) -> list[Plan]:
-    """Return the plan of this number, from 1 on."""
-    if index > len(plans):
-        raise ParameterError(f"--index {index}: the grid has {len(plans)} runs.")
-    return [plans[index - 1]]
 
 
 @app.command()
 def check(
     name: Annotated[list[str] | None, typer.Argument(help="grids [those that fit the profile]", **GRID)] = None,
     profile: Profile = "smoke",
-    gate: Annotated[
-        str | None, typer.Option(metavar="PROFILE", help="say whether GRPO learns there, from its runs of table1")
-    ] = None,
-    reference: Annotated[bool, typer.Option("--reference", help="with --gate: of the committed reference")] = False,
-    replay: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="make N runs of the reference again, and compare")
-    ] = None,
     toy: Toy = False,
 ) -> int:
-    """Check parameter files and grids, and count what is run."""
+    """Check parameter files, grids and data, and count what is run."""
+    from gcpo.reports import records
+    from gcpo.runs import preflight
+    from gcpo.runs.grids import expand, fitting
+    from gcpo.runs.params import validate
+    from gcpo.runs.plan import with_trainings
+    from gcpo.runs.record import states
+
     profile += TOY * toy
-    if gate or reference:
-        return cli_check.gate(gate, name, reference)
-    if replay:
-        return cli_check.replay(profile, replay)
-    return cli_check.check(profile, name)
+    for one in profiles():
+        validate(load_profile(one), f"params/{one}.yaml")
+    print(size(), f"profiles: {', '.join(profiles())}: good", sep="\n")
+    asked: list[Plan] = []
+    for one in name or fitting(profile):
+        plans = expand(one, profile)
+        asked += with_trainings(plans)
+        counts = Counter(state.split(" (")[0] for state in states(plans))
+        said = ", ".join(f"{count} {state}" for state, count in counts.items())
+        print(f"grid {one} with {profile}: {len(plans)} runs ({said})")
+    bad = [*preflight.refused(asked), *preflight.unreadable(asked)]
+    print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
+    return 1 if bad else 0
 
 
 @app.command()
 def report(
     profile: Profile = "smoke",
-    publish: Annotated[
-        bool,
-        typer.Option(
-            "--publish",
-            help="make these runs the reference: records, tables, figures, committed notebooks, the README's results; "
-            "with --reference: all of these but the records, again",
-        ),
-    ] = False,
-    partial: Annotated[bool, typer.Option("--partial", help="with --publish: though grids are not finished")] = False,
     reference: Reference = False,
-    any_code: Annotated[
-        bool, typer.Option("--any-code", help="compare runs of different code of this package")
-    ] = False,
+    any_code: Annotated[bool, typer.Option("--any-code", help="compare runs of different code of gcpo")] = False,
     grid: Annotated[str | None, typer.Option(help="a grid for all of them, not each report's own", **GRID)] = None,
     toy: Toy = False,
 ) -> int:
     """Execute the report notebooks."""
-    from gcpo.reports import publish as pages
-    from gcpo.reports import records, replay
+    from gcpo.reports import publish, records, replay
 
     profile += TOY * toy
     load_profile(profile)  # a name that is none leaves no folder behind
-    if publish:
-        runs = pages.pages_again(profile) if reference else pages.publish(profile, partial)
-        print(f"published {runs} runs to {paths.REFERENCE / profile}")
-        return 0
-    made, left_out = pages.report(profile, grid, any_code=any_code, reference=reference)
-    faults = [f"left out: {fault}" for fault in records.faults(profile, reference)]
-    print(*made, *left_out, *faults, sep="\n")
+    made, left_out = publish.report(profile, grid, any_code=any_code, reference=reference)
+    print(*made, *left_out, *(f"left out: {fault}" for fault in records.faults(profile, reference)), sep="\n")
     if not made:
         print(f"no report was made: nothing has run of the grids of {profile} (gcpo check --profile {profile})")
     elif grid and not reference:
         said = "This machine's runs beside the committed ones (docs/runs.md has what each finding means):"
         print(said, replay.compare(profile, grid).to_string(index=False), sep="\n")
     return 0 if made else 1
+
+
+@app.command()
+def publish(
+    profile: Profile = "smoke",
+    partial: Annotated[bool, typer.Option("--partial", help="though grids are not finished")] = False,
+    reference: Annotated[bool, typer.Option("--reference", help="all but the records, again")] = False,
+) -> None:
+    """Make these runs the reference: records, tables, figures, committed notebooks, the README's results."""
+    from gcpo.reports import publish as pages
+
+    runs = pages.pages_again(profile) if reference else pages.publish(profile, partial)
+    print(f"published {runs} runs to {paths.REFERENCE / profile}")
+
+
+@app.command()
+def replay(n: Annotated[int, typer.Argument(min=1, metavar="N")], profile: Profile = "laptop") -> None:
+    """Make N runs of the reference again, and enter this code where they have the same tables."""
+    from gcpo.reports import replay as again
+
+    runs = again.chosen(profile, n)
+    if not runs:
+        kept = sorted(path.parent.name for path in paths.REFERENCE.glob("*/runs.jsonl"))
+        raise UserError(f"profile {profile} has no reference to make again: --profile takes {', '.join(kept)}.")
+    found = again.replay(profile, runs)
+    print(*(f"{name}: {why or 'the same tables'}" for name, why in found.items()), sep="\n")
+    if any(found.values()):
+        raise UserError(f"{sum(map(bool, found.values()))} of {len(found)} runs differ from the reference.")
+    print(f"This code gives the same numbers: entered in {again.certify(profile, runs)}")
 
 
 @app.command()
@@ -295,9 +315,7 @@ def methods() -> None:
 
 @app.command()
 def world(
-    reference: Annotated[
-        bool, typer.Option("--reference", help="the reference's, in place of what was trained here")
-    ] = False,
+    reference: Annotated[bool, typer.Option("--reference", help="in place of what was trained here")] = False,
     seed: Annotated[int, typer.Option(min=0, help="that draws all of it; runs ask for it by world_seed")] = 0,
 ) -> None:
     """Put the embedded models where runs find them."""

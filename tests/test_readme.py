@@ -42,7 +42,7 @@ def test_the_page_of_results_is_that_of_the_reference_tables() -> None:
     page = (paths.ROOT / "RESULTS.md").read_text()
     assert page == pages.results_page("laptop"), "a number edited by hand, or tables newer than RESULTS.md"
     exhibits = (paths.ROOT / "docs" / "exhibits.md").read_text()
-    assert exhibits == pages.exhibits_page(), "python -m gcpo report --publish"
+    assert exhibits == pages.exhibits_page(), "python -m gcpo publish"
 
 
 def test_the_answer_in_words_is_that_of_the_ledger() -> None:

@@ -19,10 +19,10 @@ from gcpo.reports.verdicts import DIFFERS, FAILS, HOLDS, INCONCLUSIVE, RULED_OUT
 from gcpo.runs.profiles import load_profile, read_yaml
 from gcpo.weights import alpha_g, weight_range
 
-NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo report --publish -->", "<!-- end of needs -->"
+NEEDS, END_NEEDS = "<!-- needs: written by python -m gcpo publish -->", "<!-- end of needs -->"
 PUBLIC, END_PUBLIC = "<!-- public: written from CITATION.cff -->", "<!-- end of public -->"
 CITE, END_CITE = "<!-- cite: written from CITATION.cff -->", "<!-- end of cite -->"
-START, END = "<!-- results: written by python -m gcpo report --publish -->", "<!-- end of results -->"
+START, END = "<!-- results: written by python -m gcpo publish -->", "<!-- end of results -->"
 DEPENDS = "It depends on the checkpoint"  # begins the words of a verdict that policies differ in
 ANSWERS = {HOLDS: "Yes", FAILS: "No", RULED_OUT: "Not here", INCONCLUSIVE: "We cannot tell"}
 ANSWERS |= {UNTESTED: "Not decided yet", DIFFERS: "Two worlds differ"}
@@ -54,7 +54,7 @@ KINDS = (
 )
 PREAMBLE = f"""# Results
 
-`python -m gcpo report --publish` writes this page; no number and no verdict here is typed. All claims, with what
+`python -m gcpo publish` writes this page; no number and no verdict here is typed. All claims, with what
 decided each, are in [ledger.csv](outputs/reference/laptop/ledger.csv) and, to search and filter, on the site's page
 "The ledger".
 
@@ -277,7 +277,7 @@ def exhibits_page() -> str:
     """Return docs/exhibits.md: where each table and figure of the four papers is made, and what it lacks."""
     return f"""# Every table and figure
 
-`python -m gcpo report --publish` writes this page: where each of the four papers' tables and figures is made, what it
+`python -m gcpo publish` writes this page: where each of the four papers' tables and figures is made, what it
 lacks (runs that were not made yet, or models and data), and the grid that makes it at the paper's own scale, or why
 none does.
 

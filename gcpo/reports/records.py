@@ -20,7 +20,6 @@ from typing import Any
 import pandas as pd
 
 from gcpo import io, paths
-from gcpo.runs.contents import Seen
 from gcpo.runs.grids import comparison_key, expand, fitting, varied
 from gcpo.runs.params import Params, profile_name, refuse_secrets
 from gcpo.runs.plan import label, recorded
@@ -34,11 +33,9 @@ def runs(profile: str, reference: bool = False) -> list[Run]:
 
     Each is checked: one that is not to be trusted has a ``fault``, and is not ``finished``.
     """
-    name, seen = profile_name(profile), Seen()
+    name = profile_name(profile)
     places = sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))
-    found = (
-        _committed(paths.REFERENCE / name) if reference else [load(path.parent, seen, whole=False) for path in places]
-    )
+    found = _committed(paths.REFERENCE / name) if reference else [load(path.parent, whole=False) for path in places]
     for run in found:
         try:
             if run.finished:
@@ -147,7 +144,7 @@ def _mixtures(profile: str, manifests: list[dict[str, Any]]) -> Iterator[str]:
         made = ", ".join(f"{count} at {commit} (code {code})" for (code, commit), count in codes.items())
         yield (
             f"were made by different code of this package: {made}. Show that they give the same numbers (python -m "
-            f"gcpo check --profile {profile} --replay 9), run them again with one"
+            f"gcpo replay --profile {profile} 9), run them again with one"
         )
     # Runs made on two kinds of processor start from two worlds, unless one took the other's.
     for (kind, name), counts in _ambiguous(model for m in manifests for model in _models(m).items()):

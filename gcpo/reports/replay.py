@@ -28,7 +28,7 @@ from gcpo.runs.runner import run_grid
 from gcpo.tasks import get_task
 
 HEAD = """# Codes of this package that give the same numbers: runs of the reference, made again with each, had tables
-# of the same SHA-256. Written by python -m gcpo check --replay N.
+# of the same SHA-256. Written by python -m gcpo replay N.
 """
 
 

@@ -16,9 +16,6 @@ from gcpo.runs.train import configure
 from gcpo.tasks import sources
 from gcpo.tasks.reading import DATA_DIR
 
-# TRL's trainer checks this only once it has the policy.
-MOVING = "{}'s reference model follows the policy, and with adapters (lora_rank) there is none: set lora_rank: 0"
-
 
 def refused(plans: Iterable[Plan]) -> list[str]:
     """Return what TRL says against settings of training runs, a line per kind of complaint with the first such run."""
@@ -26,11 +23,8 @@ def refused(plans: Iterable[Plan]) -> list[str]:
     found: dict[str, str] = {}
     for plan in plans:
         if plan.kind == "train" and plan.params.max_steps:
-            if plan.params.lora_rank and plan.trainer.get("sync_ref_model"):
-                found.setdefault(MOVING.format(plan.params.method), plan.id)
-                continue
-            at_once = plan.trainer["per_device_train_batch_size"] * plan.params.processes
-            as_one = plan.params.model_copy(update={"processes": 1, "micro_batch": at_once})
+            rows = plan.trainer["per_device_train_batch_size"] * plan.params.processes
+            as_one = plan.params.model_copy(update={"processes": 1, "micro_batch": rows})
             try:
                 configure(Plan("train", as_one), plan.folder, plan.params.entailment)
             except (ValueError, TypeError, ImportError) as error:
@@ -40,28 +34,21 @@ def refused(plans: Iterable[Plan]) -> list[str]:
 
 def unreadable(plans: Iterable[Plan]) -> list[str]:
     """Return what is wrong with the data of runs, a line for each split: its first row is loaded, if it can be here."""
-    if not os.environ.get(DATA_DIR) and HF_HUB_OFFLINE:
-        return []
-    wanted = dict.fromkeys(
-        (plan.params.task, split, plan.params.data_revision) for plan in plans for split in asked_splits(plan)
-    )
+    wanted: dict[tuple[str, str, str | None], None] = {}
+    for plan in plans if os.environ.get(DATA_DIR) or not HF_HUB_OFFLINE else ():
+        params, trains = plan.params, plan.kind == "train" and plan.params.max_steps > 0
+        splits = [params.eval_split] + [params.train_split] * trains
+        splits += [params.validation_split] * (trains and params.validation_limit > 0)
+        wanted |= {(params.task, split, params.data_revision): None for split in splits if sources(params.task)}
     found = []
     for task, split, revision in wanted:
         try:
-            if source := sources(task).get(split):
-                source.probe(revision)
-            elif sources(task):  # others are generated
+            if split not in sources(task):
                 raise ValueError(f"there is no such split, only {', '.join(sources(task))}")
+            sources(task)[split].probe(revision)
         except (OSError, ValueError) as error:
             found.append(f"{task}/{split} cannot be read: {' '.join(str(error).split())}")
     return found
-
-
-def asked_splits(plan: Plan) -> list[str]:
-    """Return the splits that a run reads."""
-    params = plan.params
-    along = [params.validation_split] * bool(params.validation_limit)
-    return [params.eval_split, *([params.train_split, *along] if plan.kind == "train" and params.max_steps else [])]
 
 
 if __name__ == "__main__":  # as gcpo.cli asks for it

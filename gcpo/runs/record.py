@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,15 +23,19 @@ from typing import Any
 import pandas as pd
 import torch
 from filelock import FileLock
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from tqdm import tqdm
 
-from gcpo import io, paths
+from gcpo import io, paths, world
 from gcpo.errors import UserError
 from gcpo.runs import distributed
-from gcpo.runs.contents import Seen, changed, contents
-from gcpo.runs.params import ADDRESSES, SECRET
-from gcpo.runs.plan import SCHEMA, Plan, digest
+from gcpo.runs.params import ADDRESSES
+from gcpo.runs.plan import SCHEMA, Plan, digest, recorded
 from gcpo.runs.profiles import read_yaml, yaml_text
+from gcpo.semantics.models import embedder_path
+from gcpo.tasks import sources
+from gcpo.tasks.base import DATA_DIR
 
 # Places and credentials in TRL's config, left out of manifests; params and contents name the models.
 PLACES = ADDRESSES.union("output_dir run_name logging_dir hub_token hub_model_id hub_revision entailment_model".split())
@@ -50,7 +54,7 @@ class Run:
     folder: Path
     manifest: dict[str, Any] = field(default_factory=dict)
     fault: str | None = None
-    bars: dict[str, tqdm[Any]] = field(default_factory=dict, repr=False, compare=False)
+    bar: tqdm[Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def finished(self) -> bool:
@@ -64,14 +68,13 @@ class Run:
         io.write(self.folder / "manifest.json", json.dumps(self.manifest, indent=1, sort_keys=True) + "\n")
 
     def progress(self, done: int, total: int, what: str, **values: float) -> None:
-        """Show how far a part of the run is, as a bar of its own, with values of the last step."""
-        if what not in self.bars:
-            self.bars[what] = tqdm(total=total, initial=done, desc=what, leave=False, mininterval=EVERY, miniters=1)
-        bar = self.bars[what]
-        bar.set_postfix(values, refresh=False)
-        bar.update(done - bar.n)
-        if done == total:
-            self.bars.pop(what).close()
+        """Show how far a part of the run is, with values of its last step."""
+        if self.bar is None or self.bar.desc != what:
+            if self.bar is not None:
+                self.bar.close()
+            self.bar = tqdm(total=total, initial=done, desc=what, leave=False, mininterval=EVERY, miniters=1)
+        self.bar.set_postfix(values, refresh=False)
+        self.bar.update(done - self.bar.n)
 
     def table(self, name: str, data: pd.DataFrame) -> None:
         """Write one of the run's CSV files in one step, and its SHA-256 into the manifest.
@@ -82,9 +85,8 @@ class Run:
         texts: pd.DataFrame = data.select_dtypes("str")
         # Python's CSV writer leaves a bare carriage return unquoted, and readers end the line there.
         texts = texts.replace("\r", " ", regex=True).replace(r"^(?=[=+\-@\t])", "'", regex=True)
-        data = data.assign(**texts)
         with io.replacing(self.folder / name) as draft:
-            data.to_csv(draft, index=False, float_format="%.9g")
+            data.assign(**texts).to_csv(draft, index=False, float_format="%.9g")
         self.manifest.setdefault("files", {})[name] = io.sha256(self.folder / name)
 
 
@@ -95,81 +97,65 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 class RecordError(UserError):
-    """Records that must not be put beside others, or a reference that must not be replaced; says what to do."""
+    """Records that must not be compared with others, or a reference that must not be replaced; says what to do."""
 
 
-def load(path: Path, seen: Seen | None = None, whole: bool = True) -> Run:
-    """Return the checked run of a folder, empty if there is no manifest; ``seen`` as in ``contents.changed``.
+# --- reading one record ---------------------------------------------------------------------------------------------
+
+
+def load(folder: Path, whole: bool = True) -> Run:
+    """Return the checked run of a folder, empty if there is no manifest.
 
     A record that cannot be read, was edited, cut or copied here from elsewhere, or whose models or data have changed
     since, has a ``fault`` that says so: it counts as not run. Its policy and completions, gigabytes that tables do not
     need, are read only if ``whole``.
     """
     try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        return Run(folder, manifest, another_version(manifest) or _fault(folder, manifest, whole))
     except FileNotFoundError:
-        return Run(path)
-    except (OSError, ValueError, RecursionError) as error:
-        return Run(path, fault=f"manifest.json cannot be read ({type(error).__name__})")
-    if not isinstance(manifest, dict):
-        return Run(path, fault="manifest.json holds no mapping")
-    try:
-        return Run(path, manifest, another_version(manifest) or _fault(path, manifest, seen, whole))
-    except (KeyError, TypeError, AttributeError) as error:  # the hash is right, but the record is not one of ours
-        return Run(path, manifest, f"manifest.json is no record of a run ({type(error).__name__}: {error})")
+        return Run(folder)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        return Run(folder, fault=f"manifest.json is no record of a run ({type(error).__name__}: {error})")
 
 
 def states(plans: Iterable[Plan]) -> list[str]:
     """Return the state of each run: "not run", "running" (or killed), "finished", "failed", or "left out (why)"."""
-    seen: Seen = {}
-    found = [load(plan.folder, seen, whole=False) for plan in plans]
-    return [f"left out ({run.fault})" if run.fault else run.manifest.get("status", "not run") for run in found]
+    runs = [load(plan.folder, whole=False) for plan in plans]
+    return [f"left out ({run.fault})" if run.fault else run.manifest.get("status", "not run") for run in runs]
 
 
 def another_version(manifest: dict[str, Any]) -> str | None:
     """Return why this version cannot read a record, or None if it can."""
-    schema = manifest.get("schema")
-    if not isinstance(schema, int) or schema < SCHEMA:
-        return "made by an older version of gcpo: move it away and run it again"
-    if schema > SCHEMA:
-        return f"made by a newer version of gcpo (schema {schema}; this one reads up to {SCHEMA}): update gcpo"
-    return None
+    if (schema := manifest.get("schema")) == SCHEMA:
+        return None
+    return f"made by another version of gcpo (schema {schema}, not {SCHEMA}): move it away and run it again"
 
 
-def _fault(path: Path, manifest: dict[str, Any], seen: Seen | None, whole: bool) -> str | None:
+def _fault(folder: Path, manifest: dict[str, Any], whole: bool) -> str | None:
     if manifest.get("sha256") != _own_hash(manifest):
         return "manifest.json was edited"
-    if manifest["id"] != path.name:
+    if manifest["id"] != folder.name:
         return f"the record of {manifest['id']}, in a folder of another name"
-    if not path.name.endswith(f"-{digest(manifest['resolved'])}"):
+    if not folder.name.endswith(f"-{digest(manifest['resolved'])}"):
         return "its id is not the hash of what ran"
-    if manifest["status"] not in ("running", "finished", "failed"):
-        return f"its status is {manifest['status']!r}"
     if manifest["status"] == "finished":
-        for name, expected in manifest.get("files", {}).items():
-            if not (path / name).is_file():
-                return f"{name} is missing"
-            if io.sha256(path / name) != expected:
-                return f"{name} was changed"
+        before = manifest.get("files", {})
+        now = {name: io.sha256(folder / name) for name in before if (folder / name).is_file()}
         if whole and "made" in manifest:  # which older records have not
-            made, now = manifest["made"], _made(path)
-            for name in sorted({*made, *now}):
-                if made.get(name) != now.get(name):
-                    how = "was changed" if name in made else "was added"
-                    return f"{name} {how if name in now else 'is missing'}"
-    return changed(manifest.get("contents", {}), manifest["params"], seen)
+            before, now = before | manifest["made"], now | _made(folder)
+        for name in sorted({*before, *now}):
+            if before.get(name) != now.get(name):
+                how = "was changed" if name in before else "was added"
+                return f"{name} {how if name in now else 'is missing'}"
+    return changed(manifest.get("contents", {}), manifest["params"])
 
 
 def _made(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a run's policy, and one of all completions."""
-    found = {f"policy/{name}": value for name, value in io.hashes(folder / "policy").items()}
+    made = {f"policy/{name}": value for name, value in io.hashes(folder / "policy").items()}
     completions = io.hashes(folder / "completions") | io.hashes(folder / "completions.parquet")
-    return found | ({"completions": _own_hash(completions)} if completions else {})
-
-
-def placeless(config: dict[str, Any]) -> dict[str, Any]:
-    """Return TRL's config as a manifest keeps it, without :data:`PLACES`."""
-    return {key: value for key, value in config.items() if key not in PLACES}
+    return made | ({"completions": _own_hash(completions)} if completions else {})
 
 
 def _own_hash(manifest: dict[str, Any]) -> str:
@@ -177,107 +163,49 @@ def _own_hash(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-@contextlib.contextmanager
-def claim(plan: Plan) -> Iterator[Run]:
-    """Yield the run while no other process works on it; a lock is free again however its process ends. A record that
-    cannot be trusted is moved into a folder inside the run's own."""
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(plan.folder / LOCKS[0]):
-        run = load(plan.folder)
-        yield run if run.fault is None else _set_aside(run)
+# --- what a run is made of ------------------------------------------------------------------------------------------
 
 
-def _set_aside(run: Run) -> Run:
-    number = 1 + len(list(run.folder.glob(f"{ASIDE}*")))
-    target = run.folder / f"{ASIDE}{number}"
-    target.mkdir()
-    for path in run.folder.iterdir():
-        if path.name not in LOCKS and not path.name.startswith(ASIDE):
-            path.rename(target / path.name)
-    (target / "why.txt").write_text(f"{run.fault}\n")
-    print(f"{run.folder.name}: {run.fault}; it is kept in {target.name} and made again", flush=True)
-    return Run(run.folder)
+def fingerprints(params: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the SHA-256 of every file of a run's policy, embedder, entailment model and data, by name.
 
-
-@contextlib.contextmanager
-def record(plan: Plan) -> Iterator[Run]:
-    """Open a run: its manifest says running now, and finished or failed (and why) at the end.
-
-    The run continues an earlier attempt. An attempt begun with other code, packages or models is set aside, since the
-    record names one of each.
-
-    Seconds and processor seconds (``cpu_seconds``: fewer than ``seconds`` times threads where the machine did other
-    work) add up over attempts; a killed attempt could not write its own.
+    Models from the Hub have their commit instead. Files that are not on this machine are left out.
     """
-    if plan.kind == "train" and plan.params.processes == 1:
-        distributed.take_one_gpu()
-    here = environment()
-    run = _resume(plan, here)
-    distributed.forget_peak()
-    before = run.manifest
-    spent, spent_cpu = before.get("seconds", 0.0), before.get("cpu_seconds", 0.0)
-    start, start_cpu = time.monotonic(), _cpu_seconds()
-    run.manifest = {**describe(plan), **here, "status": "running", "exit": None, "pid": os.getpid()}
-    run.manifest["started"] = before.get("started") or _now()
-    run.manifest["attempts"] = before.get("attempts", 0) + 1
-    run.manifest |= {"seconds": spent, "cpu_seconds": spent_cpu}
-    run.write()
-    try:
-        _clear_of_files(run.folder)
-        yield run
-        _same_contents(run)
-        run.manifest |= {"made": _made(run.folder), "status": "finished"}
-    except BaseException as error:
-        run.manifest |= {"status": "failed", "exit": SECRET.sub("...", f"{type(error).__name__}: {error}")}
-        raise
-    finally:
-        for bar in run.bars.values():
-            bar.close()
-        run.manifest["ended"] = _now()
-        run.manifest["seconds"] = round(spent + time.monotonic() - start, 1)
-        run.manifest["cpu_seconds"] = round(spent_cpu + _cpu_seconds() - start_cpu, 1)
-        run.manifest["peak_memory_gb"] = round(_peak_memory(), 2)
-        if peak := max(before.get("peak_gpu_memory_gb", 0.0), distributed.peak_memory(run.folder)):
-            run.manifest["peak_gpu_memory_gb"] = round(peak, 2)
-        run.write()
+    seed = recorded(params, "world_seed")
+    found = {
+        "policy": _model(params["policy"], "policy", seed, params["policy_revision"]),
+        "embedder": _model(str(embedder_path(params["embedder"])), "embedder", seed),
+        "entailment": _model(params["entailment"], "entailment", seed),
+    }
+    for split, source in sources(params["task"]).items() if DATA_DIR in os.environ else ():
+        if split in (params["train_split"], params["validation_split"], params["eval_split"]):
+            files = [one.file(os.environ[DATA_DIR]) for one in (source, *source.more)]
+            found[f"data ({split})"] = {name: value for path in files for name, value in io.hashes(path).items()}
+    return {key: value for key, value in found.items() if value}
 
 
-def _clear_of_files(folder: Path) -> None:
-    for place in ("policy", "completions", "validation", "parts", "checkpoint-*"):
-        if files := [path for path in folder.glob(place) if not path.is_dir()]:
-            raise FileExistsError(f"{files[0]} is a file, where the run is to make a folder: remove it")
+def _model(name: str, kind: str, seed: int, revision: str | None = None) -> dict[str, str]:
+    place = world.folder(kind, name, seed) if world.embedded(name, kind) else Path(name)
+    if place.exists():
+        return {file: value for file, value in io.hashes(place).items() if not file.endswith(".md")}
+    with contextlib.suppress(HFValidationError):  # a path that is not there
+        config = try_to_load_from_cache(name, "config.json", revision=revision)
+        return {"commit": Path(config).parent.name} if isinstance(config, str) else {}
+    return {}
 
 
-def _resume(plan: Plan, here: dict[str, Any]) -> Run:
-    """Return the run as an earlier attempt left it, or set aside and empty if that attempt cannot be continued."""
-    run = load(plan.folder)
-    if why := _begun_elsewhere(run.manifest, here):
-        run.fault = why
-        run = _set_aside(run)
-    run.folder.mkdir(parents=True, exist_ok=True)
-    io.write(run.folder / "params.yaml", yaml_text(plan.params.model_dump(mode="json")))
-    return run
+def changed(before: Mapping[str, dict[str, str]], params: Mapping[str, Any], embedded: bool = False) -> str | None:
+    """Return the first model or data set that has changed since the run, as far as this machine can tell, or None.
 
-
-def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | None:
-    """Return why an unfinished run cannot continue in this environment (``here``), or None if it can."""
-    if not manifest:
-        return None
-    codes = {manifest.get("code", here["code"]), here["code"]}
-    if len(codes) > 1 and not codes <= same_numbers(manifest["params"]["profile"]):
-        return f"begun by other code of this package ({manifest['code']}; this is {here['code']})"
-    before, now = manifest.get("packages", {}), here.get("packages", {})
-    for name in before.keys() & now.keys():
-        if before[name] != now[name]:
-            return f"begun with {name} {before[name]}, and this is {now[name]}"
-    return changed(manifest.get("contents", {}), manifest["params"], embedded=True)
-
-
-def _same_contents(run: Run) -> None:
-    """Record hashes of models and data again: by now all of them are on this machine."""
-    if why := changed(run.manifest["contents"], run.manifest["params"]):
-        raise RecordError(f"While the run was made, {why}.")
-    run.manifest["contents"] = contents(run.manifest["params"])
+    The embedded models are left out unless asked for: their settings are part of the id, their folder checks itself,
+    and made on another processor they may differ in a last bit.
+    """
+    for key, now in fingerprints(params).items():
+        old = before.get(key, {} if key.startswith("data") else now)
+        if old != now and (embedded or not world.embedded(params.get(key, ""), key)):
+            name = next(name for name in sorted({*old, *now}) if old.get(name) != now.get(name))
+            return f"{key} is not what it was made of: {params.get(key, params['task'])} has another {name}"
+    return None
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -285,20 +213,12 @@ def describe(plan: Plan) -> dict[str, Any]:
     given = plan.params.model_dump(mode="json")
     given["grpo"] = placeless(given["grpo"])  # params.yaml has all of it
     named = {"schema": SCHEMA, "id": plan.id, "kind": plan.kind}
-    return {**named, "params": given, "resolved": plan.values, "contents": contents(given)}
+    return {**named, "params": given, "resolved": plan.values, "contents": fingerprints(given)}
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _cpu_seconds() -> float:
-    return sum(os.times()[:4])  # this process and its ended children
-
-
-def _peak_memory() -> float:
-    unit = 1024**3 if sys.platform == "darwin" else 1024**2  # bytes there, kilobytes on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+def placeless(config: dict[str, Any]) -> dict[str, Any]:
+    """Return TRL's config as a manifest keeps it, without :data:`PLACES`."""
+    return {key: value for key, value in config.items() if key not in PLACES}
 
 
 def environment() -> dict[str, Any]:
@@ -336,22 +256,124 @@ def code_hash(package: Path) -> str:
 
 def same_numbers(profile: str) -> frozenset[str]:
     """Return the codes known to give the same numbers: ``codes.yaml`` of a profile's reference, which runs made again
-    (``gcpo check --replay``) have entered."""
+    (``gcpo replay``) have entered."""
     path = paths.REFERENCE / profile / CODES
     return frozenset(read_yaml(path) or ()) if path.exists() else frozenset()
 
 
 def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=paths.ROOT, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", *arguments]
+        done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.strip()
+    return None
 
 
 def _processor() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+                return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+# --- making one record ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def claim(plan: Plan) -> Iterator[Run]:
+    """Yield the run while no other process works on it; a lock is free again however its process ends. A record that
+    cannot be trusted is moved into a folder inside the run's own."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(plan.folder / LOCKS[0]):
+        run = load(plan.folder)
+        yield _set_aside(run) if run.fault else run
+
+
+def _set_aside(run: Run) -> Run:
+    target = run.folder / f"{ASIDE}{1 + len(list(run.folder.glob(f'{ASIDE}*')))}"
+    target.mkdir()
+    for path in run.folder.iterdir():
+        if path.name not in LOCKS and not path.name.startswith(ASIDE):
+            path.rename(target / path.name)
+    (target / "why.txt").write_text(f"{run.fault}\n")
+    print(f"{run.folder.name}: {run.fault}; it is kept in {target.name} and made again", flush=True)
+    return Run(run.folder)
+
+
+@contextlib.contextmanager
+def record(plan: Plan) -> Iterator[Run]:
+    """Open a run: its manifest says running now, and finished or failed (and why) at the end.
+
+    The run continues an earlier attempt. An attempt begun with other code, packages or models is set aside, since the
+    record names one of each.
+
+    Seconds and processor seconds (``cpu_seconds``: fewer than ``seconds`` times threads where the machine did other
+    work) add up over attempts; a killed attempt could not write its own.
+    """
+    if plan.kind == "train" and plan.params.processes == 1:
+        distributed.take_one_gpu()
+    here = environment()
+    run = _resume(plan, here)
+    distributed.forget_peak()
+    before, start, start_cpu = run.manifest, time.monotonic(), _cpu_seconds()
+    run.manifest = {**describe(plan), **here, "status": "running", "exit": None, "pid": os.getpid()}
+    run.manifest |= {"started": before.get("started") or _now(), "attempts": before.get("attempts", 0) + 1}
+    run.manifest |= {name: before.get(name, 0.0) for name in ("seconds", "cpu_seconds")}
+    run.write()
+    try:
+        yield run
+        if why := changed(run.manifest["contents"], run.manifest["params"]):
+            raise RecordError(f"While the run was made, {why}.")
+        made_of = fingerprints(run.manifest["params"])  # by now all models and data are on this machine
+        run.manifest |= {"contents": made_of, "made": _made(run.folder), "status": "finished"}
+    except BaseException as error:
+        run.manifest |= {"status": "failed", "exit": f"{type(error).__name__}: {error}"}
+        raise
+    finally:
+        if run.bar is not None:
+            run.bar.close()
+        run.manifest["ended"] = _now()
+        run.manifest["seconds"] = round(before.get("seconds", 0.0) + time.monotonic() - start, 1)
+        run.manifest["cpu_seconds"] = round(before.get("cpu_seconds", 0.0) + _cpu_seconds() - start_cpu, 1)
+        run.manifest["peak_memory_gb"] = round(_peak_memory(), 2)
+        of_gpu = [one.get("peak_gpu_memory_gb", 0.0) for one in (before, run.manifest)]  # of before, of its processes
+        if peak := max(*of_gpu, distributed.peak_memory()):
+            run.manifest["peak_gpu_memory_gb"] = round(peak, 2)
+        run.write()
+
+
+def _resume(plan: Plan, here: dict[str, Any]) -> Run:
+    """Return the run as an earlier attempt left it, or set aside and empty if that attempt cannot be continued."""
+    run = load(plan.folder)
+    if run.manifest and (why := _begun_elsewhere(run.manifest, here)):
+        run.fault = why
+        run = _set_aside(run)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    io.write(run.folder / "params.yaml", yaml_text(plan.params.model_dump(mode="json")))
+    return run
+
+
+def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | None:
+    """Return why an unfinished run cannot continue in this environment (``here``), or None if it can."""
+    code = manifest.get("code", here["code"])
+    if code != here["code"] and not {code, here["code"]} <= same_numbers(manifest["params"]["profile"]):
+        return f"begun by other code of this package ({code}; this is {here['code']})"
+    before, now = manifest.get("packages", {}), here["packages"]
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            return f"begun with {name} {before[name]}, and this is {now[name]}"
+    return changed(manifest.get("contents", {}), manifest["params"], embedded=True)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _cpu_seconds() -> float:
+    return sum(os.times()[:4])  # this process and its ended children
+
+
+def _peak_memory() -> float:
+    unit = 1024**3 if sys.platform == "darwin" else 1024**2  # bytes there, kilobytes on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

@@ -132,7 +132,7 @@ def _fit_in_processes(plan: Plan, run: Run, validation: _Validation | None) -> l
     if not (run.folder / LOG).exists():
         launch(plan, run.folder)
     made = json.loads((run.folder / LOG).read_text(encoding="utf-8"))
-    run.manifest["trl"] = made["trl"]
+    run.manifest |= {"trl": made["trl"], "peak_gpu_memory_gb": made["peak_gpu_memory_gb"]}
     if validation:
         for step in validation.steps[1:]:
             last = step == plan.params.max_steps
