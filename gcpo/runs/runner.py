@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import multiprocessing
 import os
-import signal
+import queue
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import papermill
 import torch
@@ -32,15 +30,17 @@ from gcpo.processes import exit_with_parent
 from gcpo.runs import distributed
 from gcpo.runs.plan import KINDS, Plan
 from gcpo.runs.profiles import ParameterError
-from gcpo.runs.record import Run, claim, describe, load
+from gcpo.runs.record import LOCKS, Run, claim, describe, load
 
 THREADS = "OMP_NUM_THREADS"
 DIED = "the kernel died without a word, as when memory runs out: change memory_limit or --jobs"
-_warm = False  # whether kernels of this process are forks of a server that has imported everything
+_thread = threading.local()  # of a thread that makes runs, `environment`: what its kernels have besides this process's
+_kernels: WeakSet[Any] = WeakSet()
+_ending = threading.Event()
 
 
 class WarmKernel(ForkServerProcess):
-    """A kernel that has imported everything when it starts, with what jupyter_client asks of a ``subprocess.Popen``."""
+    """A kernel forked from a server that has imported everything, with what jupyter_client asks of a ``Popen``."""
 
     stdin = stdout = stderr = None
 
@@ -59,7 +59,7 @@ class WarmKernel(ForkServerProcess):
 
 
 def _be_a_kernel(arguments: list[str], environment: dict[str, str], folder: str) -> None:
-    """Be a kernel until it is shut down, or until the worker that asked for it has ended."""
+    """Be a kernel until it is shut down, or until the process that asked for it has ended."""
     os.setsid()  # signals to the kernel reach what it starts
     exit_with_parent(os.getppid())
     tqdm.set_lock(threading.RLock())  # its own is one between processes, which a kill would leave behind
@@ -82,12 +82,18 @@ class KernelManager(AsyncKernelManager):
         self.transport, self.ip = "ipc", str(Path(self._folder.name) / "kernel")
 
     async def _async_launch_kernel(self, kernel_cmd: list[str], **settings: Any) -> None:
-        if not _warm:
-            return await super()._async_launch_kernel(kernel_cmd, **settings)
-        kernel = WarmKernel(target=_be_a_kernel, args=(kernel_cmd[3:], dict(settings["env"]), str(Path.cwd())))
-        kernel.start()
-        provisioner: Any = self.provisioner
-        provisioner.process, provisioner.pid, provisioner.pgid = kernel, kernel.pid, kernel.pid
+        given, kernel, folder = getattr(_thread, "environment", {}), None, str(paths.NOTEBOOKS)
+        environment, provisioner = {**settings.pop("env"), **given}, self.provisioner
+        # A fork cannot use CUDA, and Apple's libraries crash in one.
+        if given and distributed.VISIBLE not in given and sys.platform == "linux":
+            kernel = WarmKernel(target=_be_a_kernel, args=(kernel_cmd[3:], environment, folder))
+            kernel.start()
+            provisioner.process, provisioner.pid, provisioner.pgid = kernel, kernel.pid, kernel.pid
+        else:
+            await super()._async_launch_kernel(kernel_cmd, **{**settings, "env": environment, "cwd": folder})
+        _kernels.add(provisioner.process)
+        if _ending.is_set():
+            provisioner.process.kill()
 
     async def _async_interrupt_kernel(self) -> None:
         # A kernel that is being shut down has nothing left to interrupt; it would only print that it was.
@@ -124,7 +130,6 @@ def execute(notebook: str, output: Path, parameters: dict[str, Any], shown: bool
         str(path),
         str(output),
         parameters,
-        cwd=str(paths.NOTEBOOKS),
         progress_bar=False,
         stderr_file=Terminal() if shown else None,
         coalesce_streams=True,  # a bar is one line, as it was last
@@ -140,20 +145,24 @@ def run(plan: Plan, wait: bool = True, shown: bool = True) -> Run | None:
     Without ``wait``, None if another process makes the run.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(Timeout), FileLock(plan.folder / ".job", timeout=-1 if wait else 0):
+    try:
+        lock = FileLock(plan.folder / LOCKS[1]).acquire(timeout=-1 if wait else 0, cancel_check=_ending.is_set)
+    except Timeout:
+        return None
+    with lock:
         for _ in range(2):
-            if (done := load(plan.folder)).finished:
-                return done
+            if load(plan.folder).finished or _ending.is_set():
+                break
             try:
                 execute(KINDS[plan.kind], plan.folder / "notebook.ipynb", plan.params.model_dump(mode="json"), shown)
-            except DeadKernelError:
-                _fail(plan, DIED)
-                continue
             except Exception as error:
-                _fail(plan, f"{type(error).__name__}: {error}".strip())
+                died = isinstance(error, DeadKernelError)
+                if not _ending.is_set():
+                    _fail(plan, DIED if died else f"{type(error).__name__}: {error}".strip())
+                if died:
+                    continue
             break
-        return load(plan.folder)
-    return None
+    return load(plan.folder)
 
 
 def _fail(plan: Plan, why: str) -> None:
@@ -174,57 +183,43 @@ def run_grid(plans: Sequence[Plan], jobs: int | None = None) -> list[Run]:
     trainings = [plan.training for plan in plans if plan.training and not load(plan.training.folder).finished]
     left = list({plan.id: plan for plan in [*trainings, *plans]}.values())
     failed, total = [], len(left)
-    with _workers(left, jobs) as pool, tqdm(total=total, unit="run", disable=True if total == 1 else None) as bar:
-        for wait in (False, True):
-            started = {pool.submit(run, plan, wait, total == 1): plan for plan in left}
-            for future in as_completed(started):
-                if (done := future.result()) is not None:
-                    left.remove(started[future])
-                    failed += [] if done.finished else [done]
-                    bar.update()
-                    tqdm.write(f"[{total - len(left)}/{total}] {started[future].id}: {outcome(done)}")
+    _ending.clear()
+    with _threads(left, jobs) as pool, tqdm(total=total, unit="run", disable=True if total == 1 else None) as bar:
+        try:
+            for wait in (False, True):
+                started = {pool.submit(run, plan, wait, total == 1): plan for plan in left}
+                for future in as_completed(started):
+                    if (done := future.result()) is not None:
+                        left.remove(started[future])
+                        failed += [] if done.finished else [done]
+                        bar.update()
+                        tqdm.write(f"[{total - len(left)}/{total}] {started[future].id}: {outcome(done)}")
+        except BaseException:
+            _ending.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for kernel in list(_kernels):
+                kernel.kill()
+            raise
     return failed
 
 
-@contextlib.contextmanager
-def _workers(plans: Sequence[Plan], jobs: int | None) -> Iterator[ProcessPoolExecutor]:
-    """Processes that make runs, each with its share of GPUs and cores; they end when this process does, in any way."""
+def _threads(plans: Sequence[Plan], jobs: int | None) -> ThreadPoolExecutor:
+    """Return threads that make runs, each with its share of GPUs and cores."""
     jobs = min(jobs or distributed.runs_at_once(plans), len(plans))
-    shares = distributed.gpu_shares(jobs, plans)
-    warm = not shares[0] and sys.platform == "linux"  # a fork cannot use CUDA, and Apple's libraries crash in one
-    context: Any = multiprocessing.get_context("forkserver" if warm else "spawn")
-    if warm:
-        with patch_environment(**{THREADS: "1"}):  # libraries that start threads when imported start none there
-            context.set_forkserver_preload(["gcpo.runs.warm"])
-            forkserver.ensure_running()
-    queue = context.SimpleQueue()
-    for share in shares:
-        queue.put(share)
+    shares: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    for share in distributed.gpu_shares(jobs, plans):
+        shares.put(share)
     threads = os.environ.get(THREADS) or str(max(1, (os.cpu_count() or 1) // jobs))
-    environment = {**os.environ, THREADS: threads, distributed.AT_ONCE: str(jobs)}
-    pool = ProcessPoolExecutor(jobs, context, initializer=_work, initargs=(queue, environment, warm))
-    try:
-        yield pool
-    except BrokenProcessPool:
-        why = "A worker process was killed, perhaps for want of memory (try fewer --jobs)"
-        raise ChildProcessError(f"{why}; the same command goes on from here.") from None
-    except BaseException:
-        for worker in multiprocessing.active_children():
-            worker.kill()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
 
+    def begin() -> None:
+        gpus = shares.get()
+        visible = {distributed.VISIBLE: ",".join(gpus)} if gpus else {}
+        _thread.environment = {THREADS: threads, distributed.AT_ONCE: str(jobs), **visible}
 
-def _work(shares: Any, environment: dict[str, str], warm: bool) -> None:
-    """Make this process a worker that ends with its parent; an interrupt of the terminal is the parent's to handle."""
-    global _warm
-    _warm = warm
-    os.environ.update(environment)
-    if gpus := shares.get():
-        os.environ[distributed.VISIBLE] = ",".join(gpus)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    exit_with_parent(os.getppid())
+    with patch_environment(**{THREADS: "1"}):  # libraries that start threads when imported start none in the server
+        forkserver.set_forkserver_preload(["gcpo.runs.warm"])
+        forkserver.ensure_running()
+    return ThreadPoolExecutor(jobs, initializer=begin)
 
 
 def outcome(done: Run) -> str:
