@@ -282,7 +282,7 @@ def publish(
     partial: Annotated[bool, typer.Option("--partial", help="though grids are not finished")] = False,
     reference: Annotated[bool, typer.Option("--reference", help="all but the records, again")] = False,
 ) -> None:
-    """Make these runs the reference: records, tables, figures, committed notebooks, the README's results."""
+    """Make these runs the reference, with all pages made from it."""
     from gcpo.reports import publish as pages
 
     runs = pages.pages_again(profile) if reference else pages.publish(profile, partial)
@@ -291,7 +291,10 @@ def publish(
 
 @app.command()
 def replay(n: Annotated[int, typer.Argument(min=1, metavar="N")], profile: Profile = "laptop") -> None:
-    """Make N runs of the reference again, and enter this code where they have the same tables."""
+    """Make N runs of the reference again, to the same tables.
+
+    If all of them are, this code is entered in the reference's codes.yaml.
+    """
     from gcpo.reports import replay as again
 
     runs = again.chosen(profile, n)

@@ -29,16 +29,13 @@ TABLES = ("eval.csv", "metrics.csv", "queries.csv")
 
 
 def start(outputs: Path) -> subprocess.Popen[bytes]:
-    for path in manifests(outputs).values():  # a grid leaves alone what two kernels have died of
-        if json.loads(path.read_bytes()).get("died"):
-            path.unlink()
     command = [sys.executable, "-m", "gcpo", "grid", "smoke", "--profile", "smoke", "--jobs", "1"]
     environment = {**os.environ, "GCPO_OUTPUTS": str(outputs), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def processes(outputs: Path) -> list[psutil.Process]:
-    """Runners, workers and kernels that work for a folder."""
+    """Runners, servers of kernels, and kernels that work for a folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -51,8 +48,7 @@ def role(process: psutil.Process) -> str:
     if process.ppid() == os.getpid():
         return "runner"
     # A kernel leads a session of its own; it has the command of the server that it is a fork of.
-    server = "forkserver" in " ".join(process.cmdline())
-    return "kernel" if os.getsid(process.pid) == process.pid else "server" if server else "worker"
+    return "kernel" if os.getsid(process.pid) == process.pid else "server"
 
 
 def manifests(outputs: Path) -> dict[str, Path]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import types
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from gcpo.reports import records
 from gcpo.runs import record
 from gcpo.runs.grids import expand, varied
 from gcpo.runs.params import Params, validate
-from gcpo.runs.plan import SCHEMA, label
+from gcpo.runs.plan import label
 from gcpo.runs.profiles import ParameterError
 
 ENVIRONMENT = record.environment
@@ -29,104 +28,6 @@ pytestmark = pytest.mark.usefixtures("places")
 
 def on_disk(run: record.Run) -> dict[str, Any]:
     return json.loads((run.folder / "manifest.json").read_text())
-
-
-# --- manifests ------------------------------------------------------------------------------------------------------
-
-
-def test_a_manifest_says_running_while_it_runs_and_finished_after() -> None:
-    plan = planned()
-    with record.record(plan) as run:
-        during = on_disk(run)
-        assert during["status"] == "running"
-        assert "ended" not in during
-        assert not run.finished
-        run.manifest["results"] = {"greedy_f1": 0.25}
-    after = on_disk(run)
-    assert (after["status"], after["exit"], after["attempts"]) == ("finished", None, 1)
-    assert after["id"] == run.folder.name == plan.id
-    assert after["kind"] == "train"
-    assert validate(after["params"]) == plan.params
-    assert after["schema"] == SCHEMA and after["resolved"] == plan.values
-    assert after["results"] == {"greedy_f1": 0.25}
-    assert after["commit"] == "c0ffee"
-    assert after["peak_memory_gb"] > 0.01
-    assert after["started"] <= after["ended"]
-    assert record.load(run.folder).finished
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no memory left"), KeyboardInterrupt(), SystemExit(3)])
-def test_a_failure_is_recorded_with_its_reason_and_goes_on_to_the_caller(error: BaseException) -> None:
-    with pytest.raises(type(error)) as raised, record.record(planned()) as run:
-        raise error
-    assert raised.value is error
-    after = on_disk(run)
-    assert after["status"] == "failed"
-    assert after["exit"] == f"{type(error).__name__}: {error}"
-    assert "ended" in after
-    assert not record.load(run.folder).finished
-
-
-def test_the_peak_of_a_gpu_is_kept_where_one_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "peak_gpu_memory_gb" not in finished(seed=1).manifest
-    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 2e9)
-    forgotten: list[int] = []
-    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: forgotten.append(1))
-    assert failed().manifest["peak_gpu_memory_gb"] == 2.0 and forgotten  # what another run in this process took
-    (planned().folder / "training.json").write_text('{"peak_gpu_memory_gb": 3.254}')
-    assert finished().manifest["peak_gpu_memory_gb"] == 3.25  # of the processes that trained
-
-
-def test_seconds_add_up_over_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([100.0, 107.25, 500.0, 502.5])
-    monkeypatch.setattr(record, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    first = failed()
-    assert on_disk(first)["seconds"] == pytest.approx(7.25, abs=0.05)
-    second = finished()
-    assert second.folder == first.folder
-    after = on_disk(second)
-    assert after["seconds"] == pytest.approx(7.25 + 2.5, abs=0.1)
-    assert (after["status"], after["exit"], after["attempts"]) == ("finished", None, 2)
-    assert after["started"] == first.manifest["started"]
-
-
-@pytest.mark.parametrize("what", ["manifest", "table"])
-def test_a_write_that_is_cut_short_leaves_the_old_file(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = finished(tables={"eval": pd.DataFrame({"f1": [0.5]})})
-    before, write_text = (run.folder / "manifest.json").read_text(), Path.write_text
-
-    def half(path: Path, text: str = "f1\n0.75\n", **_: Any) -> int:
-        write_text(path, text[: len(text) // 2])
-        raise OSError("disk full")
-
-    run.manifest["status"] = "running"
-    with monkeypatch.context() as full_disk:
-        full_disk.setattr(Path, "write_text", half)
-        full_disk.setattr(pd.DataFrame, "to_csv", lambda _, path, **__: half(path))
-        with pytest.raises(OSError, match="disk full"):
-            run.write() if what == "manifest" else run.table("eval.csv", pd.DataFrame({"f1": [0.75]}))
-    assert (run.folder / "manifest.json").read_text() == before
-    assert (run.folder / "eval.csv").read_text() == "f1\n0.5\n"
-    assert {path.name for path in run.folder.iterdir()} == {"manifest.json", "params.yaml", "eval.csv"}
-    run.write()
-    assert on_disk(run)["status"] == "running"
-
-
-def test_a_table_keeps_float32_to_the_last_bit() -> None:
-    run = finished()
-    values = pd.Series([1 / 3, 1e-20, 16777217.0, 0.1], dtype="float32")
-    run.table("metrics.csv", pd.DataFrame({"x": values}))
-    assert pd.read_csv(run.folder / "metrics.csv")["x"].astype("float32").tolist() == values.tolist()
-
-
-def test_the_environment_names_versions_and_hardware() -> None:
-    found = ENVIRONMENT()
-    assert set(found) == {"code", "commit", "dirty", "packages", "hardware"}
-    assert {"python", "torch", "transformers", "trl"} <= set(found["packages"])
-    assert found["hardware"]["cores"] >= 1
-    assert found["hardware"]["processor"]
-    assert json.dumps(found)
 
 
 # --- finding runs ---------------------------------------------------------------------------------------------------
@@ -447,23 +348,6 @@ def test_a_reference_keeps_what_can_be_compared_with_this_machine_s_runs(
     finished(seed=2)
     kept = {None: [2, 0, 1, 5], "code": [2, 1, 5], "models": [2]}[differs]  # other code: where no grid has both
     assert [run.manifest["params"]["seed"] for run in records.to_publish("p")] == kept
-
-
-def test_code_is_what_the_package_computes_without_words_and_reports(tmp_path: Path) -> None:
-    def hashed(**files: str) -> str:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        for name, text in files.items():
-            path = folder / f"{name.replace('__', '/')}.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return record.code_hash(folder)
-
-    one = hashed(a="1", runs__b="2", reports__c="3")
-    assert one == hashed(a="1", runs__b="2", reports__c="4", reports__d="5", cli="6")
-    assert one == hashed(a="'Words.'\n\n1  # and a comment", runs__b="2")
-    inside = hashed(a="def f():\n    return 1")
-    assert inside == hashed(a="def f():\n    'Return one.'\n    return (1)") != hashed(a="def f():\n    return 2")
-    assert len({one, hashed(a="2", runs__b="2"), hashed(a="1", runs__b="3"), hashed(a="1", b="2"), hashed(a="1")}) == 5
 
 
 # --- grids ----------------------------------------------------------------------------------------------------------

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import subprocess
-import sys
+import socket
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -67,58 +65,37 @@ def test_several_processes_leave_a_record_like_one_and_go_on_after_a_kill(output
 def test_a_process_that_fails_is_an_error_with_its_first_words(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / "params.yaml").write_text("seed: x\n")
-    said = r"2 processes \(ddp\) ended with status 1: [\w.]+\.ParameterError: Bad .*: seed: .*processes\.log$"
-    with pytest.raises(ChildProcessError, match=said):
-        distributed.launch(planned(), tmp_path, lambda: None)
+    with pytest.raises(
+        ChildProcessError, match=r"2 processes \(ddp\) ended: .*ParameterError: .*seed: .*processes\.log"
+    ):
+        distributed.launch(planned(), tmp_path)
 
 
-def test_what_this_machine_cannot_do_is_refused_before_anything_is_started(
+def test_what_accelerate_would_do_otherwise_and_not_say_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("zero3", "fsdp"):  # without GPUs accelerate would make copies, and not say so
-        monkeypatch.setattr(distributed.torch.cuda, "device_count", lambda: 0)
-        with pytest.raises(ValueError, match=f"accelerate: {name} shares a policy out over GPUs, and .* has none"):
-            distributed.launch(planned(accelerate=name), tmp_path, lambda: None)
-    monkeypatch.setattr(distributed.torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match="processes: 2, and this machine has 1 GPUs"):
-        distributed.launch(planned(), tmp_path, lambda: None)
-    monkeypatch.setenv(distributed.NODES, "3")
-    with pytest.raises(ValueError, match="processes: 2, and the 3 nodes of this SLURM job cannot share them out"):
-        distributed.launch(planned(), tmp_path, lambda: None)
+    monkeypatch.setattr(distributed.torch.cuda, "device_count", lambda: 0)
+    for name in ("zero3", "fsdp"):  # without GPUs it would make copies
+        with pytest.raises(ValueError, match=f"accelerate: {name} shares a policy out over GPUs"):
+            distributed.launch(planned(accelerate=name), tmp_path)
+    monkeypatch.setenv(distributed.NODES, "3")  # it would start fewer
+    with pytest.raises(ValueError, match="processes: 2: the 3 nodes of this SLURM job cannot share them out"):
+        distributed.launch(planned(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("said", "address"),
-    [
-        ("NodeName=n1 CPUs=1 NodeAddr=10.0.0.7 Port=6818\nNodeName=n2 NodeAddr=10.0.0.8 Port=6818\n", "10.0.0.7"),
-        ("NodeName=a-1 NodeAddr=a-1.lab NodeHostName=a-1\n", "a-1.lab"),
-        ("", None),
-    ],
-)
-def test_processes_of_several_nodes_meet_on_the_first(
-    said: str, address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_processes_of_several_nodes_are_started_on_each_and_meet_on_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "said").write_text(said)
-    (script := tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat {tmp_path}/said; echo no >&2\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    if address is None:
-        with pytest.raises(ChildProcessError, match=r"does not say where its nodes are: no \(scontrol show node\)"):
-            distributed._meeting(2)
-    else:
-        *given, port = distributed._meeting(2)
-        assert given == ["--num_machines", "2", "--main_process_ip", address, "--main_process_port"]
-        assert 1024 <= int(port) < 65536
-    assert distributed._meeting(1) == ["--main_process_port", "0"]
-
-
-@pytest.mark.slow
-def test_a_node_without_the_run_s_folder_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gcpo.runs.distributed", str(tmp_path / "absent")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as apart:
-        said = apart.stderr.read() if apart.stderr else ""
-    assert re.search(r"^OSError: \S+/absent is not on \S+: .*GCPO_OUTPUTS", said, re.M)
+    started: list[list[str]] = []
+    monkeypatch.setattr(distributed.subprocess, "Popen", lambda command, **_: started.append(command) or nothing)
+    nothing = types.SimpleNamespace(wait=lambda: 0)
+    monkeypatch.setenv(distributed.NODES, "2")
+    distributed.launch(planned(), tmp_path)
+    (words,) = started
+    assert words[0] == "srun" and {"--nodes=2", "--ntasks=2"} < set(words)
+    given = dict(zip(words, words[1:], strict=False))
+    assert (given["--num_machines"], given["--num_processes"]) == ("2", "2")
+    assert given["--main_process_ip"] == socket.gethostname() and 1024 <= int(given["--main_process_port"]) < 65536
 
 
 @pytest.mark.parametrize("name", names_in(paths.PARAMS / "accelerate"))

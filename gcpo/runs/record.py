@@ -359,7 +359,7 @@ def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | No
     code = manifest.get("code", here["code"])
     if code != here["code"] and not {code, here["code"]} <= same_numbers(manifest["params"]["profile"]):
         return f"begun by other code of this package ({code}; this is {here['code']})"
-    before, now = manifest.get("packages", {}), here["packages"]
+    before, now = manifest.get("packages", {}), here.get("packages", {})
     for name in before.keys() & now.keys():
         if before[name] != now[name]:
             return f"begun with {name} {before[name]}, and this is {now[name]}"
