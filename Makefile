@@ -37,9 +37,9 @@ replay: world  ## nine runs of the reference made again, with tables of the same
 test-chaos: world  ## a hundred random kills of two runners on one folder (half an hour)
 	$(BIN)/python tests/chaos.py
 
-test-cluster: build/cluster/installed  ## grids through a SLURM of two nodes on this machine, under fire (CLUSTER=--real: real runs)
+test-cluster: build/cluster/installed  ## the smoke grid through a SLURM of two nodes on this machine
 	build/cluster/bin/python -m gcpo world
-	build/cluster/bin/python tests/slurm/cluster.py $(CLUSTER)
+	build/cluster/bin/python workflow/tests/cluster.py
 
 test-verl:  ## the methods inside verl's own code, in an environment of its own (build/verl): a quarter of an hour
 	@$(PYTHON) -m venv build/verl

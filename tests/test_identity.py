@@ -131,10 +131,10 @@ def test_a_code_is_certified_by_runs_made_again(
     publish()
     made_by("0ther", monkeypatch)
     finished(seed=1, tables=evaluated(0.5))
-    with pytest.raises(RecordError, match=r"different code.*--replay"):
+    with pytest.raises(RecordError, match=r"different code.*gcpo replay"):
         records.find("p", "g")
     made_again(monkeypatch, score)
-    status = main(["check", "--profile", "p", "--replay", "1"])
+    status = main(["replay", "1", "--profile", "p"])
     said = capsys.readouterr()
     if score == 0.5:
         assert status == 0 and "the same tables" in said.out

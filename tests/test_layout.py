@@ -33,7 +33,6 @@ FLOORS = [
     {"runs"},
     {"reports"},
     {"records"},
-    {"cli_options", "cli_check"},
     {"cli"},
     {"__main__", "__init__"},
 ]
@@ -97,8 +96,6 @@ LAZY = (
     "gcpo",
     "gcpo.__main__",
     "gcpo.cli",
-    "gcpo.cli_check",
-    "gcpo.cli_options",
     "gcpo.reports",
     "gcpo.tasks",
 )  # each import in them would be paid for by those who need another

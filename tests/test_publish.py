@@ -71,7 +71,7 @@ def test_a_reference_is_built_beside_and_swapped_in_of_the_runs_of_grids(
     os.utime(old / "of_the_old_one.csv", (1, 1))
     run = finished("gradients", tables=TABLES, profile="laptop")
     stray = finished("gradients", tables=TABLES, profile="laptop", seed=3)
-    assert main(["report", "--publish", "--profile", "laptop"]) == 0
+    assert main(["publish", "--profile", "laptop"]) == 0
     assert stray.manifest["id"] in capsys.readouterr().out
     page, readme = pages
     assert readme == {"readme": "laptop"}
@@ -91,7 +91,7 @@ def test_nothing_is_published_with_a_password(pages: list[dict[str, Any]], capsy
     run = finished("gradients", tables=TABLES, profile="laptop")
     run.manifest["params"]["grpo"] = {"vllm_server_base_url": "http://bob:SECRET@host"}
     run.write()
-    assert main(["report", "--publish", "--profile", "laptop"]) == 2
+    assert main(["publish", "--profile", "laptop"]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert run.manifest["id"] in line and "params.grpo.vllm_server_base_url" in line and "SECRET" not in line
     assert not any(b"SECRET" in text for text in reference_of("laptop").values())
@@ -147,7 +147,7 @@ def test_what_fails_on_the_way_leaves_everything_as_it_was(
 
     with monkeypatch.context() as patch:
         patch.setattr(publish, "execute", dies)
-        assert main(["report", "--publish", "--profile", "laptop"]) == 130
+        assert main(["publish", "--profile", "laptop"]) == 130
     assert reference_of("laptop") == before and "GCPO_REFERENCE" not in os.environ
     assert (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text() == notebook
     assert publish.publish("laptop") == 2  # what the interrupt left is in nobody's way

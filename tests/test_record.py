@@ -139,7 +139,10 @@ def test_code_is_what_the_package_computes_without_words_and_reports(tmp_path: P
     assert len({one, hashed(a="2", runs__b="2"), hashed(a="1", runs__b="3"), hashed(a="1", b="2"), hashed(a="1")}) == 5
 
 
-def test_a_server_s_address_is_in_no_record() -> None:
+def test_a_password_in_an_error_and_a_server_s_address_are_in_no_record() -> None:
+    with pytest.raises(OSError, match="SECRET"), record.record(planned()) as run:
+        raise OSError("cannot reach http://bob:SECRET@host:8000/x")
+    assert "SECRET" not in (run.folder / "manifest.json").read_text()
     where = {"vllm_server_host": "gpu7.internal", "ddp_timeout": 7}
     with record.record(planned(grpo={**where, "epsilon": 0.3})) as run:
         run.manifest["trl"] = record.placeless({**where, "epsilon": 0.3})

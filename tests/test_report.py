@@ -16,7 +16,6 @@ import pytest
 from record_builders import evaluated, finished, write_grid, write_profile
 
 from gcpo import paths
-from gcpo.cli import main
 from gcpo.reports import records
 from gcpo.reports import report as protocol
 from gcpo.reports.report import CONTROLS, GCPO, RIGHT, Report, claims_on, margins
@@ -57,7 +56,7 @@ def made(task: str, grpo: tuple[float, float], start: tuple[float, float] = LEAR
 
 
 @pytest.mark.usefixtures("table1")
-def test_the_gate_is_open_where_sampled_and_greedy_rise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gate_is_open_where_sampled_and_greedy_rise() -> None:
     made("tinyqa", LEARNS["grpo"])
     made("tinymath", LEARNS["grpo"])
     finished(method="grpo", seed=0, learning_rate=0.01, tables=evaluated(0.9))  # other settings are not the gate's
@@ -68,11 +67,9 @@ def test_the_gate_is_open_where_sampled_and_greedy_rise(capsys: pytest.CaptureFi
     assert 0 < row["low"] < 20 < row["high"] < 25 and (row["runs"], row["seeds"]) == ("3 of 3", 3)
     assert report.gate["metric"].tolist() == ["f1", "f1", "accuracy", "accuracy"]
     records.write_reference(paths.REFERENCE / "p", records.runs("p"))
-    assert main(["check", "--gate", "p"]) == 0
-    assert "40.0" in capsys.readouterr().out
     for run in records.runs("p"):
         (run.folder / "manifest.json").unlink()
-    assert (main(["check", "--gate", "p"]), main(["check", "--gate", "p", "--reference"])) == (2, 0)
+    assert Report("p", "table1").closed["tinyqa"] and not Report("p", "table1", True).closed["tinyqa"]
 
 
 @pytest.mark.usefixtures("table1")
@@ -85,23 +82,15 @@ def test_one_decoding_that_does_not_rise_closes_the_gate(grpo: tuple[float, floa
     verdicts = [report.decide(task, CLEAR, margin=2.0) for task in ("tinyqa", "tinymath", "narrativeqa")]
     assert [verdict["verdict"] for verdict in verdicts] == ["holds", "not tested", "not tested"]
     assert verdicts[1]["because"] == report.closed["tinymath"] and "narrativeqa" in verdicts[2]["because"]
-    assert main(["check", "--gate", "p"]) == 1
 
 
 @pytest.mark.usefixtures("table1")
 @pytest.mark.parametrize("seeds", [0, 1])
-def test_missing_runs_close_the_gate_with_what_makes_them_and_exit_2(
-    seeds: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_runs_close_the_gate_with_what_makes_them(seeds: int) -> None:
     made("tinyqa", LEARNS["grpo"])
     made("tinymath", LEARNS["grpo"], seeds=seeds)
     why = Report("p", "table1").closed["tinymath"]
     assert f"{seeds} of 3" in why and "python -m gcpo grid table1 --profile p" in why
-    assert main(["check", "--gate", "p"]) == 2
-    assert capsys.readouterr().err == f"gcpo: {why}\n"
-    write_grid("figure1", [{"kind": "gradients", "seed": [0]}])
-    assert main(["check", "figure1", "--gate", "p"]) == 2
-    assert "figure1 trains nothing" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("table1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import socket
 import time
@@ -93,7 +94,7 @@ def test_processes_of_several_nodes_are_started_on_each_and_meet_on_the_first(
     distributed.launch(planned(), tmp_path)
     (words,) = started
     assert words[0] == "srun" and {"--nodes=2", "--ntasks=2"} < set(words)
-    given = dict(zip(words, words[1:], strict=False))
+    given = dict(itertools.pairwise(words))
     assert (given["--num_machines"], given["--num_processes"]) == ("2", "2")
     assert given["--main_process_ip"] == socket.gethostname() and 1024 <= int(given["--main_process_port"]) < 65536
 

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from gcpo import io, paths, world
 from gcpo.errors import UserError
 from gcpo.runs import distributed
-from gcpo.runs.params import ADDRESSES
+from gcpo.runs.params import ADDRESSES, SECRET
 from gcpo.runs.plan import SCHEMA, Plan, digest, recorded
 from gcpo.runs.profiles import read_yaml, yaml_text
 from gcpo.semantics.models import embedder_path
@@ -328,7 +328,7 @@ def record(plan: Plan) -> Iterator[Run]:
         made_of = fingerprints(run.manifest["params"])  # by now all models and data are on this machine
         run.manifest |= {"contents": made_of, "made": _made(run.folder), "status": "finished"}
     except BaseException as error:
-        run.manifest |= {"status": "failed", "exit": f"{type(error).__name__}: {error}"}
+        run.manifest |= {"status": "failed", "exit": SECRET.sub("...", f"{type(error).__name__}: {error}")}
         raise
     finally:
         if run.bar is not None:
