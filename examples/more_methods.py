@@ -84,7 +84,7 @@ class EntropyChange(Factor):
 
     kind = "EntropyChange"
     OPTIONS = ("lowest", "floor")
-    NOT_NEGATIVE = ("floor",)
+    NOT_NEGATIVE, SHARES = ("floor",), ("lowest",)
     stage = "loss"
     granularity = "token"
     weight: str = "w_steer"

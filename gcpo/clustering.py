@@ -55,7 +55,7 @@ def _check_outcomes(nli: Tensor) -> None:
 def _apart(answered: Tensor) -> Tensor:
     """Pairs of different texts of which one is no answer."""
     itself = torch.eye(answered.shape[-1], dtype=torch.bool, device=answered.device)
-    return ~(answered.unsqueeze(-1) & answered.unsqueeze(-2)) & ~itself
+    return ~(answered.unsqueeze(-1) & answered.unsqueeze(-2) | itself)
 
 
 def greedy_clusters(p_entail: Float[Tensor, "*groups U U"], threshold: float = THRESHOLD) -> Int64[Tensor, "*groups U"]:

@@ -73,12 +73,8 @@ def hashes(place: Path) -> dict[str, str]:
     """SHA-256 of a file, or of every file below a folder (hidden ones left out), by name."""
     if place.is_file():
         return {place.name: sha256(place)}
-    names = (path.relative_to(place) for path in sorted(place.rglob("*")) if path.is_file())
-    return {
-        name.as_posix(): sha256(place / name)
-        for name in names
-        if name.name != SUMS and not any(part.startswith(".") for part in name.parts)
-    }
+    names = (path.relative_to(place) for path in sorted(place.rglob("*")) if path.is_file() and path.name != SUMS)
+    return {name.as_posix(): sha256(place / name) for name in names if "/." not in f"/{name.as_posix()}"}
 
 
 def seal(folder: Path) -> None:
@@ -94,9 +90,8 @@ def broken(folder: Path) -> str | None:
         return f"{folder} is not complete (no {SUMS})"
     for line in lines:
         expected, _, name = line.partition("  ")
-        path = folder / name
-        if not path.is_file():
-            return f"{path} is missing"
-        if sha256(path) != expected:
-            return f"{path} is not what was written"
+        if not (folder / name).is_file():
+            return f"{folder / name} is missing"
+        if sha256(folder / name) != expected:
+            return f"{folder / name} is not what was written"
     return None

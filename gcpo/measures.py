@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Real as Number
 from typing import Literal
 
 import torch
@@ -23,6 +22,7 @@ from gcpo.masked import deviations, mean
 
 ESTIMATORS = ("counts", "rao", "mc")
 AFFINITIES = ("entail", "contradict")
+Mask = Bool[Tensor, "*groups G"] | None
 REWARD_RANGE = (0.0, 2.0)  # 2 F1 or 2 accuracy (GCPO, Table 5)
 
 # Function of a Laplacian eigenvalue and t; the Matern kernel (2 nu / kappa^2 + eigenvalue)^-nu has nu = kappa = 1.
@@ -77,9 +77,7 @@ def _unit_rows(embeddings: Tensor, kept: Tensor) -> Tensor:
     return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
 
 
-def cosine_dispersion(
-    embeddings: Float[Tensor, "*groups G d"], *, mask: Bool[Tensor, "*groups G"] | None = None
-) -> Float[Tensor, "*groups"]:
+def cosine_dispersion(embeddings: Float[Tensor, "*groups G d"], *, mask: Mask = None) -> Float[Tensor, "*groups"]:
     """Cosine dispersion CD(q), GCPO Eq. 7: the mean over all G^2 ordered pairs, i = j included, of clip(1 - cos, 0, 1).
 
     Dimensionless, in [0, (G - 1)/G]; exactly 0 for identical rows. Rows are L2-normalised here, so their lengths are
@@ -98,7 +96,7 @@ def barycentric_transport(
     embeddings: Float[Tensor, "*groups G d"],
     clusters: Int[Tensor, "*groups G"],
     *,
-    mask: Bool[Tensor, "*groups G"] | None = None,
+    mask: Mask = None,
 ) -> Float[Tensor, "*groups"]:
     """Barycentric transport BoT(q), GCPO Eq. 9-10: the mean cost (1 - cos)/2 from the clusters to their barycentre.
 
@@ -127,7 +125,7 @@ def semantic_entropy(
     logps: Float[Tensor, "*groups G"] | None = None,
     *,
     estimator: Literal["counts", "rao", "mc"] = "counts",
-    mask: Bool[Tensor, "*groups G"] | None = None,
+    mask: Mask = None,
 ) -> Float[Tensor, "*groups"]:
     """Semantic entropy SE(q) in nats: the entropy of the answer over its meanings, GCPO section 2.1.
 
@@ -162,19 +160,12 @@ def semantic_entropy(
     return torch.xlogy(weight / total, 1 / cluster_share).sum(-1).clamp(min=0)
 
 
-def check_kernel(kernel: str, t: float) -> None:
-    """Refuse what :func:`kernel_language_entropy` has no kernel for."""
-    one_of("kernel", kernel, KERNELS)
-    if not (isinstance(t, Number) and 0 <= t < math.inf):
-        raise ValueError(f"t is {t!r}, expected a diffusion time of at least 0")
-
-
 def kernel_language_entropy(
     nli: Float[Tensor, "*groups G G 3"],
     *,
     kernel: Literal["heat", "matern"] = "heat",
     t: float = 0.3,
-    mask: Bool[Tensor, "*groups G"] | None = None,
+    mask: Mask = None,
 ) -> Float[Tensor, "*groups"]:
     """Kernel language entropy KLE(q), the von Neumann entropy of a kernel on the entailment graph: nats, in [0, log G].
 
@@ -188,7 +179,9 @@ def kernel_language_entropy(
 
     Raises ValueError for another kernel, for t < 0, and for a tensor not shaped (..., G, G, 3).
     """
-    check_kernel(kernel, t)
+    one_of("kernel", kernel, KERNELS)
+    if not 0 <= t < math.inf:
+        raise ValueError(f"t is {t!r}, expected a diffusion time of at least 0")
     kept = _kept_in_pairs(nli, mask)
     pairs = _pairs(kept)
     entail, neutral, _ = _real(nli).unbind(-1)
@@ -222,18 +215,14 @@ def token_entropy(
     return response_means.sum(-1) / valid.any(-1).sum(-1).clamp(min=1)
 
 
-def predictive_entropy(
-    groups: Int[Tensor, "*groups G"], *, mask: Bool[Tensor, "*groups G"] | None = None
-) -> Float[Tensor, "*groups"]:
+def predictive_entropy(groups: Int[Tensor, "*groups G"], *, mask: Mask = None) -> Float[Tensor, "*groups"]:
     """Predictive entropy in nats, GCPO section 2.1: -sum_k q_k log q_k, with q_k the mass of prediction groups, n_k/G.
 
     `groups` are arbitrary integer labels of exactly equal answers (``gcpo.semantics.exact_clusters``); of semantic
     clusters it would be :func:`semantic_entropy`. In [0, log G]. Raises ValueError for labels that are no integers.
     """
     if groups.is_floating_point():
-        raise ValueError(
-            f"groups are {groups.dtype}, expected integer labels of equal answers: give likelihoods to sequence_entropy"
-        )
+        raise ValueError(f"groups are {groups.dtype}, expected integer labels: give likelihoods to sequence_entropy")
     return semantic_entropy(groups, mask=mask)
 
 
@@ -242,7 +231,7 @@ def sequence_entropy(
     *,
     normalise: bool = False,
     lengths: Real[Tensor, "*groups G"] | None = None,
-    mask: Bool[Tensor, "*groups G"] | None = None,
+    mask: Mask = None,
 ) -> Float[Tensor, "*groups"]:
     """Sequence entropy in nats: -(1/G) sum_i logps_i, the Monte-Carlo estimate of the entropy of the response.
 
@@ -261,9 +250,7 @@ def sequence_entropy(
     return -torch.where(kept, logps, 0).sum(-1) / kept.sum(-1).clamp(min=1)
 
 
-def self_consistency(
-    clusters: Int[Tensor, "*groups G"], *, mask: Bool[Tensor, "*groups G"] | None = None
-) -> Float[Tensor, "*groups"]:
+def self_consistency(clusters: Int[Tensor, "*groups G"], *, mask: Mask = None) -> Float[Tensor, "*groups"]:
     """Self-consistency as an uncertainty: 1 - max_k n_k/G, the share of responses outside the largest cluster.
 
     Dimensionless, in [0, (G - 1)/G]: 0 when all agree. `clusters` are arbitrary integer labels.
@@ -304,10 +291,8 @@ def reward_variance(
 def _reward_deviations(rewards: Tensor, reward_range: tuple[float, float]) -> tuple[Tensor, Tensor]:
     """r_i - mean, 0 for NaN, and the number of rewards that are not NaN."""
     low, high = reward_range
-    if not low < high:
-        raise ValueError(f"reward_range is {reward_range}, expected (low, high) with low < high")
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError(f"reward_range is {reward_range}, expected two finite numbers")
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"reward_range is {reward_range}, expected two finite numbers, (low, high) with low < high")
     rewards = _real(rewards)
     if rewards.isinf().any():
         raise ValueError("rewards has an infinite one: give NaN to a response that could not be scored")
@@ -319,7 +304,7 @@ def _reward_deviations(rewards: Tensor, reward_range: tuple[float, float]) -> tu
 
 
 def nearest_neighbour_entropy(
-    embeddings: Float[Tensor, "*groups G d"], *, tau: float = 1.0, mask: Bool[Tensor, "*groups G"] | None = None
+    embeddings: Float[Tensor, "*groups G d"], *, tau: float = 1.0, mask: Mask = None
 ) -> Float[Tensor, "*groups"]:
     """Semantic nearest neighbour entropy: -(1/G) sum_i log sum_j exp(cos_ij / tau), j = i included.
 
@@ -338,7 +323,7 @@ def nearest_neighbour_entropy(
 
 
 def eigenscore(
-    embeddings: Float[Tensor, "*groups G d"], *, alpha: float = 1e-3, mask: Bool[Tensor, "*groups G"] | None = None
+    embeddings: Float[Tensor, "*groups G d"], *, alpha: float = 1e-3, mask: Mask = None
 ) -> Float[Tensor, "*groups"]:
     """EigenScore: (1/G) log det(Z J Z^T + alpha I), with the embeddings as rows of Z, each centred over its d entries.
 
@@ -363,7 +348,7 @@ def degree_uncertainty(
     nli: Float[Tensor, "*groups G G 3"],
     *,
     affinity: Literal["entail", "contradict"] = "entail",
-    mask: Bool[Tensor, "*groups G"] | None = None,
+    mask: Mask = None,
 ) -> Float[Tensor, "*groups"]:
     """Degree uncertainty: trace(G I - D) / G^2, one minus the mean similarity of two responses; in [0, (G - 1)/G].
 
@@ -383,7 +368,7 @@ def eccentricity(
     *,
     affinity: Literal["entail", "contradict"] = "entail",
     threshold: float = 0.9,
-    mask: Bool[Tensor, "*groups G"] | None = None,
+    mask: Mask = None,
 ) -> Float[Tensor, "*groups"]:
     """Eccentricity: how far responses lie from their centre, in the eigenvectors of the graph's normalised Laplacian.
 
@@ -401,7 +386,7 @@ def eigenvalue_uncertainty(
     nli: Float[Tensor, "*groups G G 3"],
     *,
     affinity: Literal["entail", "contradict"] = "entail",
-    mask: Bool[Tensor, "*groups G"] | None = None,
+    mask: Mask = None,
 ) -> Float[Tensor, "*groups"]:
     """Sum over eigenvalues of the graph's normalised Laplacian of max(0, 1 - eigenvalue): how many meanings there are.
 
@@ -416,7 +401,7 @@ def semantic_density(
     logps: Float[Tensor, "*groups G"] | None = None,
     *,
     groups: Int[Tensor, "*groups G"] | None = None,
-    mask: Bool[Tensor, "*groups G"] | None = None,
+    mask: Mask = None,
 ) -> Float[Tensor, "*groups"]:
     """Semantic density as an uncertainty: 1 - the mean over responses j of sum_i p_i K_ij / sum_i p_i; in [0, 1).
 

@@ -82,10 +82,7 @@ class Rollouts:
             raise ValueError(f"reward_range must be (low, high) with low < high, got {reward_range}.")
         if (infinite := rewards.isinf().nonzero()).numel():
             group, response = infinite[0].tolist()
-            raise ValueError(
-                f"The reward of response {response} of group {group} is {rewards[group, response].item()}: give NaN to "
-                "one that could not be scored."
-            )
+            raise ValueError(f"The reward of response {response} of group {group} is infinite: give NaN for none.")
         # Weights take the rewards' type, in which whole numbers would cut them off, and squares of halves overflow.
         self.rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
         self.reward_range = (float(low), float(high))
@@ -126,10 +123,8 @@ class Rollouts:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         value = self._features.get(name)
         if value is None:
-            raise MissingFeatureError(
-                f"These rollouts have no {name!r}; pass Rollouts(rewards, {name}=...) to use a method that reads it. "
-                f"They have: {', '.join(['rewards', *self._features])}."
-            )
+            has = ", ".join(["rewards", *self._features])
+            raise MissingFeatureError(f"These rollouts have no {name!r}: give {name}=... beside {has}.")
         if not isinstance(value, Tensor):
             value = value()
             self._check(name, value)
@@ -145,16 +140,12 @@ class Rollouts:
         wanted = zip(expected, value.shape, strict=False)
         if value.ndim != len(expected) or any(want not in (None, got) for want, got in wanted):
             shown = ", ".join("*" if n is None else str(n) for n in expected)
-            raise ValueError(
-                f"{name} must have shape ({shown}) to fit rewards {(groups, size)}, got {tuple(value.shape)}."
-            )
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, expected ({shown}) for rewards {(groups, size)}.")
         broken = value.isinf() if name == "correctness" else value.isnan() if name in _TOKENS else ~value.isfinite()
         if broken.any() and (places := (broken & self._counted(name, value)).nonzero()).numel():
-            group, response, *_ = place = places[0].tolist()
-            raise ValueError(
-                f"{name} is {value[tuple(place)].item()} for response {response} of group {group}, at {tuple(place)}: "
-                f"give a number for every response that has a reward{' and token of mask' * (name in _TOKENS)}."
-            )
+            group, response, *_ = place = tuple(places[0].tolist())
+            where = f"response {response} of group {group}, {place}"
+            raise ValueError(f"{name} is {value[place].item()} for {where}: a response with a reward needs a number.")
 
     def _counted(self, name: str, value: Tensor) -> Bool[Tensor, "*counted"]:
         """Return True, in a shape that fits ``value``, where a feature may be read."""

@@ -62,8 +62,7 @@ def token_coefficients(row: Method, rollouts: Rollouts) -> Float[Tensor, "B G T"
     tokens = lengths.clamp(min=1) * count if loss == "grpo" else lengths.sum().clamp(min=1)
     if loss == "dr_grpo":
         tokens = torch.tensor(float(count * (rollouts.max_completion_length or mask.shape[-1])))
-    modulation = modulate(row, rollouts)
-    return expand(modulation.advantages, 3) * mask / tokens
+    return expand(modulate(row, rollouts).advantages, 3) * mask / tokens
 
 
 def reward_coefficients(rollouts: Rollouts) -> Float[Tensor, "B G T"]:

@@ -20,69 +20,52 @@ from gcpo.weights import alpha_g, weight_range
 INF, NAN = math.inf, math.nan
 REWARDS = torch.tensor([[2.0, 0.0, 1.0, 0.0]])
 LABELS = torch.tensor([[0.0, NAN, 1.0, 1.0]])
-NOTHING = torch.zeros(3, 0)
+NLI = torch.full((2, 2, 3), 1 / 3)
 
 
-def texts(extract: Callable[[str], Any]) -> Rollouts:
-    settings: dict[str, Any] = {"full_completion": False, "embedder": None, "entailment": None, "threshold": 0.35}
-    groups = [["the answer is 4", "b", "c", "d"]]
-    return from_texts(REWARDS, groups, extract=extract, reward_range=(0.0, 2.0), **settings)
+@pytest.mark.parametrize("alpha", [-5, -1e-9, INF, NAN])
+def test_an_alpha_that_would_turn_a_weight_around_is_refused(alpha: float) -> None:
+    for call in (
+        lambda: alpha_g(alpha, 4),
+        lambda: get_method("gcpo_bot", alpha=alpha),
+        lambda: weights("rd_only", Rollouts(REWARDS), alpha=alpha),
+        lambda: advantages("grpo", Rollouts(REWARDS), alpha=alpha),
+        lambda: weight_range("se", alpha, 4),
+        lambda: GCPOConfig("x", alpha=alpha, use_cpu=True, bf16=False),
+    ):
+        with pytest.raises(ValueError, match=f"alpha .*{alpha}"):
+            call()
 
 
-REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    **{
-        f"alpha {alpha} in {name}": (lambda call=call, alpha=alpha: call(alpha), ValueError, f"alpha .*{alpha}")
-        for alpha in (-5, -1e-9, INF, NAN)
-        for name, call in {
-            "alpha_g": lambda alpha: alpha_g(alpha, 4),
-            "get_method": lambda alpha: get_method("gcpo_bot", alpha=alpha),
-            "weights": lambda alpha: weights("rd_only", Rollouts(REWARDS), alpha=alpha),
-            "advantages": lambda alpha: advantages("grpo", Rollouts(REWARDS), alpha=alpha),
-            "weight_range": lambda alpha: weight_range("se", alpha, 4),
-            "GCPOConfig": lambda alpha: GCPOConfig("x", alpha=alpha, use_cpu=True, bf16=False),
-        }.items()
-    },
-    "labels that are NaN, SE": (lambda: measures.semantic_entropy(LABELS), ValueError, "labels that are not finite"),
-    "labels that are NaN, BoT": (
-        lambda: measures.barycentric_transport(torch.eye(4)[None], LABELS),
-        ValueError,
-        "labels that are not finite",
-    ),
-    "labels that are NaN, consistency": (lambda: measures.self_consistency(LABELS), ValueError, "not finite"),
-    **{
-        f"t {t}": (
-            lambda t=t: measures.kernel_language_entropy(torch.full((2, 2, 3), 1 / 3), t=t),
-            ValueError,
-            f"t is {t}, expected a diffusion time",
-        )
-        for t in (-1.0, NAN, INF)
-    },
-    "no response, CD": (lambda: measures.cosine_dispersion(torch.zeros(3, 0, 5)), ValueError, "0 responses"),
-    "no response, SE": (lambda: measures.semantic_entropy(NOTHING.int()), ValueError, "0 responses"),
-    "infinite reward, RD": (lambda: measures.reward_dispersion(torch.tensor([1.0, INF])), ValueError, "infinite"),
-    "infinite reward, rollouts": (
-        lambda: Rollouts(torch.tensor([[1.0, 2.0], [0.0, -INF]])),
-        ValueError,
-        "response 1 of group 1 is -inf",
-    ),
-    "infinite range, RD": (lambda: measures.reward_dispersion(REWARDS, (0, INF)), ValueError, "two finite numbers"),
-    "infinite range, rollouts": (lambda: Rollouts(REWARDS, reward_range=(0, INF)), ValueError, "reward_range must be"),
-    **{
-        f"extractor that returns {type(answer).__name__}": (
-            lambda answer=answer: texts(lambda _: answer),
-            TypeError,
-            f"answer_extractor returned .*, a {type(answer).__name__}, for the completion 'the answer is 4'",
-        )
-        for answer in (4, ["4"], b"4", 4.0)
-    },
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "labels that are NaN, SE": (lambda: measures.semantic_entropy(LABELS), "labels.*not finite"),
+    "labels that are NaN, BoT": (lambda: measures.barycentric_transport(torch.eye(4)[None], LABELS), "not finite"),
+    "labels that are NaN, consistency": (lambda: measures.self_consistency(LABELS), "not finite"),
+    "t below 0": (lambda: measures.kernel_language_entropy(NLI, t=-1.0), "t is -1.0"),
+    "t NaN": (lambda: measures.kernel_language_entropy(NLI, t=NAN), "t is nan"),
+    "t infinite": (lambda: measures.kernel_language_entropy(NLI, t=INF), "t is inf"),
+    "no response, CD": (lambda: measures.cosine_dispersion(torch.zeros(3, 0, 5)), "0 responses"),
+    "no response, SE": (lambda: measures.semantic_entropy(torch.zeros(3, 0).int()), "0 responses"),
+    "infinite reward, RD": (lambda: measures.reward_dispersion(torch.tensor([1.0, INF])), "infinite"),
+    "infinite reward": (lambda: Rollouts(torch.tensor([[1.0, 2.0], [0.0, -INF]])), "response 1 of group 1"),
+    "infinite range, RD": (lambda: measures.reward_dispersion(REWARDS, (0, INF)), "reward_range is .*inf"),
+    "infinite range": (lambda: Rollouts(REWARDS, reward_range=(0, INF)), "reward_range .*inf"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_is_refused_with_its_value(case: str) -> None:
-    call, error, message = REFUSED[case]
-    with pytest.raises(error, match=message.replace("(", r"\(")):
+    call, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("answer", [4, ["4"], b"4", 4.0])
+def test_an_extractor_that_returns_no_text_is_named_with_the_completion(answer: Any) -> None:
+    settings: dict[str, Any] = {"full_completion": False, "embedder": None, "entailment": None, "threshold": 0.35}
+    groups = [["the answer is 4", "b", "c", "d"]]
+    with pytest.raises(TypeError, match=f"answer_extractor .*{type(answer).__name__}.*'the answer is 4'"):
+        from_texts(REWARDS, groups, extract=lambda _: answer, reward_range=(0.0, 2.0), **settings)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30, 3e37])
@@ -133,7 +116,5 @@ def test_a_box_is_found_in_steps_that_grow_with_the_text(text: str, answer: str 
 
 def test_a_method_of_which_no_weight_is_finite_stops_the_training(make: Callable[..., Any]) -> None:
     trainer = make("cd_only", embedder=lambda texts: torch.zeros(len(texts), 4))  # no text has a direction
-    with pytest.raises(
-        ValueError, match=r"cd_only: no weight of this step is finite\. Look at .*embeddings.* and at alpha"
-    ):
+    with pytest.raises(ValueError, match=r"cd_only.*finite.*embeddings"):
         trainer.train()

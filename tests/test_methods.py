@@ -151,10 +151,27 @@ def test_scale_rewards_batch_leaves_equal_rewards_at_exactly_0() -> None:
     assert found[1, 2] > 0
 
 
-@pytest.mark.parametrize("scale", ["groups", False, "std"])
-def test_an_unknown_scale_rewards_is_an_error_with_the_valid_ones(scale: Any) -> None:
-    with pytest.raises(ValueError, match=r"scale_rewards.*group.*batch.*none"):
-        advantages("grpo", rollouts_of(features_of(0, 2, 4)), scale_rewards=scale)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.float64])
+def test_base_advantages_of_any_type_are_those_of_its_numbers(dtype: torch.dtype) -> None:
+    """600 squared is no number in float16. Rewards 0 and r give (-1, 1) / sqrt 2 for any r that is large."""
+    for high in (600, 1000) if dtype != torch.int8 else (100, 120):
+        found = base_advantages(torch.tensor([[0, high]], dtype=dtype))
+        assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert found[0].tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "scale", "about"),
+    [
+        (torch.zeros(2, 3, 4), "group", r"\(B, G\).*\(2, 3, 4\)"),
+        (torch.zeros(4), "group", r"\(4,\)"),
+        (torch.tensor([[0.0, 1.0], [0.0, INF]]), "group", "response 1 of group 1"),
+        *((torch.zeros(2, 4), scale, r"scale_rewards.*group.*batch.*none") for scale in ("groups", False, "std")),
+    ],
+)
+def test_base_advantages_refuse_what_they_would_get_wrong(rewards: Tensor, scale: Any, about: str) -> None:
+    with pytest.raises(ValueError, match=about):
+        base_advantages(rewards, scale)
 
 
 # --- what every method keeps ----------------------------------------------------------------------------------------
@@ -414,3 +431,13 @@ def test_a_weight_that_is_not_finite_is_an_error_that_names_method_and_group(met
         for options in [{}] + [{"shuffle": moved} for moved in ("geo", "rd") if method == "gcpo_shuffled"]:
             with pytest.raises(ValueError, match=rf"{method}: the weight of group 1 is not finite.*{feature}"):
                 function(method, rollouts_of(x), seed=seed, **options)
+
+
+def test_equalize_mean_leaves_out_what_is_not_finite() -> None:
+    x = features_of(0, 3, 4)
+    x["embeddings"][1] = 0  # no length, no direction
+    weight = modulate(METHODS["cd_only"], rollouts_of(x), equalize_mean=True).weight
+    assert weight[1].isnan().all()
+    assert weight[[0, 2]].mean() == pytest.approx(1)
+    with pytest.raises(ValueError, match="the weight of group 1 is not finite"):
+        weights("cd_only", rollouts_of(x), equalize_mean=True)

@@ -76,13 +76,13 @@ def test_methods_share_what_was_evaluated() -> None:
 def test_reading_an_absent_feature_names_it_and_what_there_is(name: str) -> None:
     present = "mask" if name != "mask" else "logps"
     rollouts = Rollouts(REWARDS, **{present: torch.ones(2, 4, 5)})
-    with pytest.raises(MissingFeatureError, match=rf"have no '{name}'.*They have: rewards, {present}, correctness"):
+    with pytest.raises(MissingFeatureError, match=rf"no '{name}'.*rewards, {present}, correctness"):
         getattr(rollouts, name)
     assert not hasattr(rollouts, name)
 
 
 def test_an_attribute_that_is_no_feature_is_an_ordinary_error() -> None:
-    with pytest.raises(AttributeError, match="'Rollouts' object has no attribute 'embedings'") as raised:
+    with pytest.raises(AttributeError, match="no attribute 'embedings'") as raised:
         Rollouts(REWARDS).embedings  # noqa: B018
     assert not isinstance(raised.value, MissingFeatureError)
 
@@ -93,10 +93,10 @@ def test_a_shape_that_does_not_fit_the_rewards_is_an_error(name: str) -> None:
     bad = [(3, *good[1:]), (2, 5, *good[2:]), (*good, 2), good[:1]]
     bad += [(2, 4, 3, 3), (2, 4, 4, 2)] if name == "nli" else []
     for shape in bad:
-        with pytest.raises(ValueError, match=f"{name} must have shape"):
+        with pytest.raises(ValueError, match=f"^{name} has shape"):
             Rollouts(REWARDS, **{name: torch.zeros(shape)})
         lazy = Rollouts(REWARDS, **{name: Counted(torch.zeros(shape))})
-        with pytest.raises(ValueError, match=f"{name} must have shape"):
+        with pytest.raises(ValueError, match=f"^{name} has shape"):
             getattr(lazy, name)
 
 
@@ -118,7 +118,7 @@ def test_nan_is_refused_where_a_feature_enters_and_not_where_nothing_reads_it(na
     if name == "correctness":  # which may be unknown
         rollouts(name, value)
         value[1, 2] = math.inf
-    with pytest.raises(ValueError, match=rf"^{name} is (nan|inf) for response 2 of group 1, at \(1, 2.*give a number"):
+    with pytest.raises(ValueError, match=rf"^{name} is (nan|inf) for response 2 of group 1, \(1, 2"):
         rollouts(name, value)
     if name in ("logps", "entropies", "ref_logps", "ratios", "answer_mask"):
         rollouts(name, value, mask=torch.ones(2, 4, 5).index_fill(2, torch.tensor([0]), 0))  # where no token is
@@ -143,7 +143,7 @@ def test_bidirectional_clusters_of_nan_are_refused_and_a_response_without_a_rewa
 
 @pytest.mark.parametrize("given", [[[0, 1, 2, 3]] * 2, None, "clusters", 3])
 def test_a_feature_that_is_no_tensor_is_refused(given: Any) -> None:
-    about = rf"^clusters must be a tensor, or a function that returns one, got a {type(given).__name__}\.$"
+    about = rf"^clusters must be a tensor.*got a {type(given).__name__}\.$"
     if given is not None:
         with pytest.raises(TypeError, match=about):
             Rollouts(REWARDS, clusters=given)
@@ -151,14 +151,6 @@ def test_a_feature_that_is_no_tensor_is_refused(given: Any) -> None:
         Rollouts(REWARDS, clusters=lambda: given).clusters  # noqa: B018
     with pytest.raises(ValueError, match=r"^rewards must be a tensor of shape \(B, G\), got a list"):
         Rollouts([[1.0, 2.0]])  # type: ignore[arg-type]
-
-
-def test_features_are_named_without_being_evaluated() -> None:
-    feature = Counted(torch.ones(2, 4, 5))
-    rollouts = Rollouts(REWARDS, mask=feature, logps=feature, clusters=torch.zeros(2, 4))
-    assert set(rollouts.features) == {"mask", "logps", "clusters", "correctness"}
-    assert feature.calls == 0
-    assert Rollouts(REWARDS).features == ("correctness",)
 
 
 def test_clusters_are_of_the_kind_that_is_asked_for() -> None:
@@ -175,7 +167,7 @@ def test_clusters_of_a_kind_that_is_not_given_are_the_clusters() -> None:
     assert rollouts.cluster_labels("math") is rollouts.cluster_labels("task") is clusters
     assert exact.calls == 0
     assert rollouts.cluster_labels("exact") is exact.value and exact.calls == 1
-    with pytest.raises(MissingFeatureError, match=r"have no 'clusters'.*They have: rewards, exact_clusters"):
+    with pytest.raises(MissingFeatureError, match=r"no 'clusters'.*rewards, exact_clusters"):
         Rollouts(REWARDS, exact_clusters=exact).cluster_labels("math")
 
 
@@ -190,18 +182,11 @@ def test_bidirectional_clusters_are_made_from_nli_once_where_they_are_not_given(
         [0, 1, 0, 2],
         [0, 0, 0, 0],
     ]
-    with pytest.raises(MissingFeatureError, match=r"have no 'nli'.*They have: rewards, clusters"):
+    with pytest.raises(MissingFeatureError, match=r"no 'nli'.*rewards, clusters"):
         Rollouts(REWARDS, clusters=torch.zeros(2, 4)).cluster_labels("bidirectional")
 
 
 # --- rewards --------------------------------------------------------------------------------------------------------
-
-
-def test_scorable_are_the_rewards_that_exist() -> None:
-    rollouts = Rollouts(REWARDS)
-    assert rollouts.scorable.tolist() == [[True, True, True, False], [True] * 4]
-    assert rollouts.group_size == 4
-    assert rollouts.reward_range == (0.0, 2.0)
 
 
 @pytest.mark.parametrize("reward_range", [(2.0, 0.0), (0.0, math.nan)])

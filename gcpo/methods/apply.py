@@ -78,10 +78,7 @@ def permutation(size: int, seed: int) -> Tensor:
         ValueError: fewer than two groups.
     """
     if size < 2:
-        raise ValueError(
-            "A method that permutes weights across the groups of a batch needs at least 2 groups, "
-            f"got {size}: put more prompts into the generation batch."
-        )
+        raise ValueError(f"Weights are permuted across at least 2 groups, got {size}: put more prompts into the batch.")
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
     return torch.empty_like(order).scatter_(0, order, order.roll(1))
 

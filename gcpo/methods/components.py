@@ -6,10 +6,10 @@ and the base advantages A; responses without a reward take no part in any mean, 
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -26,10 +26,11 @@ ROUNDING = 1e-6  # tolerance for "at or above the mean"
 CLUSTERS = ("greedy", "bidirectional", "exact", "math", "task")
 
 
-def check_share(share: float, of: str) -> None:
-    """Refuse a share outside (0, 1]."""
-    if not 0 < share <= 1:
-        raise ValueError(f"share is {share}, expected a share of {of}, above 0 and at most 1.")
+@functools.cache
+def choices(cls: type) -> dict[str, tuple[Any, ...]]:
+    """Return the valid values of a dataclass's fields, of those that are literals."""
+    hints = get_type_hints(cls)
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
 def is_correct(rollouts: Rollouts) -> Bool[Tensor, "B G"]:
@@ -58,14 +59,14 @@ class Component(ABC):
     """A frozen set of constants with one function of the rollouts, and the properties that the trainer asks for.
 
     ``kind`` names the rule in the ids of runs, and never changes, whatever the class is called. ``OPTIONS`` are the
-    constants that a user may set, ``CHOICES`` the valid values of those that are names, and ``NOT_NEGATIVE`` those that
-    are finite numbers of at least 0; ``reads`` are the features that the component needs beside rewards.
+    constants that a user may set; of them ``NOT_NEGATIVE`` are finite numbers of at least 0, and ``SHARES`` above 0 and
+    at most 1. Names are literals of the fields' types. ``reads`` are the features that are needed beside rewards.
     """
 
     kind: ClassVar[str]
     OPTIONS: ClassVar[tuple[str, ...]] = ()
-    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {}
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ()
+    SHARES: ClassVar[tuple[str, ...]] = ()
     has_alpha: ClassVar[bool] = False  # the component has a strength called alpha
     alpha_key: ClassVar[Literal["", "geo", "rd"]] = ""  # alpha_geo, alpha_rd; a shuffle's name
     needs_off_policy_steps: ClassVar[bool] = False  # the weight is 1 while pi = pi_old
@@ -75,15 +76,18 @@ class Component(ABC):
 
     def __post_init__(self) -> None:
         one_of("clusters", self.clusters, (None, *CLUSTERS))
-        for name, valid in self.CHOICES.items():
+        for name, valid in choices(type(self)).items():
             one_of(name, getattr(self, name), valid)
         for name in self.NOT_NEGATIVE:
             check_alpha(getattr(self, name), name)
+        for name in self.SHARES:
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected a share above 0 and at most 1.")
 
     @property
-    @abstractmethod
     def reads(self) -> frozenset[str]:
         """Return the names of the features that the component reads, beside rewards."""
+        return frozenset()
 
     @property
     def labels(self) -> frozenset[str]:

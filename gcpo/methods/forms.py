@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Real
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -68,7 +69,8 @@ def focal(score: Float[Tensor, "*groups"], strength: float) -> Float[Tensor, "*g
     return damp(score, strength).square()
 
 
-FORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
+Form = Literal["linear", "square", "reciprocal", "exponential", "focal", "boost"]
+FORMS: dict[Form, Callable[[Tensor, float], Tensor]] = {
     "linear": damp,
     "square": damp_square,
     "reciprocal": reciprocal,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from gcpo import measures
 from gcpo.methods.components import Factor, likelihoods
-from gcpo.methods.forms import FORMS, alpha_g
+from gcpo.methods.forms import FORMS, Form, alpha_g
 from gcpo.rollouts import Rollouts
 
 
@@ -27,11 +26,10 @@ class GroupFactor(Factor):
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("form", "alpha_norm")
-    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {"form": FORMS, "alpha_norm": ("log_g", "none")}
     has_alpha = True
     granularity = "group"
 
-    form: str = "linear"
+    form: Form = "linear"
     alpha: float = 0.6
     alpha_norm: Literal["log_g", "none"] = "log_g"
 
@@ -39,9 +37,9 @@ class GroupFactor(Factor):
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
         """Return the disagreement of each group, at least 0."""
 
-    @abstractmethod
     def highest(self, group_size: int) -> float:
-        """Return the largest score of a group of this size."""
+        """Return the largest score of a group of this size: 1 unless a subclass says otherwise."""
+        return 1.0
 
     @property
     def direction(self) -> str:
@@ -72,7 +70,6 @@ class SemanticEntropy(GroupFactor):
 
     kind = "SemanticEntropy"
     OPTIONS = ("form", "alpha_norm", "estimator", "clusters")
-    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {**GroupFactor.CHOICES, "estimator": measures.ESTIMATORS}
     measure: str = "se"
     weight: str = "w_se"
     estimator: Literal["counts", "rao", "mc"] = "counts"
@@ -101,15 +98,12 @@ class KernelEntropy(GroupFactor):
 
     kind = "KernelEntropy"
     OPTIONS = ("form", "alpha_norm", "kernel", "t")
+    NOT_NEGATIVE = ("t",)
     measure: str = "kle"
     weight: str = "w_kle"
     kernel: Literal["heat", "matern"] = "heat"
     t: float = 0.3
     reads = frozenset({"nli"})
-
-    def __post_init__(self) -> None:
-        measures.check_kernel(self.kernel, self.t)
-        super().__post_init__()
 
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
         kept = rollouts.scorable
@@ -128,7 +122,7 @@ class CosineDispersion(GroupFactor):
     alpha_key = "geo"
     measure: str = "u_geo"
     weight: str = "w_geo"
-    form: str = "square"
+    form: Form = "square"
     reads = frozenset({"embeddings"})
 
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
@@ -147,7 +141,7 @@ class BarycentricTransport(GroupFactor):
     alpha_key = "geo"
     measure: str = "u_geo"
     weight: str = "w_geo"
-    form: str = "square"
+    form: Form = "square"
     clusters: str | None = "greedy"
 
     @property
@@ -172,14 +166,10 @@ class RewardDispersion(GroupFactor):
     reads_range = True
     measure: str = "rd"
     weight: str = "w_rd"
-    form: str = "boost"
-    reads: ClassVar[frozenset[str]] = frozenset()
+    form: Form = "boost"
 
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
         return measures.reward_dispersion(rollouts.rewards, rollouts.reward_range)
-
-    def highest(self, group_size: int) -> float:
-        return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,13 +182,9 @@ class RewardVariance(GroupFactor):
     weight: str = "w_variance"
     alpha: float = 0.2
     alpha_norm: Literal["log_g", "none"] = "none"
-    reads: ClassVar[frozenset[str]] = frozenset()
 
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
         return measures.reward_variance(rollouts.rewards, rollouts.reward_range)
-
-    def highest(self, group_size: int) -> float:
-        return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +197,6 @@ class RandomHalf(Factor):
     kind = "RandomHalf"
     granularity = "group"
     direction = "drops groups at random"
-    reads: ClassVar[frozenset[str]] = frozenset()
     measure: str = "kept"
     weight: str = "w_half"
     seed: int = 0

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -37,11 +36,6 @@ class EntropyFactor(Factor):
 
     kind = "EntropyFactor"
     OPTIONS = ("correct", "wrong", "renorm", "all_wrong", "scope", "epsilon")
-    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
-        "renorm": ("none", "before", "after"),
-        "all_wrong": ("none", "weighted", "locked"),
-        "scope": ("joint", "thinking", "answer"),
-    }
     NOT_NEGATIVE = ("epsilon",)
     granularity = "response"
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gcpo.masked import deviations, mean
-from gcpo.methods.components import ROUNDING, RewardStage, check_share, is_correct, is_graded
+from gcpo.methods.components import ROUNDING, RewardStage, is_correct, is_graded
 from gcpo.rollouts import Rollouts
 
 
@@ -52,14 +52,10 @@ class ReferenceBonus(RewardStage):
     reads_range = True
     OPTIONS = ("coefficient", "margin", "cap")
     NOT_NEGATIVE = ("coefficient", "margin")
+    SHARES = ("cap",)
     coefficient: float = 0.5
     margin: float = 0.01
     cap: float = 0.95
-
-    def __post_init__(self) -> None:
-        if not 0 < self.cap <= 1:
-            raise ValueError(f"cap is {self.cap}, expected a probability above 0.")
-        super().__post_init__()
 
     reads = frozenset({"ref_logps", "answer_mask", "mask"})
     direction = "rewards right answers that the reference finds likely"
@@ -111,12 +107,8 @@ class OverlongPenalty(RewardStage):
 
     kind = "OverlongPenalty"
     reads_range = True
-    OPTIONS = ("share",)
+    OPTIONS = SHARES = ("share",)
     share: float = 0.2  # 4096 of 20480 tokens
-
-    def __post_init__(self) -> None:
-        check_share(self.share, "the allowed length")
-        super().__post_init__()
 
     reads = frozenset({"mask"})
     direction = "penalises long responses"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gcpo.masked import deviations, mean
-from gcpo.methods.components import Component, Factor, check_share
+from gcpo.methods.components import Component, Factor
 from gcpo.methods.forms import check_alpha
 from gcpo.rollouts import Rollouts
 
@@ -48,20 +48,16 @@ class CovarianceKernel(Factor):
         return {self.measure: covariance, self.weight: torch.where(kept, weight, 1)}
 
 
-class TokenCovariance(NamedTuple):
-    """(log pi - mean)(A - mean) at each token, with both means over all kept tokens of the batch."""
-
-    values: Float[Tensor, "B G T"]
-    kept: Bool[Tensor, "B G T"]
-
-
-def token_covariance(rollouts: Rollouts, base: Float[Tensor, "B G"]) -> TokenCovariance:
-    """The covariance that Clip-Cov and KL-Cov select by (Cui et al. 2025), under the current policy."""
+def token_covariance(
+    rollouts: Rollouts, base: Float[Tensor, "B G"]
+) -> tuple[Float[Tensor, "B G T"], Bool[Tensor, "B G T"]]:
+    """Return (log pi - mean)(A - mean) at each token under the current policy, by which Clip-Cov and KL-Cov select (Cui
+    et al. 2025), and True for the tokens that count: both means are over those of the whole batch."""
     kept = rollouts.mask.bool() & rollouts.scorable.unsqueeze(-1)
     logps = torch.where(kept, rollouts.logps + rollouts.ratios.log(), 0)
     everywhere = (0, 1, 2)
     spread = deviations(base.unsqueeze(-1).expand_as(logps), kept, everywhere)
-    return TokenCovariance(deviations(logps, kept, everywhere) * spread, kept)
+    return deviations(logps, kept, everywhere) * spread, kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +68,7 @@ class CovarianceClip(Factor):
 
     kind = "CovarianceClip"
     OPTIONS = ("share", "band", "clip")
+    SHARES = ("share",)
     stage = "loss"
     granularity = "token"
     weight: str = "w_clip"
@@ -82,7 +79,6 @@ class CovarianceClip(Factor):
     seed: int = 0  # of the draw
 
     def __post_init__(self) -> None:
-        check_share(self.share, "the batch's tokens")
         low, high = self.band
         if not low < high:
             raise ValueError(f"band is {(low, high)}, expected (low, high) with low < high.")
@@ -121,13 +117,10 @@ class CovariancePenalty(Component):
     kind = "CovariancePenalty"
     OPTIONS = ("share", "coefficient")
     NOT_NEGATIVE = ("coefficient",)
+    SHARES = ("share",)
     needs_off_policy_steps = True
     share: float = 2e-3
     coefficient: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_share(self.share, "the batch's tokens")
-        super().__post_init__()
 
     reads = frozenset({"logps", "ratios", "mask"})
     direction = "holds tokens of high covariance"

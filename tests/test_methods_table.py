@@ -1,0 +1,470 @@
+"""The table of methods, options, strengths and forms, the shuffled control, and the ranges that weights reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import for_all, seeds
+from hypothesis import strategies as st
+from papers import LONGEST, Group, features, sampled
+
+from gcpo.methods import METHODS, Method, advantages, base_advantages, get_method, modulate, permutation, weights
+from gcpo.rollouts import MissingFeatureError, Rollouts
+from gcpo.weights import FORMS, alpha_g, boost, damp, damp_square, exponential, focal, reciprocal, weight_range
+
+INF = math.inf
+EGPOS = [name for name in METHODS if name.startswith("egpo")]
+GROUP_WEIGHTS = [name for name, row in METHODS.items() if row.alpha is not None]
+
+every_method = pytest.mark.parametrize("method", METHODS)
+sizes = pytest.mark.parametrize("size", [2, 5, 16])
+
+
+def rollouts_of(seed: int, groups: int, size: int) -> Rollouts:
+    return Rollouts(**features(*sampled(seed, groups, size)), max_completion_length=LONGEST)
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+# Where each method acts, the finest thing that it tells apart, and its effect.
+PLACES = {
+    "grpo dr_grpo": ("base", "response", ""),
+    "dapo": ("base", "response", "penalises long responses"),
+    "se seed_grpo kle cd_only bot_only": ("advantage", "group", "damps groups whose answers differ"),
+    "rd_only": ("advantage", "group", "boosts groups whose rewards differ"),
+    "qhawkeye": ("advantage", "group", "damps groups whose rewards differ"),
+    "gcpo_cd gcpo_bot gcpo_strong": (
+        "advantage",
+        "group",
+        "damps groups whose answers differ; boosts groups whose rewards differ",
+    ),
+    "gcpo_shuffled se_shuffled": ("advantage", "group", "moves weights to other groups"),
+    "drop_half": ("advantage", "group", "drops groups at random"),
+    "empo": ("reward", "response", "rewards the majority"),
+    "care": ("reward", "response", "rewards right answers that the reference finds likely"),
+    "care_agreement": ("reward", "response", "rewards right answers that agree with the group"),
+    "egspo": ("advantage", "response", "damps confident responses"),
+    f"edge_grpo {' '.join(EGPOS)}": ("advantage", "response", "boosts confident responses"),
+    "r2vpo": ("loss", "response", "damps responses whose ratios vary"),
+    "cw_grpo": ("advantage", "token", "damps tokens of extreme covariance"),
+    "clip_cov": ("loss", "token", "drops some tokens of high covariance"),
+    "kl_cov": ("loss", "token", "holds tokens of high covariance"),
+}
+
+
+def test_where_each_method_acts_on_what_and_what_it_needs_to_be_told() -> None:
+    place = {name: place for names, place in PLACES.items() for name in names.split()}
+    assert {name: (row.acts, row.granularity, row.direction) for name, row in METHODS.items()} == place
+
+    def those(flag: Callable[[Method], bool]) -> set[str]:
+        return {name for name, row in METHODS.items() if flag(row)}
+
+    assert those(lambda row: row.needs_correctness) == {"care", "care_agreement", *EGPOS}
+    assert those(lambda row: row.in_loss) == {"r2vpo", "clip_cov", "kl_cov"}
+    assert those(lambda row: row.permuted) == {"gcpo_shuffled", "se_shuffled"}
+    assert those(lambda row: row.drops_equal) == {"dapo"}
+    entailment = {"se", "kle", "bot_only", "gcpo_bot", "gcpo_shuffled", "gcpo_strong", "se_shuffled"}
+    assert those(lambda row: row.needs_entailment(full_completion=True)) == entailment
+    assert those(lambda row: row.needs_entailment(full_completion=False)) == {*entailment, "empo"}
+
+
+@every_method
+def test_a_method_reads_what_its_row_says_and_nothing_else_and_names_what_it_misses(method: str) -> None:
+    read: list[str] = []
+    x, row = features(*sampled(2, 2, 4)), METHODS[method]
+    rewards = x.pop("rewards")
+    del x["exact_clusters"]  # which would be read for "clusters"
+    x = {name: value.nan_to_num() for name, value in x.items()} | {"correctness": rewards / 2}
+    lazy = {name: lambda n=name, v=value: (read.append(n), v)[1] for name, value in x.items()}
+
+    def use(rollouts: Rollouts) -> None:
+        weights(method, rollouts)
+        advantages(method, rollouts)
+        if row.penalty is not None:
+            row.penalty.coefficients(rollouts, base_advantages(rollouts.rewards))
+
+    use(Rollouts(rewards, **lazy))
+    assert sorted(read) == sorted({*row.reads, *["correctness"] * row.needs_correctness})  # each of them once
+    for missing in row.reads:
+        with pytest.raises(MissingFeatureError, match=f"'{missing}'"):
+            use(Rollouts(rewards, **lazy | {missing: None}))
+
+
+@every_method
+def test_the_product_of_the_factors_is_the_weight_and_each_is_logged_under_its_name(method: str) -> None:
+    rollouts, row = rollouts_of(4, 3, 5), METHODS[method]
+    found = modulate(row, rollouts)
+    shapes = {"group": (3,), "response": (3, 5), "token": rollouts.mask.shape}
+    expected = {name: shapes[f.granularity] for f in row.factors for name in (f.measure, f.weight)}
+    assert {name: tuple(value.shape) for name, value in found.columns.items()} == expected
+    product = torch.ones_like(found.weight)
+    for factor in row.factors:
+        own = found.columns[factor.weight]
+        product = product * own.view(*own.shape, *[1] * (product.ndim - own.ndim))
+    order = permutation(3, 0) if row.permuted else range(3)
+    torch.testing.assert_close(found.weight, product[order] ** row.power)
+    torch.testing.assert_close(found.advantages, advantages(method, rollouts))
+
+
+def together(names: str) -> Method:
+    """A method of a user's own, with the factors of several."""
+    return Method(paper="", rule="", factors=tuple(f for name in names.split() for f in METHODS[name].factors))
+
+
+@for_all(10, seed=seeds)
+def test_group_response_and_token_weights_are_multiplied_with_one_another(seed: int) -> None:
+    rollouts = rollouts_of(seed, 3, 4)
+    own = {name: weights(name, rollouts) for name in ("se", "egpo", "cw_grpo", "r2vpo")}
+    # EGPO's A = -1 leaves no covariance in an entirely wrong group.
+    token = torch.where(rollouts.rewards.le(1).all(1)[:, None, None], 1.0, own["cw_grpo"])
+    expected = (own["se"] * own["egpo"] * own["r2vpo"]).unsqueeze(-1) * token
+    for order in ("se egpo cw_grpo r2vpo", "cw_grpo r2vpo egpo se"):
+        torch.testing.assert_close(modulate(together(order), rollouts).weight, expected)
+
+
+def test_stages_choose_factors_and_only_the_first_one_reinforces() -> None:
+    groups = sampled(4, 2, 4)
+    groups[0].rewards = [0.0] * 4
+    rollouts, row = Rollouts(**features(*groups)), together("se egpo r2vpo")
+    early = modulate(row, rollouts, stages=("advantage",))
+    assert set(early.columns) == {"se", "w_se", "entropy", "w_entropy"}
+    torch.testing.assert_close(early.weight, weights("se", rollouts) * weights("egpo", rollouts))
+    assert early.base[0].eq(-1).all()
+    base = torch.full((2, 4), 0.7, dtype=torch.float64)
+    late = modulate(row, rollouts, base, stages=("loss",))
+    assert set(late.columns) == {"ratio_variance", "w_ratio"}
+    torch.testing.assert_close(late.weight, weights("r2vpo", rollouts))
+    assert torch.equal(late.base, base)
+
+
+# --- the shuffled control -------------------------------------------------------------------------------------------
+
+
+@for_all(10, seed=seeds, groups=st.integers(2, 12))
+def test_shuffled_weights_are_gcpo_bots_or_of_one_factor_each_at_another_group(seed: int, groups: int) -> None:
+    rollouts, order = rollouts_of(seed, groups, 6), permutation(groups, seed)
+    assert sorted(order.tolist()) == list(range(groups))
+    assert not order.eq(torch.arange(groups)).any()
+    geo, rd = (weights(method, rollouts) for method in ("bot_only", "rd_only"))
+    expected = {"geo": geo[order] * rd, "rd": geo * rd[order], "both": (geo * rd)[order]}
+    for moved, weight in expected.items():
+        assert torch.equal(weights("gcpo_shuffled", rollouts, seed=seed, shuffle=moved), weight), moved
+    assert torch.equal(weights("gcpo_shuffled", rollouts, seed=seed), expected["both"])
+
+
+def test_the_permutation_is_decided_by_its_seed_alone() -> None:
+    before = torch.get_rng_state()
+    drawn = {tuple(permutation(8, seed).tolist()) for seed in range(50)}
+    assert torch.equal(torch.get_rng_state(), before)  # the global generator was left alone
+    assert drawn == {tuple(permutation(8, seed).tolist()) for seed in range(50)}
+    assert len(drawn) > 40
+    assert {order[0] for order in drawn} == set(range(1, 8))  # any other group may lend its weight
+    with pytest.raises(ValueError, match=r"at least 2 groups, got 1"):
+        weights("gcpo_shuffled", rollouts_of(0, 1, 4))
+
+
+# --- names and options ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("gcpo_bt", "gcpo_bot"), ("GRPO", "grpo"), ("rd", "rd_only"), ("ucas", "se"), ("", ""), (["se"], "se")],
+)
+def test_an_unknown_method_is_an_error_with_the_nearest_name(name: Any, nearest: str) -> None:
+    with pytest.raises(ValueError, match=r"Unknown method .*Valid names: .*gcpo_cd") as raised:
+        get_method(name)
+    assert repr(name) in str(raised.value) and nearest in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "valid"),
+    [
+        ("se", "clustres", "form alpha_norm estimator clusters"),
+        ("rd_only", "clusters", "form alpha_norm alpha_rd"),
+        ("gcpo_shuffled", "shufle", "form alpha_norm alpha_geo clusters alpha_rd shuffle"),
+        ("gcpo_bot", "shuffle", "form alpha_norm alpha_geo clusters alpha_rd"),
+        ("kle", "clusters", "form alpha_norm kernel t"),
+        ("egpo", "form", "correct wrong renorm all_wrong scope epsilon"),
+        ("clip_cov", "shares", "share band clip"),
+        ("kl_cov", "coeff", "share coefficient"),
+        ("care", "caps", "coefficient margin cap"),
+        ("gcpo_strong", "poer", "form alpha_norm alpha_geo clusters alpha_rd power"),
+        ("grpo", "form", ""),
+    ],
+)
+def test_an_unknown_option_is_an_error_that_names_the_valid_ones(method: str, option: str, valid: str) -> None:
+    with pytest.raises(ValueError, match=f"{method} has no option '{option}'") as raised:
+        get_method(method, **{option: 1})
+    _, _, named = str(raised.value).rstrip(".").partition("Valid names: ")
+    assert set(named.split(", ")) == set(valid.split(" ")), raised.value
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "values", "named"),
+    [
+        ("se", "form", ["sigmoid", None], "linear, square, reciprocal, exponential, focal"),
+        ("se", "estimator", ["median"], "counts, rao, mc"),
+        ("empo", "clusters", ["nli"], "greedy, bidirectional, exact, math, task"),
+        ("gcpo_bot", "alpha_norm", ["log"], "log_g, none"),
+        ("gcpo_bot", "alpha_geo", [-0.1], "at least 0"),
+        ("gcpo_shuffled", "alpha_rd", [INF, "0.6"], "at least 0"),
+        ("kle", "kernel", ["rbf"], "heat, matern"),
+        ("kle", "t", [-1, "0.3", math.nan], "at least 0"),
+        ("gcpo_shuffled", "shuffle", ["cd", None], "both, geo, rd"),
+        ("gcpo_strong", "power", [-1], "at least 0"),
+        ("edge_grpo", "epsilon", [-1e-5], "at least 0"),
+        ("egpo", "scope", ["prompt"], "joint, thinking, answer"),
+        ("egpo", "renorm", ["both"], "none, before, after"),
+        ("egpo", "all_wrong", ["drop"], "none, weighted, locked"),
+        ("egpo", "correct", [(2.0, 1.0)], "low <= high"),
+        ("egpo", "wrong", [[-1.0, 1.0]], "0 <= low"),
+        ("dapo", "share", [0.0, 1.1], "above 0 and at most 1"),
+        ("r2vpo", "lambda_", [-0.5, INF, math.nan], "at least 0"),
+        ("care", "coefficient", [-0.5], "at least 0"),
+        ("care", "margin", [-0.01], "at least 0"),
+        ("care", "cap", [0.0, 1.5], "above 0 and at most 1"),
+        ("care_agreement", "coefficient", [-0.5], "at least 0"),
+        ("clip_cov", "share", [-0.1, 1.1], "above 0 and at most 1"),
+        ("clip_cov", "band", [(5.0, 1.0)], "low < high"),
+        ("clip_cov", "clip", [(0.2, -0.2)], "at least 0"),
+        ("kl_cov", "share", [0.0], "above 0 and at most 1"),
+        ("kl_cov", "coefficient", [-1.0], "at least 0"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_it_and_the_valid_ones(
+    method: str, option: str, values: list[Any], named: str
+) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=option) as raised:
+            get_method(method, **{option: value})
+        said = str(raised.value)
+        assert named in said and str(value[1] if option == "clip" else value).strip("[]()") in said, said
+
+
+def test_options_and_alphas_go_to_every_component_that_has_them() -> None:
+    (egpo,) = get_method("egpo", epsilon=0.5, wrong=[0.5, 1]).factors
+    assert (egpo.epsilon, egpo.wrong) == (0.5, (0.5, 1))
+    assert get_method("care", margin=0.1).reward.margin == 0.1
+    assert get_method("kl_cov", share=0.25).penalty.share == 0.25
+    assert [factor.form for factor in get_method("gcpo_bot", form="exponential").factors] == ["exponential"] * 2
+    assert METHODS["se"].factors[0].form == "linear"  # the table stays as it is
+    assert get_method("gcpo_bot", alpha_geo=0.3, alpha_rd=0.3) == get_method("gcpo_bot", alpha=0.3)
+    assert get_method("gcpo_bot", alpha_geo=0.6) == get_method("gcpo_bot", alpha_rd=None) == METHODS["gcpo_bot"]
+    row = get_method("gcpo_cd", alpha=0.2, alpha_rd=0.9)
+    assert [factor.alpha for factor in row.factors] == [0.2, 0.9] and row.alpha is None
+
+
+def test_options_change_what_is_read() -> None:
+    for estimator in ("rao", "mc"):
+        assert get_method("se", estimator=estimator).reads == {"clusters", "logps", "mask"}
+    assert get_method("seed_grpo", estimator="counts").reads == {"clusters"}
+    assert get_method("egpo", scope="answer").reads == {"logps", "mask", "answer_mask"}
+    assert not get_method("edge_grpo", wrong=(0, INF)).needs_correctness
+    assert get_method("edge_grpo", wrong=(0, 1.0)).needs_correctness
+    assert get_method("egpo", correct=(0, 1), wrong=(0, 1)).needs_correctness  # for its entirely wrong groups
+    for kind, read in (("greedy", "clusters"), ("bidirectional", "nli")):
+        row = get_method("seed_grpo", estimator="counts", clusters=kind)
+        assert row.needs_entailment(full_completion=True) and row.reads == {read}
+    assert get_method("gcpo_bot", clusters="bidirectional").reads == {"embeddings", "nli"}
+    assert get_method("empo", clusters="bidirectional").reads == {"answered", "nli"}
+    assert not get_method("se", clusters="exact").needs_entailment(full_completion=False)
+    assert get_method("rd_only", form="linear").direction == "damps groups whose rewards differ"
+
+
+# --- strengths and forms --------------------------------------------------------------------------------------------
+
+
+def test_alpha_g_of_the_papers() -> None:
+    assert alpha_g(0.6, 16) == pytest.approx(0.21640, abs=5e-6)
+    assert alpha_g(0.6, 1) == 0  # a single response is not modulated
+    assert alpha_g(0.0417, 8) == pytest.approx(0.02, abs=1e-4)  # the 0.02 of SEED-GRPO's paper, at its own group size
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"group_size.*{size}"):
+            alpha_g(0.6, size)
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "expected"),  # of the scores -1, 0, 1, 2, 4, 8 at the strength 1/4
+    [
+        ("linear", damp, [1, 1, 0.75, 0.5, 0, 0]),  # SEED-GRPO Eq. 6
+        ("square", damp_square, [0.75, 1, 0.75, 0, 0, 0]),  # GCPO Eq. 8
+        ("boost", boost, [0.75, 1, 1.25, 1.5, 2, 3]),  # GCPO Eq. 11
+        ("reciprocal", reciprocal, [1 / 0.75, 1, 0.8, 1 / 1.5, 0.5, 1 / 3]),  # SEED-GRPO's code
+        ("exponential", exponential, [math.exp(-x / 4) for x in (-1, 0, 1, 2, 4, 8)]),  # SEED-GRPO section 4.3
+        ("focal", focal, [1, 1, 0.5625, 0.25, 0, 0]),  # the linear form squared, which does not rise again
+    ],
+)
+def test_forms_by_hand(name: str, form: Callable[..., torch.Tensor], expected: list[float]) -> None:
+    scores = torch.tensor([-1, 0, 1, 2, 4, 8], dtype=torch.float64)
+    assert form(scores, 0.25).tolist() == pytest.approx(expected, abs=1e-15)
+    assert FORMS[name] is form
+
+
+# --- ranges ---------------------------------------------------------------------------------------------------------
+
+AT_G_16 = {
+    "cd_only": (0.80981, 1),  # 1 - 0.21640 (15/16)^2
+    "bot_only": (0.94590, 1),  # 1 - 0.21640/4
+    "rd_only": (1, 1.21640),
+    "gcpo_cd": (0.80981, 1.21640),
+    "gcpo_bot": (0.94590, 1.21640),
+    "gcpo_shuffled": (0.94590, 1.21640),
+    "gcpo_strong": (0.94590**16, 1.21640**16),
+    "drop_half": (0, 1),
+    **dict.fromkeys(("se", "kle", "se_shuffled"), (0.4, 1)),
+    "seed_grpo": (0.95997, 1),  # 1/1.0417
+    "qhawkeye": (0.8, 1),
+    "egspo": (0.5, 1),
+    "edge_grpo": (0.0625, INF),  # H is at most 16 times the mean
+    **dict.fromkeys(EGPOS, (0.8, 2)),
+    "egpo_c5": (0.41558, 2.28571),  # 0.8 among fifteen of 2 has the mean 30.8/16, and 2 among fifteen of 0.8, 14/16
+    "r2vpo": (0, 1),
+    "cw_grpo": (0, INF),
+    "clip_cov": (0, 1),
+}
+
+
+@every_method
+def test_size_of_the_effects_at_g_16_and_the_methods_own_alpha(method: str) -> None:
+    assert weight_range(method, None, 16) == pytest.approx(AT_G_16.get(method, (1, 1)), rel=1e-3, abs=1e-5)
+    assert weight_range(method, None, 1) == weight_range(method, 0.6, 1) == (1, 1)
+    if method in GROUP_WEIGHTS:
+        (low, high), (lower, higher) = (weight_range(method, alpha, 16) for alpha in (0.6, 1.2))
+        assert weight_range(method, 0.0, 16) == (1, 1)
+        assert lower <= low <= 1 <= high <= higher and higher - lower > high - low
+    else:
+        assert weight_range(method, 0.0, 16) == weight_range(method, 7.0, 16) == weight_range(method, None, 16)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "expected"),
+    [
+        ("se", {"form": "linear"}, (0.4, 1)),
+        ("se", {"form": "square"}, (0, 1)),  # 0.6 log 16 is above 1
+        ("se", {"form": "reciprocal"}, (1 / 1.6, 1)),
+        ("se", {"form": "exponential"}, (math.exp(-0.6), 1)),
+        ("se", {"form": "focal"}, (0.16, 1)),
+        ("se", {"form": "boost"}, (1, 1.6)),
+        ("gcpo_bot", {"alpha_norm": "none"}, (1 - 0.6 / 4, 1.6)),
+        ("gcpo_bot", {"alpha_geo": 0.0}, (1, 1.21640)),
+        ("gcpo_cd", {"alpha_rd": 0.0}, (0.80981, 1)),
+        ("qhawkeye", {"alpha_norm": "log_g"}, (1 - 0.2 / math.log(16), 1)),
+        ("seed_grpo", {"form": "linear", "estimator": "counts", "alpha_norm": "none"}, (1 - 0.0417 * math.log(16), 1)),
+        ("seed_grpo", {"estimator": "mc"}, (0, 1)),  # the Monte-Carlo entropy has no upper end
+        ("seed_grpo", {"estimator": "mc", "form": "boost"}, (1, INF)),
+        ("edge_grpo", {"epsilon": 1e-5}, (0, INF)),  # H may be below epsilon
+        ("edge_grpo", {"renorm": "after"}, (0, 16)),  # all of the mean
+        ("edge_grpo", {"correct": (0, 0.01), "wrong": (0, 0.01)}, (0.01, 0.01)),  # 1/16 is above both ends
+    ],
+)
+def test_ranges_of_options_at_g_16(method: str, options: dict[str, Any], expected: tuple[float, float]) -> None:
+    assert weight_range(method, None, 16, **options) == pytest.approx(expected, abs=1e-5)
+    if options.get("estimator") == "mc":
+        assert weight_range(method, 0.0, 16, **options) == (1, 1)
+
+
+OPEN = (0.0, INF)
+RENORM = ("none", "before", "after")
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "se": [{"form": form, "estimator": e} for form in FORMS for e in ("counts", "rao", "mc")],
+    "gcpo_bot": [
+        *({"form": form} for form in FORMS),
+        *({"alpha_norm": norm, "alpha_geo": 2.0, "alpha_rd": rd} for norm in ("log_g", "none") for rd in (None, 0.1)),
+    ],
+    "gcpo_shuffled": [{"shuffle": moved} for moved in ("both", "geo", "rd")],
+    "kle": [{"kernel": kernel, "t": t} for kernel in ("heat", "matern") for t in (0.0, 0.05, 3.0)],
+    "qhawkeye": [{"form": form, "alpha_norm": norm} for form in FORMS for norm in ("log_g", "none")],
+    "egspo": [
+        *({"renorm": r, "correct": c} for r in RENORM for c in ((0.5, 1.0), (0.2, 3.0))),
+        *({"renorm": r, "correct": OPEN, "wrong": (0.1, INF)} for r in RENORM),
+    ],
+    "edge_grpo": [
+        *({"renorm": r, "correct": (0.5, 2.0), "wrong": (0.5, 2.0)} for r in RENORM),
+        *({"renorm": r} for r in RENORM),
+        {"correct": (0.5, INF)},
+    ],
+    "egpo": [{"renorm": r, "correct": c} for r in RENORM for c in ((1.0, 2.0), (0.5, 3.0), (1.0, INF))],
+}
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+@for_all(10, seed=seeds, size=st.integers(2, 8))
+def test_every_choice_of_options_keeps_its_own_range(method: str, seed: int, size: int) -> None:
+    found = features(*sampled(seed, 3, size))
+    rollouts = Rollouts(**found | {name: found[name] ** 3 for name in ("logps", "entropies")})
+    for options in OPTIONS[method]:
+        low, high = weight_range(method, 0.9, size, **options)
+        reached = weights(method, rollouts, alpha=0.9, **options)
+        assert low - 1e-6 <= reached.min() <= reached.max() <= high + 1e-6, options
+
+
+def group_at(end: str, method: str, size: int) -> Rollouts:
+    """The lowest weights have answers without anything in common that all earn the same; the highest one answer G
+    times, and rewards that differ as much as they can. Q-Hawkeye damps just that."""
+    differ = end == "low"
+    # CD is largest for orthogonal answers, where every off-diagonal pair is at distance 1, and BoT for answers all
+    # round the circle, where the barycentre vanishes.
+    turns = [2 * math.pi * i / size for i in range(size)]
+    circle, orthogonal = [[math.cos(t), math.sin(t)] for t in turns], torch.eye(size).tolist()
+    right = size // 2 if differ == (method == "qhawkeye") else size
+    group = Group(
+        rewards=[2.0] * right + [0.0] * (size - right),
+        embeddings=(circle if "clusters" in METHODS[method].reads else orthogonal) if differ else [[3, 4]] * size,
+        clusters=list(range(size)) if differ else [5] * size,
+        nli=[[[0, 0, 1] if differ else [1, 0, 0]] * size] * size,
+        logps=[[-0.7] * 3] * size,
+    )
+    return Rollouts(**features(group))
+
+
+@sizes
+@pytest.mark.parametrize("alpha", [None, 4.0])
+@pytest.mark.parametrize("method", [name for name in GROUP_WEIGHTS if not METHODS[name].permuted])
+def test_group_weights_reach_both_ends_of_their_range(method: str, alpha: float | None, size: int) -> None:
+    low, high = weight_range(method, alpha, size)
+    if method == "qhawkeye" and size == 5:
+        low = max(0, 1 - (alpha or 0.2) * 24 / 25)  # two of five at one end have 24/25 of the variance of an even split
+    found = weights(method, group_at("low", method, size), alpha=alpha)
+    torch.testing.assert_close(found, torch.full_like(found, low), atol=1e-6, rtol=0)
+    # Identical answers keep a rest of kernel entropy, which shrinks as e^(-2tG): only large groups come close to 1.
+    slack = 1e-6 if method != "kle" else {2: 1.0, 5: 0.5, 16: 0.05}[size] * (alpha or 0.6)
+    found = weights(method, group_at("high", method, size), alpha=alpha)
+    torch.testing.assert_close(found, torch.full_like(found, high), atol=slack, rtol=1e-6)
+
+
+def extremes(method: str, *responses: tuple[float, float]) -> tuple[float, float]:
+    """The lowest and the highest weight of a group of (entropy, reward), of one token each."""
+    tokens, rewards = [[h] for h, _ in responses], [reward for _, reward in responses]
+    group = Group(rewards=rewards, entropies=tokens, logps=[[-h] for h, _ in responses])
+    found = weights(method, Rollouts(**features(group)))
+    return found.min().item(), found.max().item()
+
+
+@sizes
+@pytest.mark.parametrize("method", ["egspo", "edge_grpo", *(name for name in EGPOS if name != "egpo_c5")])
+def test_response_weights_reach_both_ends_of_their_range(method: str, size: int) -> None:
+    """A certain and right response beside uncertain ones of which one is wrong and most uncertain."""
+    low, high = weight_range(method, None, size)
+    if (method, size) == ("egpo_c6", 2):
+        high = 10 / ((10 + 0.5) / 2)  # in pairs, a ratio cut at 10 is not that far above the mean of both
+    if method == "edge_grpo":
+        lowest, highest = extremes(method, (1.0, 0.0), *[(1e-9, 2.0)] * (size - 1))
+        assert lowest == pytest.approx(low, abs=1e-6) and highest > 1e7 and high == INF
+    else:
+        found = extremes(method, (9.0, 0.0), *[(4.0, 2.0)] * (size - 2), (1e-6, 2.0))
+        assert found == pytest.approx((low, high), abs=1e-5)
+
+
+@sizes
+def test_egpo_c5_reaches_the_lower_end_and_in_small_groups_the_upper_one(size: int) -> None:
+    low, high = weight_range("egpo_c5", None, size)
+    assert extremes("egpo_c5", (1.0, 0.0), *[(1e-4, 2.0)] * (size - 1))[0] == pytest.approx(low)
+    # Fifteen wrong responses of equal entropy have 16/15 times the mean of the group: they are not damped to 0.8.
+    wrong = max(0.8, (size - 1) / size)
+    reached = extremes("egpo_c5", (1e-9, 2.0), *[(1.0, 0.0)] * (size - 1))[1]
+    assert reached == pytest.approx(2 * size / (2 + (size - 1) * wrong), rel=1e-4)
+    assert reached == pytest.approx(high, rel=1e-4 if size < 16 else 0.2)
