@@ -141,14 +141,14 @@ class Alignment:
         rows = [(MEASURES[name], statistic, *_numbers(self.less(best, name, statistic))) for name in others]
         return pd.DataFrame(rows, columns=COLUMNS)
 
-    def ratio(self, part: str, whole: str | None = None) -> Draws:
-        """The sum of one column over that of another, or a column's mean; queries where it is missing do not count."""
+    def ratio(self, part: str, whole: str) -> Draws:
+        """The sum of one column over that of another; queries where it is missing do not count."""
         found = []
         for table, counts in self._runs:
             known = table[part].notna().to_numpy()
-            below = np.ones(known.sum()) if whole is None else table[whole].to_numpy()[known]
+            over, under = (counts[:, known] @ table[name].to_numpy()[known] for name in (part, whole))
             with np.errstate(invalid="ignore", divide="ignore"):
-                found.append(counts[:, known] @ table[part].to_numpy()[known] / (counts[:, known] @ below))
+                found.append(over / under)
         return draws_of(np.mean(found, axis=0))
 
     def reliability(self, measure: str) -> dict[str, Draws]:
@@ -250,19 +250,14 @@ def at_checkpoints(
     latter; where they differ otherwise, "inconclusive". The numbers are those of the first policy that says this, or
     else of the first; ``parts`` has a row for each policy.
     """
-    each = {
-        policy: decide(
-            comparisons(parts),
-            [(effects or {}).get(name, nan) for name in parts],
-            margin,
-            None if parts else "There are no runs of it.",
-            (blind or {}).get(policy, ""),
-        )
-        for policy, parts in found.items()
-    }
+    known, nothing = effects or {}, "There are no runs of it."
+    each = {}
+    for policy, parts in found.items():
+        printed, why = [known.get(name, nan) for name in parts], (blind or {}).get(policy, "")
+        each[policy] = decide(comparisons(parts), printed, margin, None if parts else nothing, why)
     asked = [verdict for verdict in each.values() if verdict["verdict"] != UNTESTED]
     if not asked:
-        return next(iter(each.values()), decide(None, closed="There are no runs of it."))
+        return next(iter(each.values()), decide(None, closed=nothing))
     words = {verdict["verdict"] for verdict in asked}
     final = min(words) if len(words) == 1 else RULED_OUT if words == {RULED_OUT, FAILS} else INCONCLUSIVE
     shown = next((verdict for verdict in asked if verdict["verdict"] == final), asked[0])

@@ -20,11 +20,6 @@ from gcpo.statistics import Array, Draws
 from gcpo.updates import total_gain
 
 KINDS = {"own": ["own"], "ceiling": ["ceiling"], "halves": ["even", "odd"]}  # what is shown -> kinds of weights
-OWN, SAME, OTHER = (
-    "the method's weights",
-    "best weights, same questions",
-    "best weights, other questions",
-)  # in a legend
 
 
 def relative_gains(runs: Mapping[str, pd.DataFrame], n: int = 2000, seed: int = 0) -> dict[tuple[str, str], Draws]:
@@ -60,9 +55,8 @@ def lead(gains: Mapping[tuple[str, str], Draws], method: str, other: str) -> Dra
 
 def leads(gains: Mapping[tuple[str, str], Draws], other: str) -> dict[str, Draws]:
     """Return :func:`lead` of each of GCPO's two methods over another, by what it is called."""
-    return {
-        f"{display_name(own)} minus {display_name(other)}, % of GRPO's gain": lead(gains, own, other) for own in GCPO
-    }
+    named = (f"{display_name(own)} minus {display_name(other)}, % of GRPO's gain" for own in GCPO)
+    return {name: lead(gains, own, other) for name, own in zip(named, GCPO, strict=True)}
 
 
 def by_policy(lines: pd.DataFrame, n: int = 2000) -> dict[str, dict[tuple[str, str], Draws]]:
@@ -142,12 +136,13 @@ def gains_and_ceilings(table: pd.DataFrame, names: Mapping[str, str], across: st
     figure, grid = panels(shown, across, down, xlabel=xlabel, sharey=True, figsize=size)
     for axis, rows in grid:
         gains = rows.pivot(index="method", columns="weights", values="gain").reindex([*names])
-        axis.barh(gains.index, gains["ceiling"], height=0.62, color="0.9", zorder=1, label=SAME)
-        axis.barh(gains.index, gains["halves"].clip(lower=0), height=0.62, color="0.75", zorder=2, label=OTHER)
+        for kind, colour, which in (("ceiling", "0.9", "same"), ("halves", "0.75", "other")):
+            label = f"best weights, {which} questions"
+            axis.barh(gains.index, gains[kind].clip(lower=0), height=0.62, color=colour, zorder=1, label=label)
         own = rows[rows["weights"] == "own"]
         axis.hlines(own["method"], own["low"], own["high"], color=PALETTE[0], linewidth=2, zorder=3)
-        look: dict[str, Any] = {"color": PALETTE[0], "markeredgecolor": "white", "zorder": 4, "label": OWN}
-        axis.plot(own["gain"], own["method"], "o", **look)
+        look: dict[str, Any] = {"color": PALETTE[0], "markeredgecolor": "white", "label": "the method's weights"}
+        axis.plot(own["gain"], own["method"], "o", zorder=4, **look)
         line_per_name(axis, names, 0)
     legend_above(figure)
     return figure

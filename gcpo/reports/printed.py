@@ -36,15 +36,9 @@ def agrees(stated: Any, computed: Any, digits: int) -> Any:
     return abs(stated - computed) <= UNITS * 10.0**-digits + 1e-9
 
 
-def rows(name: str, **where: str) -> pd.DataFrame:
-    """Return the rows of a paper's table that have these values."""
-    table = reported(name)
-    return table[(table[list(where)] == pd.Series(where, dtype=str)).all(axis=1)]
-
-
 def wide(name: str, index: str | list[str], columns: str | list[str], values: str = "value", **where: str) -> Any:
-    """Return rows of a paper's table (:func:`rows`) as a table of two axes."""
-    return rows(name, **where).pivot(index=index, columns=columns, values=values)
+    """Return rows of a paper's table (:func:`gcpo.reports.tables.reported`) as a table of two axes."""
+    return reported(name, **where).pivot(index=index, columns=columns, values=values)
 
 
 def lead(scores: pd.DataFrame, own: Sequence[str], others: Sequence[str]) -> pd.Series:
@@ -151,7 +145,7 @@ def gcpo_4_1_protocol() -> Found:
 def seed_averages() -> pd.DataFrame:
     """Return every row of SEED-GRPO's Tables 2 and 4 that prints five scores, with the mean of the five."""
     names = ["2", "4a", "4b", "4c", "4d", "4e"]
-    table = pd.concat({n: rows(f"seed_grpo_table{n}", metric="accuracy") for n in names}, names=["table"])
+    table = pd.concat({n: reported(f"seed_grpo_table{n}", metric="accuracy") for n in names}, names=["table"])
     table = table.reset_index("table").fillna({"model": ""})
     table = table.pivot(index=["table", "label", "model"], columns="task", values="value").dropna()
     return table.assign(**{"mean of five": table[FIVE].mean(axis=1)})
@@ -251,7 +245,7 @@ def seed_6_consistently_printed() -> Found:
 @cache
 def egpo_table1(metric: str = "accuracy") -> pd.DataFrame:
     """Return EGPO's Table 1, scores or the gains in brackets: a row per model and task, a column per method."""
-    table = rows("egpo_table1", metric=metric).replace({"method": {"": "base"}})
+    table = reported("egpo_table1", metric=metric).replace({"method": {"": "base"}})
     return table.pivot(index=["model", "task"], columns="method", values="value")
 
 
@@ -336,7 +330,7 @@ def egpo_4_1_trials_printed() -> Found:
 @cache
 def cw_table2(metric: str = "accuracy") -> pd.DataFrame:
     """Return CW-GRPO's own experiments of Table 2: a row per model size and method."""
-    table = rows("cw_grpo_table2", metric=metric).replace({"label": {"GRPO + Gaussian Reweight (ours)": "CW-GRPO"}})
+    table = reported("cw_grpo_table2", metric=metric).replace({"label": {"GRPO + Gaussian Reweight (ours)": "CW-GRPO"}})
     table = table[table["model"].isin(list(SIZES))].replace({"model": SIZES})
     return table.pivot(index=["model", "label"], columns="task", values="value")
 

@@ -53,8 +53,10 @@ def _named(method: str) -> str:
     return NAMES.get(method, method.upper().replace("_", "-"))
 
 
-def reported(name: str) -> pd.DataFrame:
-    """One table of a paper as data, e.g. ``reported("gcpo_table1")``: a row per printed number.
+def reported(name: str, **where: str) -> pd.DataFrame:
+    """One table of a paper as data, or its rows with some values: ``reported("gcpo_table1", metric="f1")``.
+
+    A row is a printed number.
 
     Columns: what identifies the number, as far as its table needs it (method: this package's name, empty for others;
     label: the row as printed; model, task, metric, measure, setting as key=value), then value, spread (nan where none
@@ -62,12 +64,14 @@ def reported(name: str) -> pd.DataFrame:
 
     Raises:
         ValueError: there is no such table.
+        KeyError: it has no such column.
     """
     folder = resources.files("gcpo") / "reported"
     known = sorted(file.name.removesuffix(".csv") for file in folder.iterdir())
     if name not in known:
         raise ValueError(f"Unknown table {name!r}.{nearest(name, known)}")
     table = pd.read_csv(str(folder / f"{name}.csv"), dtype=str, keep_default_na=False)
+    table = table[(table[list(where)] == pd.Series(where, dtype=str)).all(axis=1)]
     return table.assign(value=table["value"].astype(float), spread=pd.to_numeric(table["spread"]).astype(float))
 
 
@@ -75,13 +79,10 @@ def paper_means(name: str, **where: str) -> dict[str, float]:
     """Return a paper's printed number by method of ours, from rows of :func:`reported` with these values.
 
     Raises:
-        ValueError: no such table or column, no such row, or a method that has several.
+        KeyError: no such column.
+        ValueError: no such table or row, or a method that has several.
     """
-    table = reported(name)
-    for column in ("method", *where):
-        if column not in table:
-            raise ValueError(f"{name} has no column {column!r}.{nearest(column, map(str, table))}")
-    rows = table[(table["method"] != "") & (table[list(where)] == pd.Series(where, dtype=str)).all(axis=1)]
+    rows = reported(name, **where).query("method != ''")
     if rows.empty or rows["method"].duplicated().any():
         raise ValueError(f"{name} has {len(rows)} numbers where {where}; one per method is needed.")
     return dict(zip(rows["method"], rows["value"], strict=True))
