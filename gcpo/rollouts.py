@@ -17,7 +17,7 @@ from gcpo.measures import REWARD_RANGE
 Feature = Tensor | Callable[[], Tensor] | None
 
 # By token; of some a logarithm may be infinite.
-_TOKENS = ("logps", "entropies", "mask", "answer_mask", "ref_logps", "ratios", "certainties", "token_logits")
+_TOKENS = ("logps", "entropies", "mask", "answer_mask", "ref_logps", "ratios")
 # Trailing dimensions after (B, G): a size that differs between runs is written None.
 _TRAILING: dict[str, tuple[int | None, ...]] = {
     **dict.fromkeys(("clusters", *(f"{kind}_clusters" for kind in ("bidirectional", "exact", "math", "task"))), ()),
@@ -49,8 +49,6 @@ class Rollouts:
         answer_mask: (B, G, T), 1 on the tokens of the answer.
         ref_logps: (B, G, T), token log-probabilities under a reference policy.
         ratios: (B, G, T), probability ratios of the current to the sampling policy.
-        certainties: (B, G, T), log sum exp(logits) - mean(logits) of the sampling distribution at each token.
-        token_logits: (B, G, T), the sampled token's logit, before the temperature.
         answered: (B, G) bool, False where no answer could be extracted.
         correctness: (B, G) in [0, 1]; default: the reward's place in ``reward_range``. Above 1/2 is correct; NaN is
             neither correct nor incorrect.

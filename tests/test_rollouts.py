@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from helpers import case_id
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from gcpo.methods import advantages, weights
@@ -210,11 +208,6 @@ def test_correctness_is_the_rewards_place_in_its_range(low: float, high: float) 
     assert found[0, 3].isnan()
 
 
-def test_correctness_that_is_given_has_the_last_word() -> None:
-    judged = torch.tensor([[1.0, 0.0, 0.5, math.nan], [0.0, 0.0, 0.0, 1.0]])
-    assert Rollouts(REWARDS, correctness=judged).correctness is judged
-
-
 # --- texts ----------------------------------------------------------------------------------------------------------
 
 GROUPS = [
@@ -399,24 +392,6 @@ def test_rows_are_padded_to_the_longest() -> None:
     assert found.int().tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]]
     assert answer_mask([], decode).shape == (0, 0)
     assert answer_mask([[], []], decode).shape == (2, 0)
-
-
-@settings(deadline=None)
-@given(
-    words=st.lists(st.text("ab ", min_size=1, max_size=4), min_size=1, max_size=12),
-    cut=st.tuples(st.integers(0, 40), st.integers(1, 10)),
-)
-def test_a_token_is_the_answers_where_they_share_a_character(words: list[str], cut: tuple[int, int]) -> None:
-    text = "".join(words)
-    first = cut[0] % len(text)
-    answer = text[first : first + cut[1]]
-    start = text.rfind(answer)
-    expected, place = [], 0
-    for word in words:
-        expected.append(place < start + len(answer) and place + len(word) > start)
-        place += len(word)
-    found = answer_mask([range(len(words))], lambda ids: "".join(words[i] for i in ids), lambda _: answer)
-    assert found.tolist() == [expected]
 
 
 def test_an_answer_that_ends_the_text_takes_one_search_through_its_prefixes() -> None:
