@@ -9,6 +9,7 @@ Math-Verify runs in a process of its own (:mod:`gcpo.grader`), which ends when a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -234,19 +235,18 @@ def _right(gold: str, answer: str, absolute: float, relative: float) -> bool:
     if not (allowed or relative) or (own and own[0] == "set"):
         return False
     expected, found = _value(gold), _value(answer)
-    return (
-        expected is not None and found is not None and abs(found - expected) <= max(allowed, relative * abs(expected))
-    )
+    if expected is None or found is None:
+        return False
+    return abs(found - expected) <= max(allowed, relative * abs(expected))
 
 
 def _matched(parts: list[str], answers: list[str], same: Callable[[str, str], bool]) -> bool:
     """Return True if each entry of a set can be paired with an entry of the answer."""
     left = list(answers)
     for part in parts:
-        found = next((place for place, answer in enumerate(left) if same(part, answer)), None)
-        if found is None:
+        if (found := next((answer for answer in left if same(part, answer)), None)) is None:
             return False
-        left.pop(found)
+        left.remove(found)
     return True
 
 
@@ -341,15 +341,14 @@ def _differ(first: Any, second: Any) -> bool:
 
     if not (isinstance(first, Expr) and isinstance(second, Expr)):
         return False
-    names = sorted({symbol.name for symbol in first.free_symbols})
-    if not names or names != sorted({symbol.name for symbol in second.free_symbols}):
+    names, others = (sorted({symbol.name for symbol in part.free_symbols}) for part in (first, second))
+    if not names or names != others:
         return False
     place = {name: Rational(7 * number + 5, 11) for number, name in enumerate(names)}
-    try:
+    with contextlib.suppress(TypeError, ValueError, ArithmeticError, AttributeError):
         values = [complex(N(part.subs({s: place[s.name] for s in part.free_symbols}))) for part in (first, second)]
-    except (TypeError, ValueError, ArithmeticError, AttributeError):
-        return False
-    return abs(values[0] - values[1]) > 1e-6 * max(map(abs, values))
+        return abs(values[0] - values[1]) > 1e-6 * max(map(abs, values))
+    return False
 
 
 def serve() -> None:
@@ -362,10 +361,8 @@ def serve() -> None:
 
     def value(answer: str) -> float | None:
         for found in parse(answer):
-            try:
+            with contextlib.suppress(TypeError, ValueError, AttributeError):
                 return float(N(getattr(found, "rhs", found)))
-            except (TypeError, ValueError, AttributeError):
-                continue
         return None
 
     def equal(gold: str, answer: str) -> bool:

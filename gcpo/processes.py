@@ -6,10 +6,10 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 
 def exit_with_parent(parent: int) -> None:
@@ -28,15 +28,10 @@ def exit_with_parent(parent: int) -> None:
 @contextlib.contextmanager
 def ends_by_sigterm() -> Iterator[None]:
     """A SIGTERM ends this process as an interrupt would, with everything that it has started."""
-
-    def end(*_: Any) -> None:
-        raise SystemExit(143)
-
-    if threading.current_thread() is not threading.main_thread():  # only there are signals received
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
+    main = threading.current_thread() is threading.main_thread()  # only there are signals received
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)) if main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if main:
+            signal.signal(signal.SIGTERM, before)

@@ -280,7 +280,7 @@ def evaluate(
         over the samples, and "answered", the share of completions with an answer. Sampling is seeded and leaves the
         global generator as it was.
     """
-    lines: list[dict[str, Any]] = []
+    lines: list[dict[Any, Any]] = []
     prompts, before = [row.messages for row in rows], 0
     was_training = model.training
     model.eval()
@@ -291,7 +291,7 @@ def evaluate(
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         for decoding, count, heat in (("greedy", 1, 0.0), ("sampled", n, temperature))[: 1 + bool(n)]:
-            how = {"n": count, "temperature": heat, "max_new_tokens": max_new_tokens}
+            how: dict[str, Any] = {"n": count, "temperature": heat, "max_new_tokens": max_new_tokens}
             groups = sample(model, tokens, prompts, progress=more, **how)
             for row, group in zip(rows, groups, strict=True):
                 answers = [task.extract(text) for text in group]
