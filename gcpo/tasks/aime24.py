@@ -1,7 +1,5 @@
 """AIME 2024: thirty problems whose answers are integers (Hub: HuggingFaceH4/aime_2024; its one split is our test)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gcpo.tasks import math

@@ -3,8 +3,6 @@
 Papers also use a set of 83; these are the 40 of Qwen's evaluation.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pydantic import FiniteFloat

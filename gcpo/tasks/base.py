@@ -40,32 +40,21 @@ class Row:
         return [*before, {"role": "user", "content": self.prompt}]
 
     def asked(self, template: str | None, system: str | None) -> Row:
-        """Return the question in the words of a template (:func:`parts_of`), after a system's message.
+        """Return the question in the words of a template, which names its parts in braces ({prompt} is the task's own
+        message), after a system's message.
 
         Raises:
             ValueError: the template names a part that the question has not.
         """
-        prompt, parts = self.prompt, {**self.parts, "prompt": self.prompt}
-        if template is not None:
-            if unknown := [name for name in parts_of(template) if name not in parts]:
-                listed = ", ".join(f"{{{name}}}" for name in parts)
-                raise ValueError(f"prompt_template: questions of this task have no {{{unknown[0]}}}, only {listed}.")
-            prompt = _PART.sub(lambda found: parts[found[1]], template)
+        parts = {**self.parts, "prompt": self.prompt}
+        if unknown := [name for name in _PART.findall(template or "") if name not in parts]:
+            listed = ", ".join(f"{{{name}}}" for name in parts)
+            raise ValueError(f"prompt_template: questions of this task have no {{{unknown[0]}}}, only {listed}.")
+        prompt = self.prompt if template is None else _PART.sub(lambda found: parts[found[1]], template)
         return replace(self, prompt=prompt, system=system)
 
 
 _PART = re.compile(r"(?<!\w)\{([a-z]+)\}")  # after a letter it is an argument of LaTeX's, as in \boxed{x}
-
-
-def parts_of(template: str) -> list[str]:
-    """Return the parts of a question that a template of prompts names in braces: {prompt} is the task's own message.
-
-    Raises:
-        ValueError: there is none, so that all questions would be one.
-    """
-    if not (found := _PART.findall(template)):
-        raise ValueError("it has no part of a question, such as {prompt} or, of mathematics, {problem}")
-    return found
 
 
 def made_of(template: str, row_id: str, references: Sequence[str], *, cut: bool = False, **parts: str) -> Row:
@@ -104,10 +93,6 @@ class Task:
     answer_length: Literal["short", "solution"]
     full_completion: bool = False
     reward_range: tuple[float, float] = REWARD_RANGE
-
-    def __post_init__(self) -> None:
-        if self.reward_metric not in self.metrics:
-            raise ValueError(f"task {self.name!r}: reward_metric {self.reward_metric!r} is not among {self.metrics}")
 
     def reward(self, completion: str, references: Sequence[str]) -> float:
         """Return the training reward of a completion."""

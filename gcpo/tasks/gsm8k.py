@@ -4,8 +4,6 @@ The official evaluation takes the first number after "####", so that "#### 12 - 
 line is the answer, read as mathematics: it is 9. Where a line is one number, as in the benchmark itself, both agree.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ left out, the last first. The Hub's validation split is our test split, as its o
 no validation split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated

@@ -5,8 +5,6 @@ Papers read "MATH, levels 3 to 5" in two ways. ``train`` has those of the 7,500 
 Dr. GRPO and SEED-GRPO. ``train_all`` has the 7,500 of all levels.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gcpo.rewards import boxed_answer

@@ -3,8 +3,6 @@
 Answers are numbers given to two or three digits, or expressions. A number is right within 1 % of the gold one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

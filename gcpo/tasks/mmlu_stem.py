@@ -1,7 +1,5 @@
 """MMLU's subjects of science and mathematics: four choices (Hub: TIGER-Lab/MMLU-STEM, test)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ The context is the summary, not the full story, which no small model can hold; G
 question has two references. Splits are the Hub's: train, validation and test.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

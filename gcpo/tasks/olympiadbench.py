@@ -7,8 +7,6 @@ other problems, test on them. An answer with several parts is right if all of th
 benchmark states an error it is an absolute tolerance.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Open-RS: 7,000 problems that CW-GRPO trains on (Hub: knoveleng/open-rs), tested on MATH-500."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gcpo.tasks import math

@@ -8,8 +8,6 @@ all; 128 of them are the validation split. How many generations and tokens of a 
 lost from its text. Of its decontamination, which it calls optional, equal questions alone are refused.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -7,8 +7,6 @@ answer strings, one per annotator: Unanswerable, spans joined by ", ", the free 
 Hub's.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 
