@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-WORLD = min((Path(__file__).resolve().parents[1] / "outputs" / "reference" / "laptop" / "world").iterdir())
+WORLD = Path(__file__).resolve().parents[1] / "worlds" / "f5e1ff38e397"
 POLICY, ENTAILMENT, EMBEDDER = str(WORLD / "policy"), str(WORLD / "entailment"), str(get_model_path())
 GROUP_SIZE, LONGEST, TEMPERATURE, LEARNING_RATE = 8, 16, 0.9, 1e-3
 ALPHA, THRESHOLD, REWARD_RANGE, EPSILON = 0.6, 0.35, (0.0, 2.0), 0.2

@@ -48,7 +48,7 @@ def test_a_template_that_asks_for_what_a_question_has_not_is_refused() -> None:
         ROW.asked("{context} {problem}", None)
     with pytest.raises(ParameterError, match=r"prompt_template: .*Answer in"):
         validate({"prompt_template": r"Answer in \boxed{x}"})
-    with pytest.raises(ParameterError, match="'chat_template_kwargs' is set by the parameter 'chat_template_kwargs'"):
+    with pytest.raises(ParameterError, match="'chat_template_kwargs' is set by the parameter"):
         validate({"grpo": {"chat_template_kwargs": {"thinking": True}}})
 
 
