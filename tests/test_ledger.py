@@ -61,10 +61,10 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- what is declared -----------------------------------------------------------------------------------------------
 
 WRONG = {
-    "no list": ({"a": 1}, "list of claims, got dict"),
-    "no mapping": (["a"], r"claim 1: .*'a'"),
-    "an unknown key": ([{**CLAIM, "chekcs": []}], r"claim 1 \(gcpo-one\): chekcs: "),
-    "a key missing": ([{"id": "x", "paper": "gcpo"}], r"claim 1 \(x\): place: "),
+    "no list": ({"a": 1}, "valid list .*'a': 1"),
+    "no mapping": (["a"], r"claim 0: .*'a'"),
+    "an unknown key": ([{**CLAIM, "chekcs": []}], r"claim 0\.chekcs: "),
+    "a key missing": ([CLAIM, {"id": "x", "paper": "gcpo"}], r"claim 1\.place: .*'x'"),
     "an unknown paper": ([{**CLAIM, "paper": "gpco"}], r"paper: .*'gcpo'.*'gpco'"),
     "a long quote": ([{**CLAIM, "quote": "word " * 26}], "quote: .*26 words, 25 at most"),
     "an id twice": ([CLAIM, CLAIM], "gcpo-one: two claims"),

@@ -49,35 +49,6 @@ def test_find_gives_finished_runs_only() -> None:
     assert records.find("p")["seed"].tolist() == [0, 2]
 
 
-@pytest.mark.parametrize("reference", [False, True])
-def test_a_record_without_what_reports_read_is_named_and_left_out(reference: bool) -> None:
-    write_grid("g", [{"kind": "train", "seed": [0, 1]}])
-    whole, folder = finished(seed=0).manifest, planned(seed=0).folder
-    finished(seed=1)
-    publish()
-
-    def faults_with(key: str, value: Any) -> list[str]:
-        """The faults, where a value of the first record is another under a right hash, or "gone"; nothing is raised."""
-        forged = {**whole, key: value} if value != "gone" else {k: v for k, v in whole.items() if k != key}
-        if reference:
-            lines = (paths.REFERENCE / "p" / "runs.jsonl").read_text().splitlines()
-            (paths.REFERENCE / "p" / "runs.jsonl").write_text(f"{json.dumps(forged)}\n{lines[1]}\n")
-            io.seal(paths.REFERENCE / "p")
-        else:
-            record.Run(folder, forged).write()
-        found = records.find("p", reference=reference), records.find("p", "g", reference, any_code=True)
-        assert all(1 in set(table["seed"]) for table in found)
-        assert records.coverage("g", "p", reference)["wanted"].sum() == 2
-        return [fault.partition(": ")[2] for fault in records.faults("p", reference)]
-
-    for key in whole:
-        for value in ("gone", None, 3, {}, []):
-            faults_with(key, value)
-    assert faults_with("results", {"greedy_f1": 0.5}) == []
-    assert "no record of a run (KeyError: 'kind')" in faults_with("kind", "gone")[0]
-    assert "no record of a run (TypeError: 'NoneType' object" in faults_with("results", None)[0]
-
-
 def test_an_id_that_reads_as_missing_is_an_id() -> None:
     ids = ["nan", "NA", "None", "null", "007"]
     finished(tables={"eval": pd.DataFrame({"query": ids, "f1": [0.5, math.nan, 1, 0, 0]})})
@@ -270,7 +241,7 @@ def test_runs_from_different_worlds_are_compared_only_when_asked_for(
     assert len(records.find("p", "g")) == 2
     of_world(monkeypatch, tmp_path / "elsewhere", "other")
     finished(seed=2)
-    with pytest.raises(record.RecordError, match=r"different models of one name, policy 'tiny': 2 with .*, 1 with"):
+    with pytest.raises(record.RecordError, match=r"models of one name, policy 'tiny'.*: 2 with .*, 1 with"):
         records.find("p", "g")
     assert len(records.find("p", "g", any_code=True)) == 3
 
@@ -292,7 +263,7 @@ def test_runs_of_different_code_are_compared_only_when_asked_for(monkeypatch: py
     finished(seed=5)  # of no concern to the grid
     assert len(records.find("p", "g")) == 2
     finished(seed=2)
-    with pytest.raises(record.RecordError, match=r"2 at c0ffee \(code c0de\), 1 at beefbee \(code 0ther\).*any_code"):
+    with pytest.raises(record.RecordError, match=r"2 with .*c0de.*c0ffee.*1 with .*0ther.*beefbee.*any_code"):
         records.find("p", "g")
     assert records.find("p", "g", any_code=True)["code"].tolist().count("c0de") == 2
     assert len(records.find("p")) == 4
@@ -308,7 +279,7 @@ def test_runs_on_data_that_changed_are_compared_only_when_asked_for(monkeypatch:
             "eval": {"dataset": "d", "revision": revision},
         }
         run.write()
-    with pytest.raises(record.RecordError, match=r"different data of one name, tinyqa, eval: .*new.* and .*old.*any_"):
+    with pytest.raises(record.RecordError, match=r"data of one name, tinyqa, eval: .*(new|old).*(new|old).*any_"):
         records.find("p", "g")
     assert len(records.find("p", "g", any_code=True)) == len(records.find("p", "same")) == 2
 

@@ -232,27 +232,6 @@ def test_runs_of_the_protocol_are_shown_for_a_task_when_all_of_its_runs_are_ther
     assert not Report("world_a", "headline").waiting
 
 
-@pytest.mark.usefixtures("places")
-def test_runs_that_the_protocol_does_not_name_are_named_in_the_coverage_and_compared_with_none() -> None:
-    for profile, seed in (("world_a", 0), ("world_b", 1), ("p", 0)):
-        write_profile(profile, {"world_seed": seed})
-    write_grid("headline", [{"kind": "train", "method": ["grpo"], "seed": [100]}])
-    write_grid("operating_point", [{"kind": "train", "method": ["grpo"], "seed": [0]}])
-    strays = []
-    for profile in ("world_a", "p"):
-        for seed in (100, 0):
-            finished(profile=profile, method="grpo", seed=seed, tables=evaluated(0.5))
-        for seed, world in ((300, 0), (100, 1)):
-            run = finished(profile=profile, seed=seed, world_seed=world, tables=evaluated(0.5))
-            strays.append((run.folder.name, f"seed {seed}, world_seed {world}"))
-    report = Report("world_a", "headline")
-    row = report.coverage.set_index("run").loc["(of no run here)"]
-    assert (row["wanted"], row["finished"], row["left_out"]) == (0, 0, 2)
-    assert all(name in row["why"] and why in row["why"] for name, why in strays)
-    assert report.runs()["seed"].tolist() == [100] and set(report.runs()["world_seed"]) == {0}
-    assert "why" not in Report("p", "headline").coverage  # runs of one's own need no protocol
-
-
 # --- its power ------------------------------------------------------------------------------------------------------
 
 

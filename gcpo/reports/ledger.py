@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_args
 
 import pandas as pd
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gcpo import paths
 from gcpo.errors import nearest
@@ -69,26 +70,19 @@ def claims(path: Path = CLAIMS) -> list[Claim]:
     """Return the claims as declared.
 
     Raises:
-        ParameterError: in one line with file, claim, key and value: the first entry that is no :class:`Claim`, or an id
-            given twice.
+        ParameterError: in one line with file, claim (its place, from 0), key and value: the first entry that is no
+            :class:`Claim`, or an id given twice.
     """
-    entries = read_yaml(path)
-    if not isinstance(entries, list):
-        raise ParameterError(f"{path}: expected a list of claims, got {type(entries).__name__}.")
-    declared = [_claim(entry, f"{path}: claim {number}") for number, entry in enumerate(entries, start=1)]
-    if twice := [one.id for place, one in enumerate(declared) if one.id in {other.id for other in declared[:place]}]:
-        raise ParameterError(f"{path}: {twice[0]}: two claims have this id.")
-    return declared
-
-
-def _claim(entry: Any, where: str) -> Claim:
     try:
-        return Claim.model_validate(entry)
+        declared = TypeAdapter(list[Claim]).validate_python(read_yaml(path))
     except ValidationError as error:
         fault = error.errors()[0]
-        name = f" ({entry.get('id', 'no id')})" if isinstance(entry, dict) else ""
         key = ".".join(map(str, fault["loc"]))
-        raise ParameterError(f"{where}{name}: {key}: {fault['msg']} (got {fault['input']!r:.60}).") from None
+        raise ParameterError(f"{path}: claim {key}: {fault['msg']} (got {fault['input']!r:.90}).") from None
+    if len({claim.id for claim in declared}) < len(declared):
+        twice, _ = Counter(claim.id for claim in declared).most_common(1)[0]
+        raise ParameterError(f"{path}: {twice}: two claims have this id.")
+    return declared
 
 
 def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection
 from functools import lru_cache
 from math import nan
 from pathlib import Path
@@ -26,44 +26,37 @@ from gcpo.runs.plan import label, recorded
 from gcpo.runs.record import CODES, RecordError, Run, another_version, load, read_table, same_numbers
 
 TABLES = ("eval", "validation", "metrics", "queries", "rivals", "pairs", "answers", "updates")  # beside manifests
+WAYS_OUT = {  # of runs that cannot be compared, by what differs
+    "code": "Show that they give the same numbers (gcpo replay --profile {profile} 9) or run them again",
+    "models": "Put one world in the place of the other, and run them again",
+    "data": "Set data_revision and run them again on one",
+}
 
 
 def runs(profile: str, reference: bool = False) -> list[Run]:
-    """All runs of a profile: those in this machine's outputs, or, only when asked for, the committed reference's.
+    """Return all runs of a profile: those in this machine's outputs or, only when asked for, the reference's.
 
     Each is checked: one that is not to be trusted has a ``fault``, and is not ``finished``.
     """
     name = profile_name(profile)
+    if reference:
+        return _committed(paths.REFERENCE / name / "runs.jsonl")
     places = sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))
-    found = _committed(paths.REFERENCE / name) if reference else [load(path.parent, whole=False) for path in places]
-    for run in found:
-        try:
-            if run.finished:
-                _read(run.manifest)
-        except (KeyError, TypeError, AttributeError) as error:  # the hash is right, but the record is not one of ours
-            run.fault = f"no record of a run ({type(error).__name__}: {error})"
-    return found
+    return [load(path.parent, whole=False) for path in places]
 
 
-def _read(m: dict[str, Any]) -> None:
-    """Read of a manifest all that a report does: its columns, and what runs are told apart and counted by."""
-    _columns(m), label(m["kind"], m["params"]), _models(m), _data(m), _made_with(m)
-    hash((m["id"], m["kind"], m.get("code"), (m.get("commit") or "")[:7]))
-
-
-def _committed(folder: Path) -> list[Run]:
-    path = folder / "runs.jsonl"
+def _committed(path: Path) -> list[Run]:
     if not path.exists():
         return []
-    if broken := io.broken(folder):
+    if broken := io.broken(path.parent):
         broken += ": restore it from the repository, or publish again"
     found = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             manifest = dict(json.loads(line))
-            found.append(Run(folder, manifest, broken or another_version(manifest)))
+            found.append(Run(path.parent, manifest, broken or another_version(manifest)))
         except (ValueError, TypeError, RecursionError):
-            found.append(Run(folder, {"id": f"line {number}"}, broken or "not readable"))
+            found.append(Run(path.parent, {"id": f"line {number}"}, broken or "not readable"))
     return found
 
 
@@ -87,20 +80,26 @@ def source(profile: str, reference: bool = False) -> str:
     return f"reference of profile {name}" if reference else f"this machine's runs of profile {name}"
 
 
-def find(profile: str, grid: str | None = None, reference: bool = False, any_code: bool = False) -> pd.DataFrame:
-    """Finished runs of a profile, one line each, or those of a grid; ``reference`` as in :func:`runs`.
+def find(
+    profile: str,
+    grid: str | None = None,
+    reference: bool = False,
+    any_code: bool = False,
+    every: list[Run] | None = None,
+) -> pd.DataFrame:
+    """Return finished runs of a profile, one line each, or those of a grid; ``reference`` as in :func:`runs`.
 
-    Columns: id, kind, label (the method, with what varies among these runs), every parameter and every setting of
-    TRL's config, as resolved (alpha is the alpha that ran), reward_range, every figure of the manifest's ``results``,
-    hardware (a mapping), started, seconds and cpu_seconds (NaN of a run that was
-    interrupted), peak_memory_gb (of the machine) and peak_gpu_memory_gb (NaN without a GPU), code,
-    commit, dirty, schema, folder (a Path) and reference (bool). Empty where nothing has run.
+    ``every`` are the runs if they were read before. Columns: id, kind, label (the method, with what varies among these
+    runs), every parameter and every setting of TRL's config, as resolved (alpha is the alpha that ran), reward_range,
+    every figure of the manifest's ``results``, hardware (a mapping), started, seconds and cpu_seconds (NaN of a run
+    that was interrupted), peak_memory_gb (of the machine) and peak_gpu_memory_gb (NaN without a GPU), code, commit,
+    dirty, schema, folder (a Path) and reference (bool). Empty where nothing has run.
 
     Raises:
         RecordError: with a grid and unless ``any_code``, runs of different code of this package, or of different models
             or data under one name, which are not to be compared.
     """
-    finished = [run for run in runs(profile, reference) if run.finished]
+    finished = [run for run in (runs(profile, reference) if every is None else every) if run.finished]
     if grid is None:
         each = {run.manifest["id"]: (run.manifest["kind"], run.manifest["params"]) for run in finished}
         axes = varied(each.values())
@@ -108,9 +107,8 @@ def find(profile: str, grid: str | None = None, reference: bool = False, any_cod
     else:
         labels = {plan.id: plan.label for plan in expand(grid, profile)}
         finished = [run for run in finished if run.manifest["id"] in labels]
-        if not any_code and (why := next(_mixtures(profile, [run.manifest for run in finished]), None)):
-            otherwise = "or ask for any_code=True to compare them all the same."
-            raise RecordError(f"These runs of profile {profile!r} {why}, {otherwise}")
+        if not any_code:
+            _refuse_mixtures(profile, [run.manifest for run in finished])
     nothing = [*Params.model_fields, "id", "kind"]
     table = pd.DataFrame([_columns(run.manifest) for run in finished], columns=None if finished else nothing)
     folders = pd.Series([run.folder for run in finished], dtype=object)
@@ -136,95 +134,68 @@ def _columns(manifest: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _mixtures(profile: str, manifests: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield why runs must not be compared: they were made by different code, or differ in what one name stands for."""
+def _refuse_mixtures(profile: str, manifests: list[dict[str, Any]]) -> None:
+    """Raise RecordError for runs made by different code, or that differ in what one name stands for."""
     known = same_numbers(profile_name(profile))
-    codes = Counter((m.get("code"), (m.get("commit") or "no commit")[:7]) for m in manifests)
-    if len({"certified" if code in known else code for code, _ in codes}) > 1:
-        made = ", ".join(f"{count} at {commit} (code {code})" for (code, commit), count in codes.items())
-        yield (
-            f"were made by different code of this package: {made}. Show that they give the same numbers (python -m "
-            f"gcpo replay --profile {profile} 9), run them again with one"
-        )
-    # Runs made on two kinds of processor start from two worlds, unless one took the other's.
-    for (kind, name), counts in _ambiguous(model for m in manifests for model in _models(m).items()):
-        made = ", ".join(f"{count} with {digest}" for digest, count in counts.items())
-        yield (
-            f"were made with different models of one name, {kind} {name!r}: {made}. Take one world for all (python -m "
-            "gcpo world --reference takes the reference's) and run them again"
-        )
-    for (task, part), versions in _ambiguous(data for m in manifests for data in _data(m).items()):
-        yield (
-            f"have different data of one name, {task}, {part}: {' and '.join(sorted(versions))}. Set data_revision and "
-            "run them again on one"
-        )
+    versions: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for key, version in (item for manifest in manifests for item in _shared(manifest, known).items()):
+        versions[key][version] += 1
+    for (what, name), counts in versions.items():
+        if len(counts) > 1:
+            made = ", ".join(f"{count} with {version}" for version, count in counts.items())
+            way = WAYS_OUT[what].format(profile=profile)
+            raise RecordError(
+                f"These runs of profile {profile!r} were made with different {what} of one name, {name}: {made}. {way},"
+                " or ask for any_code=True to compare them all the same."
+            )
 
 
-def _ambiguous(named: Iterable[tuple[tuple[str, str], str]]) -> Iterator[tuple[tuple[str, str], Counter[str]]]:
-    """Yield each name that stands for several versions, with the number of runs that have each of them."""
-    versions: dict[tuple[str, str], Counter[str]] = {}
-    for name, version in named:
-        versions.setdefault(name, Counter())[version] += 1
-    return ((name, counts) for name, counts in versions.items() if len(counts) > 1)
-
-
-def _data(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """Return the source of each part of a run's data, by task and part; the seed of generated training data is the
-    run's own."""
-    task, sources, varies = manifest["params"]["task"], manifest.get("data", {}), {"generator_seed"}
-    return {
-        (task, part): json.dumps({key: source[key] for key in source.keys() - varies}, sort_keys=True)
-        for part, source in sources.items()
-    }
-
-
-def _models(manifest: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """Return the models of a run, by kind and name: a digest of the hashes of their files. A name has one model in each
-    embedded world."""
-    seed = recorded(manifest["params"], "world_seed")
+def _shared(manifest: dict[str, Any], known: Collection[str] = ()) -> dict[tuple[str, str], str]:
+    """Return what runs must share to be compared, by kind and name: their code (one where it is ``known`` to give the
+    same numbers), each model, of which a name has one in each embedded world, and each part of the data but for its
+    seed."""
+    params, code, seed = manifest["params"], manifest.get("code"), recorded(manifest["params"], "world_seed")
     of = f" of world {seed}" if seed else ""
-    return {
-        (kind, manifest["params"][kind] + of): hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:7]
-        for kind in ("policy", "embedder", "entailment")
-        if (made := manifest.get("contents", {}).get(kind))
+    found: dict[tuple[str, str], str] = {
+        ("code", "gcpo"): "certified code" if code in known else f"code {code} of {manifest.get('commit')!s:.7}"
     }
+    for kind in ("policy", "embedder", "entailment"):
+        if made := manifest.get("contents", {}).get(kind):
+            digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+            found["models", f"{kind} {params[kind]!r}{of}"] = digest[:7]
+    for part, source in manifest.get("data", {}).items():
+        version = {key: value for key, value in source.items() if key != "generator_seed"}
+        found["data", f"{params['task']}, {part}"] = json.dumps(version, sort_keys=True)
+    return found
 
 
-def coverage(
-    grid: str, profile: str, reference: bool = False, unasked: Mapping[str, str] | None = None
-) -> pd.DataFrame:
+def coverage(grid: str, profile: str, reference: bool = False, every: list[Run] | None = None) -> pd.DataFrame:
     """Return the coverage of a grid: its runs by status, per task and label, with remarks on them.
 
-    ``left_out`` counts records that are damaged, edited, incomplete or foreign, and those of ``unasked`` (id -> why
-    they count for nothing); where there are any, ``why`` names them, and those that belong to no run of the grid have
-    a row of their own. ``dirty`` counts runs made with uncommitted changes. ``source`` says "this machine" or
-    "reference". ``made_with`` is there only where runs of the grid differ in it: versions of what trains, and hardware.
+    ``left_out`` counts records that are damaged, edited, incomplete or foreign; where there are any, ``why`` names
+    them, and those that belong to no run of the grid have a row of their own. ``dirty`` counts runs made with
+    uncommitted changes. ``source`` says "this machine" or "reference". ``made_with`` is there only where runs of the
+    grid differ in it: versions of what trains, and hardware. ``every`` are the runs if they were read before.
     """
-    found = {_name(run): run for run in runs(profile, reference)}
-    each = [
-        (plan.params.task, plan.label, 1, plan.id, found.pop(plan.id, Run(plan.folder)))
-        for plan in expand(grid, profile)
-    ]
-    said = {name: run.fault or (unasked or {}).get(name) for name, run in found.items()}
-    each += [("", "(of no run here)", 0, name, found[name]) for name, why in said.items() if why]
+    found = {_name(run): run for run in (runs(profile, reference) if every is None else every)}
+    each = [(p.params.task, p.label, 1, p.id, found.pop(p.id, Run(p.folder))) for p in expand(grid, profile)]
+    each += [("", "(of no run here)", 0, name, run) for name, run in found.items() if run.fault]
     rows = []
     for task, label_, wanted, name, run in each:
-        why = run.fault or said.get(name)
-        status = None if why else run.manifest.get("status")
-        row = {"task": task, "run": label_, "wanted": wanted, "left_out": bool(why)}
+        status = None if run.fault else run.manifest.get("status")
+        row = {"task": task, "run": label_, "wanted": wanted, "left_out": bool(run.fault)}
         row |= {"finished": status == "finished", "failed": status == "failed"}
         row |= {"dirty": bool(status and run.manifest.get("dirty"))}
-        row |= {"commit": (run.manifest.get("commit") or "none")[:7] if status else ""}
-        row |= {"why": f"{name}: {why}" if why else ""}
+        row |= {"commits": (run.manifest.get("commit") or "none")[:7] if status else ""}
+        row |= {"why": f"{name}: {run.fault}" if run.fault else ""}
         rows.append({**row, "made_with": _made_with(run.manifest) if status == "finished" else ""})
-    table = pd.DataFrame(rows).groupby(["task", "run"], sort=False)
-    counts = table[["wanted", "finished", "failed", "left_out", "dirty"]].sum()
-    counts["commits"] = table["commit"].agg(lambda c: ", ".join(sorted(set(c) - {""})))
-    counts["source"] = "reference" if reference else "this machine"
-    if counts["left_out"].any():
-        counts["why"] = table["why"].agg(lambda w: "; ".join(filter(None, w)))
-    if len({row["made_with"] for row in rows} - {""}) > 1:
-        counts["made_with"] = table["made_with"].agg(lambda w: "; ".join(sorted(set(w) - {""})))
+    table = pd.DataFrame(rows)
+    texts = [column for column in ("why", "made_with") if len(set(table[column]) - {""}) > (column == "made_with")]
+    by_run = table.groupby(["task", "run"], sort=False)
+    counts = by_run[["wanted", "finished", "failed", "left_out", "dirty"]].sum()
+    for column, separator in {"commits": ", ", **dict.fromkeys(texts, "; ")}.items():
+        counts[column] = [separator.join(sorted({*said} - {""})) for _, said in by_run[column]]
+    counts.insert(list(counts).index("commits") + 1, "source", "reference" if reference else "this machine")
     return counts.reset_index()
 
 
@@ -289,23 +260,20 @@ def _parts(path: Path, changed: int) -> dict[str, pd.DataFrame]:
 
 
 def to_publish(profile: str) -> list[Run]:
-    """This machine's finished runs of a profile, and those of its reference that can stand beside them: not made again
-    here, of the same models, and in no grid with runs of this machine that other code has made."""
+    """Return this machine's finished runs of a profile, and those of its reference that can stand beside them: not made
+    again here, of the same models, and in no grid with runs of this machine that other code has made."""
     own, known = [run for run in runs(profile) if run.finished], same_numbers(profile_name(profile))
-
-    def code_of(manifest: dict[str, Any]) -> str:
-        return "certified" if manifest["code"] in known else str(manifest["code"])
-
-    codes = {run.manifest["id"]: code_of(run.manifest) for run in own}
-    models = {model: digest for run in own for model, digest in _models(run.manifest).items()}
+    made = {run.manifest["id"]: _shared(run.manifest, known) for run in own}
+    models = {what: version for shared in made.values() for what, version in shared.items() if what[0] == "models"}
     together = [{plan.id for plan in expand(grid, profile)} for grid in fitting(profile)]
 
     def comparable(manifest: dict[str, Any]) -> bool:
-        beside = {codes[made] for asked in together if manifest["id"] in asked for made in asked & codes.keys()}
-        same_models = all(models.get(model, digest) == digest for model, digest in _models(manifest).items())
-        return same_models and beside <= {code_of(manifest)}
+        shared, code = _shared(manifest, known), ("code", "gcpo")
+        beside = {id_ for asked in together if manifest["id"] in asked for id_ in asked & made.keys()}
+        same_models = all(models.get(what, version) == version for what, version in shared.items())
+        return same_models and {made[id_][code] for id_ in beside} <= {shared[code]}
 
-    old = [run for run in runs(profile, reference=True) if run.finished and run.manifest["id"] not in codes]
+    old = [run for run in runs(profile, reference=True) if run.finished and run.manifest["id"] not in made]
     return own + [run for run in old if comparable(run.manifest)]
 
 

@@ -6,8 +6,8 @@ Labels are those of the grids ``headline`` and ``table1``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from math import nan
@@ -20,16 +20,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 from gcpo import paths
 from gcpo.reports import records, tables, verdicts
 from gcpo.reports.verdicts import Pair, Verdict, clear, compare
-from gcpo.runs.grids import expand, grids
+from gcpo.runs.grids import expand
 from gcpo.runs.params import profile_name
-from gcpo.runs.plan import recorded, with_trainings
 from gcpo.runs.profiles import ParameterError, read_yaml
 from gcpo.runs.record import RecordError, Run
 
 WORLDS = {"world_a": "world A", "world_b": "world B"}  # profile -> as people call it
 CONTROL_GRID = "headline"  # where the controls are
 GRIDS = (CONTROL_GRID, "others", "steps", "checkpoints")  # whose runs decide by the protocol, in these worlds
-CHOICE = "operating_point"  # the grid that chose how all of them train
 GATE_GRID = "table1"  # whose plain runs of GRPO, and of no training, are a profile's own
 START, BASE = "no training", "grpo"
 GCPO = ("gcpo_cd", "gcpo_bot")
@@ -108,25 +106,6 @@ def waiting(grid: str, profile: str, finished: Collection[str]) -> dict[str, str
     }
 
 
-def outside_protocol(profile: str, runs: Iterable[Run]) -> dict[str, str]:
-    """Return why finished runs of a world count for nothing, by id: the protocol names no such run.
-
-    They have other seeds than its grids ask for, are another world's, or were made with other settings. Of a profile
-    that is no world of the protocol there are none.
-    """
-    finished = {run.manifest["id"]: run.manifest["params"] for run in runs if run.finished}
-    if not finished or profile_name(profile) not in WORLDS:
-        return {}
-    own = [plan for name in (*GRIDS, CHOICE) if name in grids() for plan in expand(name, profile)]
-    named = {plan.id for plan in with_trainings(own)}
-    return {
-        id_: f"PROTOCOL.md names no such run of {WORLDS[profile_name(profile)]} (seed {params['seed']}, world_seed "
-        f"{recorded(params, 'world_seed')})"
-        for id_, params in finished.items()
-        if id_ not in named
-    }
-
-
 def margins(path: Path | None = None) -> dict[str, dict[str, float]]:
     """Return the largest difference that does not matter, in points above 0, by task and metric, as declared before any
     result in ``params/statistics/margins.yaml``.
@@ -176,10 +155,16 @@ class Report:
         return f"python -m gcpo grid {self.grid} --profile {self.profile}"
 
     @cached_property
+    def _every(self) -> list[Run]:
+        return records.runs(self.profile, self.reference)
+
+    @cached_property
     def waiting(self) -> dict[str, str]:
         """Why the runs of a task are not compared yet, by task (:func:`waiting`)."""
-        each = records.runs(self.profile, self.reference)
-        return waiting(self.grid, self.profile, {run.manifest["id"] for run in each if run.finished})
+        return self._waiting(self.grid)
+
+    def _waiting(self, grid: str) -> dict[str, str]:
+        return waiting(grid, self.profile, {run.manifest["id"] for run in self._every if run.finished})
 
     @cached_property
     def metric(self) -> dict[str, str]:
@@ -195,15 +180,16 @@ class Report:
 
     @property
     def coverage(self) -> pd.DataFrame:
-        """Wanted and finished runs, as :func:`gcpo.records.coverage` counts them, and runs that are not the protocol's
-        (no reference has any)."""
-        own = {} if self.reference else outside_protocol(self.profile, records.runs(self.profile))
-        return records.coverage(self.grid, self.profile, self.reference, own)
+        """Wanted and finished runs, as :func:`gcpo.records.coverage` counts them."""
+        return records.coverage(self.grid, self.profile, self.reference, self._every)
 
     @cached_property
     def _compared(self) -> pd.DataFrame:
-        found = records.find(self.profile, self.grid, self.reference, self.any_code)
-        return found[~found["task"].isin([*self.waiting])]
+        return self._of(self.grid)
+
+    def _of(self, grid: str) -> pd.DataFrame:
+        found = records.find(self.profile, grid, self.reference, self.any_code, self._every)
+        return found[~found["task"].isin([*self._waiting(grid)])]
 
     def runs(self, which: str = "kind == 'train'") -> pd.DataFrame:
         """Return finished runs of the grid for which a query of their columns is true, without those that wait.
@@ -268,8 +254,7 @@ class Report:
     def controls(self) -> dict[str, pd.DataFrame]:
         """Differences of the positive controls from GRPO, corrected together on each task of the grid, as
         :func:`gcpo.reports.verdicts.compare` gives them: runs of it, or of the grid ``headline``; none that wait."""
-        each = [replace(self, grid=grid)._compared for grid in dict.fromkeys([self.grid, CONTROL_GRID])]
-        found = pd.concat(each).drop_duplicates("id")
+        found = pd.concat([self._compared, self._of(CONTROL_GRID)]).drop_duplicates("id")
         found = found[(found["kind"] == "train") & found["label"].isin([*CONTROLS, BASE])]
         scores = records.gather(found, "eval", ["task", "label", "seed"])
         made = {}

@@ -86,7 +86,7 @@ def clear(table: pd.DataFrame) -> pd.Series:
 
 
 def compare(
-    scores: pd.DataFrame, metric: str, pairs: Iterable[Pair], seed: int = 0, absent: Mapping[Pair, str] | None = None
+    scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: Mapping[Pair, str] | None = None
 ) -> pd.DataFrame:
     """Return each first label minus the second in points, paired by seed and question on the seeds that both have.
 
@@ -94,7 +94,6 @@ def compare(
         scores: lines of the evaluations with columns label, seed, query and the metric, of one task and decoding.
         metric: the column to compare, in [0, 1].
         pairs: of labels, corrected together (:func:`family`); one that has no two seeds has no estimate.
-        seed: of the resampling.
         absent: why the case of a pair does not occur: it is not compared.
 
     Raises:
@@ -102,87 +101,76 @@ def compare(
     """
 
     def evidence(own: pd.DataFrame, other: pd.DataFrame) -> Evidence:
-        if few := len(own.columns.symmetric_difference(other.columns)):
-            raise ValueError(
-                f"runs were tested on different questions ({few} that only one has): compare runs with the same "
-                "eval_split and eval_limit"
-            )
-        a, b = own.to_numpy(), other.to_numpy()
-        draws = statistics.training_draws(a, b, seed=seed)
+        if not own.columns.equals(other.columns):
+            raise ValueError("runs were tested on different questions: their eval_split or eval_limit differ")
+        a, b = 100 * own.to_numpy(), 100 * other.to_numpy()
+        draws = statistics.training_draws(a, b)
         return Evidence(draws.interval, draws.p, lambda level: statistics.minimal_detectable(a, b, level=level))
 
-    pairs = [*pairs]
-    wanted = scores[scores["label"].isin([label for pair in pairs for label in pair])]
-    each = {
-        str(label): 100 * part.pivot(index="seed", columns="query", values=metric)
-        for label, part in wanted.groupby("label", sort=False)
-    }
-    return _compared(each, pairs, evidence, "points", absent=absent)
+    return _compared(scores, metric, pairs, evidence, "points", absent=absent)
 
 
 def spreads(
-    scores: pd.DataFrame, metric: str, pairs: Iterable[Pair], absent: Mapping[Pair, str] | None = None
+    scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: Mapping[Pair, str] | None = None
 ) -> pd.DataFrame:
     """Return whether the first label's runs vary less than the second's, as :func:`compare`: ln of the ratio of
     standard deviations, second over first, over the seeds that both have (at least 3); without ``mde``."""
 
-    def evidence(own: pd.Series, other: pd.Series) -> Evidence | str:
-        a, b = own.to_numpy(), other.to_numpy()
+    def evidence(own: pd.DataFrame, other: pd.DataFrame) -> Evidence | str:
+        a, b = (table.mean(axis=1).to_numpy() for table in (own, other))
         if not (a.std() and b.std()):
             return "one does not vary"
-        same = np.ptp(a - b) < 1e-9  # such as two methods that are one where rewards are right or wrong
+        same = np.ptp(a - b) < 1e-11  # such as two methods that are one where rewards are right or wrong
         p = 1.0 if same else statistics.spread_p(b, a)
         return Evidence(lambda level: Interval(*map(log, statistics.spread_ratio(b, a, level))), p)
 
-    runs = scores.groupby(["label", "seed"])[metric].mean().mul(100)
-    each = {str(label): runs[label] for label in runs.index.unique("label")}
-    return _compared(each, pairs, evidence, "ln of a ratio", 3, absent)
+    return _compared(scores, metric, pairs, evidence, "ln of a ratio", 3, absent)
 
 
-def by_seed(figures: pd.DataFrame, pairs: Iterable[Pair], unit: str) -> pd.DataFrame:
+def by_seed(figures: pd.DataFrame, pairs: Sequence[Pair], unit: str) -> pd.DataFrame:
     """Return differences of a figure of each run, such as its entropy, as :func:`compare`.
 
     ``figures`` has label, seed and value, a line per run. The interval is Student's, over the seeds that both have;
     where all of them differ by the same there is nothing to tell it by.
     """
 
-    def evidence(own: pd.Series, other: pd.Series) -> Evidence | str:
-        gaps = (own - other).to_numpy()
+    def evidence(own: pd.DataFrame, other: pd.DataFrame) -> Evidence | str:
+        gaps = (own - other).to_numpy().ravel()
         if not np.ptp(gaps):
             return "all seeds differ by the same"
         test, mean = ttest_1samp(gaps, 0), float(gaps.mean())
         return Evidence(lambda level: Interval(mean, *map(float, test.confidence_interval(level))), float(test.pvalue))
 
-    wide = figures.pivot(index="seed", columns="label", values="value")
-    return _compared({str(label): wide[label].dropna() for label in wide}, pairs, evidence, unit)
+    return _compared(figures.dropna(subset=["value"]).assign(query=""), "value", pairs, evidence, unit)
 
 
 def _compared(
-    each: Mapping[str, Any],
-    pairs: Iterable[Pair],
+    scores: pd.DataFrame,
+    metric: str,
+    pairs: Sequence[Pair],
     evidence: Callable[..., Evidence | str],
     unit: str,
     fewest: int = 2,
     absent: Mapping[Pair, str] | None = None,
 ) -> pd.DataFrame:
-    """Compare what labels have at the seeds of both: by ``evidence``, or by no test where that says why."""
+    """Compare what labels have at the seeds of both (seeds x questions): by ``evidence``, or by no test where that says
+    why."""
+    labels = {label for pair in pairs for label in pair}
+    lines = scores[scores["label"].isin(labels)].groupby("label")
+    each = {str(label): part.pivot(index="seed", columns="query", values=metric) for label, part in lines}
     found: dict[Pair, Evidence | str] = {}
     shared: dict[Pair, int] = {}
     for pair in dict.fromkeys(pairs):
-        own, other = (each.get(label, pd.Series(dtype=float)) for label in pair)
+        own, other = (each.get(label, pd.DataFrame()) for label in pair)
         seeds = sorted({*own.index} & {*other.index})
-        few = (
-            f"{len(own)} and {len(other)} seeds, {len(seeds)} of both: {fewest} are needed"
-            if len(seeds) < fewest
-            else ""
-        )
+        few = "" if len(seeds) >= fewest else f"{len(own)} and {len(other)} seeds: {fewest} of both are needed"
         why = (absent or {}).get(pair) or few
         found[pair], shared[pair] = why or evidence(own.loc[seeds], other.loc[seeds]), len(seeds)
     return family(found, shared, unit)
 
 
 def differences(
-    scores: pd.DataFrame, metric: str, against: str | Mapping[str, str] = "grpo", margin: float = nan, seed: int = 0
+    scores: pd.DataFrame, metric: str, against: str | Mapping[str, str] = "grpo", margin: float = nan
 ) -> pd.DataFrame:
     """Return one metric of every kind of run and its difference from a base, in per cent and points, a row per label.
 
@@ -191,7 +179,6 @@ def differences(
         metric: the column to compare, in [0, 1].
         against: the base of all labels, or of each.
         margin: the largest difference that does not matter, in points.
-        seed: of the resampling.
 
     Returns:
         label, seeds (how many it has), mean and std (over these; n - 1), each (their scores), gaps (those less the
@@ -202,7 +189,7 @@ def differences(
     runs = scores.groupby(["label", "seed"], sort=False)[metric].mean().mul(100)
     labels = [str(label) for label in scores["label"].unique()]
     bases = {label: against if isinstance(against, str) else against.get(label, label) for label in labels}
-    found = compare(scores, metric, [pair for pair in bases.items() if pair[0] != pair[1]], seed)
+    found = compare(scores, metric, [pair for pair in bases.items() if pair[0] != pair[1]])
     rows = []
     for label, base in bases.items():
         own, n = runs[label], 0 if label == base else found["n"][label, base]
@@ -250,9 +237,8 @@ def cannot_differ(
         by: of a pair, the label that trains with nothing but the weight that it differs by; without, both labels' own.
     """
     known = weight_ranges(metrics)
-    plain = set(
-        metrics.loc[metrics["method"].isin([name for name, row in METHODS.items() if row.acts == "base"]), "label"]
-    )
+    methods = metrics.groupby("label")["method"].first()
+    plain = {label for label, method in methods.items() if METHODS[method].acts == "base"}
     wide = scores.pivot_table(index=["seed", "decoding", "query"], columns="label", values=metric)
     found = {}
     for pair in pairs:
@@ -331,43 +317,14 @@ def decide(
 
 def parts_table(parts: pd.DataFrame) -> pd.DataFrame:
     """Return the parts of a verdict as a page shows them: a row each, without columns that say nothing."""
-    named = [
-        " minus ".join(display_name(x) for x in pair if x) for pair in parts[["label", "against"]].fillna("").to_numpy()
-    ]
-    shown = parts.assign(
-        comparison=named, paper=parts["effect"], detectable=parts["mde"], seeds=parts["n"].replace(0, nan)
-    )
+    names = parts[["label", "against"]].fillna("").map(display_name).to_numpy()
+    shown = parts.rename(columns={"effect": "paper", "mde": "detectable"}).assign(seeds=parts["n"].replace(0, nan))
+    shown["comparison"] = [" minus ".join(filter(None, pair)) for pair in names]
     numbers = ["estimate", "low", "high", "paper", "detectable"]
     shown[numbers] = shown[numbers].map("{:+.3g}".format, na_action="ignore")
     where = [name for name in ("policy", "comparison") if name in shown]
     shown = shown[[*where, "verdict", *numbers, "seeds"]].dropna(axis=1, how="all")
     return shown.fillna("").set_index(where)
-
-
-def by_setting(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.DataFrame:
-    """Return verdicts on one claim under several settings, a column each, and whether the word depends on the setting.
-
-    Args:
-        lines: what tells the rows apart, then the setting, then the verdict.
-        names: of all but the verdict, the setting's last.
-
-    Returns:
-        the rows, their verdicts ("holds: +1.2 (+0.3 to +2.1)"), and depends: "yes" where two settings decide
-        differently; "no" where all decide, and alike; "inconclusive" where one does not decide; "not tested" where one
-        was not.
-    """
-    rows = [dict(zip(names, line, strict=False)) | line[-1] for line in lines]
-    table = pd.DataFrame(rows).reindex(columns=[*names, "verdict", "estimate", "low", "high"])
-    numbers = [f": {a:+.1f} ({b:+.1f} to {c:+.1f})" for a, b, c in table[["estimate", "low", "high"]].to_numpy(float)]
-    table["shown"] = table["verdict"] + pd.Series(numbers).where(table["verdict"] != UNTESTED, "")
-    wide = table.groupby([*names], sort=False)[["verdict", "shown"]].first().unstack(names[-1], sort=False)
-    depends = [_depends(set(words)) for words in wide["verdict"].to_numpy()]
-    return pd.DataFrame(wide["shown"]).assign(depends=depends).rename_axis(columns=None).reset_index()
-
-
-def _depends(words: set[str]) -> str:
-    several = "yes" if len(words - {INCONCLUSIVE}) > 1 else "no"
-    return UNTESTED if UNTESTED in words else INCONCLUSIVE if several == "no" and INCONCLUSIVE in words else several
 
 
 class Verdicts:
@@ -382,11 +339,9 @@ class Verdicts:
         self.notebook, self.records = notebook, records
         self.rows: list[Verdict] = []
 
-    def __call__(
-        self, check: str, place: str, heading: str, decided: bool | Verdict | None, because: str = "", task: str = ""
-    ) -> None:
+    def __call__(self, *arguments: Any, **named: Any) -> None:
         """Show and keep a verdict; arguments as in :meth:`add`."""
-        self.add(check, place, heading, decided, because, task)
+        self.add(*arguments, **named)
         self._display(self.rows[-1])
 
     def add(
@@ -417,12 +372,11 @@ class Verdicts:
         Raises:
             ValueError: no verdict with this id was kept.
         """
-        known = [row["id"] for row in self.rows]
-        if check not in known:
-            raise ValueError(f"{self.notebook} has no verdict {check!r}.{nearest(check, known)}")
-        for row in self.rows:
-            if row["id"] == check and task in ("", row["task"]):
-                self._display(row)
+        shown = [row for row in self.rows if row["id"] == check and task in ("", row["task"])]
+        if not shown:
+            raise ValueError(f"{self.notebook} has no verdict {check!r}.{nearest(check, [r['id'] for r in self.rows])}")
+        for row in shown:
+            self._display(row)
 
     @staticmethod
     def _display(row: Verdict) -> None:
