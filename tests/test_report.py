@@ -39,6 +39,7 @@ CLEAR = pd.DataFrame({"estimate": [2.0], "low": [1.0], "high": [3.0], "low_famil
 
 @pytest.fixture
 def table1(places: Path) -> None:
+    write_grid("headline", [{"kind": "train", **TASKS, "method": ["grpo"]}])
     write_grid(
         "table1",
         [
