@@ -341,7 +341,7 @@ def test_a_grid_overrules_the_profile_and_other_values_overrule_both() -> None:
     write_grid("g", [{"kind": "train", "alpha": [0.2, 0.3], "seed": [7]}])
     assert [(q.alpha, q.seed, q.beta) for q in params_of("g")] == [(0.2, 7, 0.1), (0.3, 7, 0.1)]
     assert [(q.alpha, q.beta) for q in params_of("g", beta=0.2)] == [(0.2, 0.2), (0.3, 0.2)]
-    with pytest.raises(ParameterError, match=r"g\.yaml varies seed itself: one value for all its runs would make them"):
+    with pytest.raises(ParameterError, match=r"g\.yaml .*seed"):
         params_of("g", seed=9)
 
 
