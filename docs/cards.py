@@ -15,7 +15,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 from gcpo import paths
-from gcpo.reports import ledger, pages
+from gcpo.reports import ledger, templates
 from gcpo.reports.tables import display_name, with_interval
 from gcpo.reports.verdicts import SHOWN
 
@@ -134,7 +134,7 @@ def cell(line: Any) -> str:
 
 def linked(note: str) -> str:
     """Return a note whose notebooks, named by number, are links."""
-    stems = pages.notebooks()
+    stems = templates.notebooks()
 
     def link(found: re.Match[str]) -> str:
         stem = stems.get(found[1])

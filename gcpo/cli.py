@@ -311,9 +311,9 @@ def replay(n: Annotated[int, typer.Argument(min=1, metavar="N")], profile: Profi
 @app.command()
 def methods() -> None:
     """Print every method with its rule and range."""
-    from gcpo.reports.methods import methods_page
+    from gcpo.reports.methods import markdown, methods_table
 
-    print(methods_page(), end="")
+    print(markdown(methods_table()), end="")
 
 
 @app.command()

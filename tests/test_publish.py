@@ -17,7 +17,7 @@ from record_builders import publish as publish_records
 
 from gcpo import io, paths
 from gcpo.cli import main
-from gcpo.reports import publish, records, replay
+from gcpo.reports import publish, records, replay, templates
 from gcpo.runs.record import RecordError
 
 pytestmark = pytest.mark.usefixtures("places")
@@ -52,8 +52,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
             (Path(parameters["write_to"]) / "table.csv").write_text(f"page {len(seen)}\n")
 
     monkeypatch.setattr(publish, "execute", execute)
-    monkeypatch.setattr(publish, "write_readme", lambda profile: seen.append({"readme": profile}))
-    monkeypatch.setattr(publish, "write_results", lambda profile: None)
+    monkeypatch.setattr(templates, "write_pages", lambda: seen.append({"pages": "written"}))
     return seen
 
 
@@ -73,8 +72,8 @@ def test_a_reference_is_built_beside_and_swapped_in_of_the_runs_of_grids(
     stray = finished("gradients", tables=TABLES, profile="laptop", seed=3)
     assert main(["publish", "--profile", "laptop"]) == 0
     assert stray.manifest["id"] in capsys.readouterr().out
-    page, readme = pages
-    assert readme == {"readme": "laptop"}
+    page, written = pages
+    assert written == {"pages": "written"}
     (new,) = page["new"]
     assert page["old"] == ["the old one"] and len(new.splitlines()) == 1
     found = reference_of("laptop")

@@ -19,8 +19,6 @@ from gcpo.semantics import Embedder
 
 study = SimpleNamespace(**runpy.run_path(str(paths.ROOT / "benchmarks" / "real_answers.py")))
 ALPHA_4 = 0.6 / math.log(4)
-# Two questions with two wordings each and two near wrong answers; two with one correct answer and none.
-ANSWERS = study.Pool(list("abcdefghij"), [[0, 1], [2, 3], [4], [5]], [[6, 7], [8, 9], [], []])
 
 
 def test_near_wrong_answers_are_those_to_other_questions_on_the_same_text() -> None:
@@ -29,16 +27,6 @@ def test_near_wrong_answers_are_those_to_other_questions_on_the_same_text() -> N
     assert near == [["1920", "in 1920", "Italy"], ["Rome", "Rome", "Italy"], ["1920", "in 1920"], []]
     assert study.changed("so 12 and 12, or \\boxed{12}.", "12") == ["so 12 and 12, or \\boxed{13}."]
     assert study.changed("\\frac{3}{9}", "\\frac{3}{9}") == ["\\frac{3}{0}"] and study.changed("twelve", "12") == []
-
-
-def test_a_group_has_k_correct_answers_and_others_that_are_not_correct() -> None:
-    groups = study.mixtures(ANSWERS, "others", 3)
-    assert groups.shape == (4, 4, 3)
-    for own, by_count in zip(ANSWERS.right, groups.tolist(), strict=True):
-        for count, group in enumerate(by_count):
-            assert group[:count] == [*own, *own, *own][:count] and not {*group[count:]} & {*own}
-    near = study.mixtures(ANSWERS, "near", 4)  # of the two questions that have near ones
-    assert near.shape == (2, 5, 4) and sorted(near[0, 0].tolist()) == [6, 6, 7, 7]
 
 
 def test_measures_and_weights_of_orthogonal_answers_are_those_of_the_formulas() -> None:

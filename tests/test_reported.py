@@ -121,21 +121,10 @@ def test_every_row_stands_in_the_papers_text(name: str) -> None:
 
 
 def test_a_table_is_read_with_numbers_and_empty_words() -> None:
-    table = tables.reported("gcpo_table2")
-    assert all(tables.reported(name)[column].dtype == float for name in TABLES for column in ("value", "spread"))
-    first = table.iloc[0]
+    first = tables.reported("gcpo_table2").iloc[0]
     assert (first["method"], first["value"], first["copied_from"]) == ("", 61.8, "SEED-GRPO paper, Table 2")
     assert pd.isna(first["spread"])
     assert tables.reported("seed_grpo_table4b")["label"].tolist()[:2] == ["0.01", "0.01"]
-
-
-def test_an_unknown_table_is_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match=r"^Unknown table 'gcpo_tabel1'\. Did you mean 'gcpo_table1'\? Valid .+\.$"):
-        tables.reported("gcpo_tabel1")
-
-
-def test_the_means_of_our_methods() -> None:
-    assert tables.paper_means("seed_grpo_table4a", task="average") == {"dr_grpo": 51.4, "seed_grpo": 56.6}
     found = tables.paper_means("gcpo_table6", task="narrativeqa", metric="f1")
     assert found == {"qhawkeye": 71.63, "egspo": 71.84, "r2vpo": 72.52, "gcpo_cd": 73.25, "gcpo_bot": 73.82}
 
@@ -182,14 +171,6 @@ def test_averages_are_the_means_of_their_rows() -> None:
                 if abs(mean - printed) > Decimal(1).scaleb(printed.as_tuple().exponent):  # the cells are rounded too
                     wrong["|".join(key)] = str(round(mean, 2).normalize())
     assert wrong == WRONG_AVERAGES
-
-
-def test_percentages_of_counts_in_cw_grpo_table_2() -> None:
-    table = select("cw_grpo_table2: clip_cov|Qwen2.5-Math-7B-Instruct").set_index(["task", "metric"])["value"]
-    for benchmark in select("cw_grpo_table4: questions").itertuples():
-        assert table[benchmark.task, "questions"] == benchmark.value
-        share = 100 * int(table[benchmark.task, "correct"]) / int(benchmark.value)
-        assert f"{share:.1f}" == table[benchmark.task, "accuracy"]
 
 
 CONTRADICTED = {("egpo_table2: egpo", "math500"), ("egpo_table2: egpo", "gsm8k")}  # 76.40, 81.43 and 74.00, 79.83

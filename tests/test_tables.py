@@ -13,8 +13,7 @@ import pytest
 from gcpo import paths
 from gcpo.cli import main
 from gcpo.methods import METHODS
-from gcpo.reports import methods, pages, tables
-from gcpo.reports.report import WORLDS
+from gcpo.reports import methods, tables
 from gcpo.reports.tables import NAMES, display_name
 from gcpo.runs.params import validate
 from gcpo.runs.profiles import load_profile
@@ -114,76 +113,9 @@ def test_what_departs_from_a_profile_is_shown_and_nothing_else() -> None:
     assert tables.departures(own)["this run has"].to_dict() == {"seed": "3"}
 
 
-def test_every_table_of_the_papers_is_made_or_says_what_it_lacks() -> None:
-    table = pages.exhibits()
-    assert not table[["paper", "exhibit"]].duplicated().any()
-    assert (table["notebooks"] + table["lacks"]).ne("").all()
-    named = {
-        f"{paper} {exhibit}".lower().replace("-", "_")
-        for paper, exhibit in zip(table["paper"], table["exhibit"], strict=True)
-    }
-    for name in (path.stem for path in (Path(tables.__file__).parents[1] / "reported").glob("*_table*.csv")):
-        paper, number = name.split("_table")
-        number = number if number.isdigit() else f"{number[0]}({number[1]})"
-        assert f"{paper} table {number}" in named
-
-
-def test_the_pages_are_written_from_the_reference_and_the_readme_between_its_markers_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
-    monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
-    gate = "task,decoding,gain,low,high,records\ntinyqa,sampled,21.44,19.46,23.48,runs\ntinyqa,greedy,1,0,2,runs\n"
-    tables_ = {
-        "headlines": "question,paper,scope,place,quote,verdict,found,brief,parts,notebook,records\n"
-        "Why?,GCPO,embedded world,Eq. 1,so it is,ruled out,By 56.,By 5.,holds: one."
-        "\\nruled out: two.,01_why,runs of p\n",
-        "ledger_counts": "kind,paper,holds,fails,claims,records\nfinding,GCPO,2,1,3,runs of p\n"
-        "theorem,GCPO,1,0,1,runs of p\ntheorem,EGPO,0,4,4,runs of p\n",
-    }
-    for name in ("p", *WORLDS):
-        (tmp_path / "reference" / name).mkdir(parents=True)
-    (tmp_path / "reference" / "world_b" / "gate.csv").write_text(gate)
-    steps = "task,policy,method,gain,low,high,records\ntinymath,starting policy,rd_only,1.1,0.2,2,runs\n"
-    steps += "tinyqa,starting policy,rd_only,1.467,0.944,1.996,runs\ntinyqa,starting policy,gcpo_cd,7,6,8,runs\n"
-    steps += "tinyqa,after 64 steps,rd_only,7,6,8,runs\n"
-    (tmp_path / "reference" / "world_b" / "one_step_table.csv").write_text(steps)
-    pairs = "task,label,difference,low,high,records\ntinyqa,GCPO-BoT minus GRPO,-0.2,-0.81,0.42,runs\n"
-    pairs += "tinyqa,half of the questions dropped minus GRPO,-2.6,-3.5,-1.7,runs\n"
-    (tmp_path / "reference" / "world_b" / "table1_pairs.csv").write_text(pairs)
-    (tmp_path / "docs").mkdir()
-    for name, text in tables_.items():
-        text = text.replace("holds: one.\\nruled out: two.", '"holds: one.\nruled out: two."')
-        (tmp_path / "reference" / "p" / f"{name}.csv").write_text(text)
-    (tmp_path / "CITATION.cff").write_text("version: 1\ndate-released: 2026-01-01\n")
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{pages.START}\nstale\n{pages.END}\nafter\n")
-    counts = "| of | holds | fails | claims |\n| --- | --- | --- | --- |\n| findings of GCPO | 2 | 1 | 3 |\n"
-    counts += "| theorems | 1 | 4 | 5 |\n"
-    trained = (
-        "| tinyqa | world B | 21.4 [19.5, 23.5] | -2.6 [-3.5, -1.7] | not yet | -0.2 [-0.8, 0.4] | 1.5 [0.9, 2.0] |\n"
-    )
-    trained += "| tinymath | world B | not yet | not yet | not yet | not yet | 1.1 [0.2, 2.0] |\n\n"
-    for _ in range(2):  # twice is as once
-        pages.write_readme("p")
-        found = readme.read_text()
-        assert found.startswith(f"before\n{pages.START}\n") and found.endswith(f"{pages.END}\nafter\n")
-        assert "stale" not in found and found.count(counts) == found.count(trained) == found.count("runs of p") == 1
-        where = "GCPO Eq. 1; small policies, trained here; *ruled out*; [notebook 01](notebooks/01_why.ipynb)"
-        assert found.count(f"1. **Why? Not here.** By 5. ({where})\n") == 1
-    pages.write_results("p")
-    page = (tmp_path / "RESULTS.md").read_text()
-    assert page.startswith("# Results") and counts in page and trained in page and page.count("runs of p") == 1
-    assert (
-        "### Why?\nNot here (*ruled out*). GCPO, Eq. 1: “so it is”" in page
-        and "\n- holds: one.\n- ruled out: two.\n" in page
-    )
-    assert "(../notebooks/" in (tmp_path / "docs" / "exhibits.md").read_text()
-
-
-def test_the_page_of_methods_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_methods_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
-    assert capsys.readouterr().out == (paths.ROOT / "METHODS.md").read_text(), "python -m gcpo methods > METHODS.md"
+    assert capsys.readouterr().out in (paths.ROOT / "METHODS.md").read_text()
 
 
 def test_the_table_of_methods_has_a_line_for_each_and_its_range() -> None:

@@ -1,4 +1,4 @@
-"""METHODS.md, and tables in Markdown: beside the core, pandas is all that is needed."""
+"""The table of methods, and tables in Markdown: beside the core, pandas is all that is needed."""
 
 from __future__ import annotations
 
@@ -36,22 +36,6 @@ def methods_table(group_size: int = 16) -> pd.DataFrame:
         rows.append((f"`{name}`", row.paper, row.rule, row.acts, row.granularity, row.direction, reach))
     columns = ["method", "paper", "rule", "acts on", "per", "direction", f"weight at G = {group_size}"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def methods_page(group_size: int = 16) -> str:
-    """Return METHODS.md."""
-    return f"""# Methods
-
-Written by `python -m gcpo methods`. Ranges are at the method's own alpha; methods that change rewards, or add a term to
-the loss, leave the weight at 1. What each paper leaves open, and what was chosen, is in [DEVIATIONS.md](DEVIATIONS.md).
-
-{markdown(methods_table(group_size))}
-
-## In verl
-
-[How to train in verl](docs/verl.md); `python -m gcpo.verl METHOD` prints a method's settings.
-
-{markdown(verl_table())}"""
 
 
 def verl_table() -> pd.DataFrame:

@@ -14,8 +14,7 @@ import nbformat
 from papermill import PapermillExecutionError, inspect_notebook
 
 from gcpo import io, paths
-from gcpo.reports import records
-from gcpo.reports.pages import write_readme, write_results
+from gcpo.reports import records, templates
 from gcpo.runs.grids import expand, fitting
 from gcpo.runs.params import profile_name
 from gcpo.runs.plan import with_trainings
@@ -200,8 +199,7 @@ def _replace(profile: str, finished: list[Run] | None = None) -> None:
         for each in [each for each, shows in shown.items() if firsts and (each in ledgers or shows["profile"] in made)]:
             _commit(Path(folder, f"{each}.ipynb"))
     if firsts:
-        write_readme(home)
-        write_results(home)
+        templates.write_pages()
 
 
 def execute_again(name: str) -> None:

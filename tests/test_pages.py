@@ -1,0 +1,149 @@
+"""Pages are what templates make of the reference; the README's code runs as printed; exhibits have grids."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gcpo import paths
+from gcpo.errors import UserError
+from gcpo.reports import records, replay, report, tables, templates
+from gcpo.runs.grids import expand, owner
+from gcpo.runs.params import validate
+from gcpo.runs.plan import Plan
+from gcpo.runs.profiles import load_profile
+from gcpo.tasks import GENERATED, TASKS
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (paths.ROOT / "README.md").read_text(), flags=re.S)
+
+
+def test_pages_are_those_that_templates_make_of_the_reference() -> None:
+    made = templates.pages()
+    assert {*made} == {"README.md", "RESULTS.md", "METHODS.md", "docs/exhibits.md"}
+    for name, text in made.items():
+        assert (paths.ROOT / name).read_text() == text, f"{name}: python -m gcpo.reports.templates"
+
+
+@pytest.mark.parametrize("column", ["verdict", "beside"])
+def test_no_page_is_made_when_the_ledger_has_another_word(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(profile: str, name: str, **settings: object) -> pd.DataFrame:
+        table = tables.written(profile, name, **settings)
+        return table.assign(**{column: "fails"}) if name == "headlines" else table
+
+    monkeypatch.setattr(templates, "written", changed)
+    with pytest.raises(UserError, match=r"README.md.j2: .*gcpo-prop-2-1-mass.*'holds'.*'fails'"):
+        templates.pages()
+
+
+def test_the_first_screen_says_what_the_ledger_says() -> None:
+    """The controls are seen, gains in mathematics of two to four points are possible, and RD alone helps a step."""
+    for world in report.WORLDS:
+        controls = tables.written(world, "table1_controls", reference=True)
+        half = controls.query("control == 'half of the questions dropped'")
+        assert half["task"].tolist() == ["tinyqa", "tinymath"] and half["seen"].all()
+        gains = tables.written(world, "table1_pairs", reference=True).query("task == 'tinymath'").set_index("label")
+        gains = gains.loc[["GCPO-CD minus GRPO", "GCPO-BoT minus GRPO"], ["low", "high"]]
+        assert (gains["low"] < 0).all() and gains["high"].between(1.5, 4.5).all()
+        step = tables.written(world, "one_step_table", reference=True).query("policy == 'starting policy'")
+        gain = step.query("task == 'tinyqa'").set_index("method")
+        assert gain.loc["rd_only", "low"] > 0 > gain.loc["cd_only", "high"]
+
+
+def test_the_mathematics_without_a_trainer() -> None:
+    assert ["GCPOTrainer" in block for block in BLOCKS] == [True, False]
+    *lines, last = BLOCKS[1].strip().splitlines()
+    names: dict[str, object] = {}
+    exec("\n".join(lines), names)
+    weight = eval(last, names)
+    assert weight.shape == (1, 4) and (weight > 1).all()  # rewards that differ are boosted more than geometry damps
+
+
+@pytest.mark.slow
+def test_the_example_of_a_trl_run_trains_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(BLOCKS[0], names)
+    steps = [entry for entry in names["trainer"].state.log_history if "loss" in entry]  # type: ignore[attr-defined]
+    assert len(steps) == 5
+    assert all(0.9 < step["gcpo/weight"] < 1.3 for step in steps) and any(step["reward"] > 0 for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("target", "grid", "profile"),
+    [("reproduce", "reproduce", "world_a"), ("reproduce-all", "reproduce_all", "laptop")],
+)
+def test_what_make_reproduce_makes_stands_beside_the_reference(
+    target: str, grid: str, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = expand(grid, profile)
+    (said,) = re.findall(rf"^make {target} .* (\d+) runs", (paths.ROOT / "README.md").read_text(), flags=re.M)
+    assert int(said) == len(plans)
+    commands = subprocess.run(["make", "-n", target], cwd=paths.ROOT, capture_output=True, text=True, check=True)
+    assert f" -m gcpo grid {grid} --profile {profile} " in commands.stdout
+    kept = records.runs(profile, reference=True)
+    monkeypatch.setattr(records, "runs", lambda *_, **__: kept)  # as if this machine had made them
+    table = replay.compare(profile, grid)
+    assert len(table) == len({(plan.params.task, plan.label) for plan in plans})
+    assert {*table["found"]} == {replay.IDENTICAL} and table["here"].notna().all()
+
+
+# --- the papers' exhibits -------------------------------------------------------------------------------------------
+
+EXHIBITS = pd.read_csv(templates.EXHIBITS, dtype=str, keep_default_na=False)
+GRIDS = sorted({*EXHIBITS["grid"]} - {""})
+OF_PAPERS = {"GCPO": "paper", "SEED-GRPO": "paper_seed", "EGPO": "paper_egpo", "CW-GRPO": "paper_cw"}
+
+
+@functools.cache
+def plans(grid: str) -> list[Plan]:
+    return expand(grid, owner(grid) or "")
+
+
+def test_what_is_promised_at_a_paper_s_scale_has_a_grid_or_says_why_not() -> None:
+    promised = EXHIBITS[EXHIBITS["lacks"].str.contains("profile paper")]
+    lacks = promised[promised["grid"].eq("") & ~promised["why"].str.startswith("not reproducible: ")]
+    assert len(promised) > 25 and lacks.empty, lacks
+    of_paper = {paper: {owner(grid) for grid in part["grid"] if grid} for paper, part in EXHIBITS.groupby("paper")}
+    assert of_paper == {paper: {profile} for paper, profile in OF_PAPERS.items()}
+    assert {path.stem for path in (paths.PARAMS / "grids").glob("paper_*.yaml")} == {*GRIDS}
+    assert {plan.params.task for grid in GRIDS for plan in plans(grid)} == {*TASKS} - {*GENERATED}
+
+
+def test_every_table_of_the_papers_is_made_or_says_what_it_lacks() -> None:
+    assert not EXHIBITS[["paper", "exhibit"]].duplicated().any()
+    assert (EXHIBITS["notebooks"] + EXHIBITS["lacks"]).ne("").all()
+    named = {*(EXHIBITS["paper"] + " " + EXHIBITS["exhibit"]).str.lower().str.replace("-", "_")}
+    for path in (Path(templates.EXHIBITS).parent / "reported").glob("*_table*.csv"):
+        paper, number = path.stem.split("_table")
+        assert f"{paper} table {number if number.isdigit() else f'{number[0]}({number[1]})'}" in named
+
+
+@pytest.mark.parametrize("profile", OF_PAPERS.values())
+def test_a_policy_that_is_looked_at_is_trained_by_a_grid_of_its_profile(profile: str) -> None:
+    own = [plan for grid in GRIDS if owner(grid) == profile for plan in plans(grid)]
+    trained = {plan.id for plan in own if plan.kind == "train"}
+    assert not [plan.training.id for plan in own if plan.training and plan.training.id not in trained]
+
+
+# What each paper states: settings of TRL's or of ours, and their places.
+STATED = {
+    "paper": "learning_rate=5e-5 max_steps=2000 num_generations=16 beta=0.002 temperature=0.9",  # App. E.3
+    # Section 4.1 and Table 3.
+    "paper_seed": "max_completion_length=3000 num_generations=8 max_steps=928 scale_rewards=none loss_type=dr_grpo",
+    "paper_egpo": "max_completion_length=3072 max_steps=770",  # section 4.1
+    # Table 5 and section 3.1; its warm-up is a tenth of 100 steps.
+    "paper_cw": "learning_rate=1e-6 num_generations=12 per_device_train_batch_size=12 gradient_accumulation_steps=4 "
+    "max_steps=100 max_completion_length=4096 temperature=0.7 warmup_steps=10",
+}
+
+
+@pytest.mark.parametrize("profile", STATED)
+def test_a_profile_has_what_its_paper_states(profile: str) -> None:
+    trainer = Plan("train", validate(load_profile(profile))).trainer
+    for name, value in (setting.split("=") for setting in STATED[profile].split()):
+        assert trainer[name] == (float(value) if value[0].isdigit() else value), name
