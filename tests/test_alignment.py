@@ -229,23 +229,18 @@ def test_a_mean_over_queries_resamples_queries_with_all_their_lines() -> None:
 
 
 def test_of_several_trainings_a_mean_is_over_these_too() -> None:
-    parts = [
-        pd.DataFrame({"query": [*"aabc"], "x": [1.0, 3.0, 5.0, 4.0]}).assign(x=lambda t, k=k: t["x"] + k)
-        for k in range(3)
-    ]
-    lines = pd.concat([part.assign(training_seed=100 + k) for k, part in enumerate(parts)], ignore_index=True)
-    found = alignment.mean_over_queries(lines, "x", n=4000)
-    alone = alignment.mean_over_queries(parts[1], "x", n=4000)
+    one = pd.DataFrame({"query": [*"aabc"], "x": [1.0, 3.0, 5.0, 4.0]})
+    lines = pd.concat([one.assign(training_seed=100 + k, x=one["x"] + k) for k in range(3)], ignore_index=True)
+    found, alone = (alignment.mean_over_queries(part, "x", n=4000) for part in (lines, one.assign(x=one["x"] + 1)))
     assert found.estimate == pytest.approx(alone.estimate)
     # Trainings are 0, 1 and 2 apart: their mean has the standard error 1 / sqrt(3), and t with 2 wide ends.
     assert np.ptp(found.interval()[1:]) > 2 * 4.3 / np.sqrt(3) > np.ptp(alone.interval()[1:])
+    # The contrast of a query with the others is the same in every training, and so is its interval.
     chosen = lines["query"] == "a"
     each = alignment.contrast_over_queries(lines, "x", chosen, n=2000)
-    assert each.estimate == pytest.approx(2 - 4.5)
-    assert np.ptp(each.interval()[1:]) == pytest.approx(
-        np.ptp(alignment.contrast_over_queries(parts[0], "x", parts[0]["query"] == "a", n=2000).interval()[1:]),
-        abs=0.01,
-    )  # the same in every training
+    of_one = alignment.contrast_over_queries(one, "x", one["query"] == "a", n=2000)
+    assert each.estimate == of_one.estimate == pytest.approx(2 - 4.5)
+    assert np.ptp(each.interval()[1:]) == pytest.approx(np.ptp(of_one.interval()[1:]), abs=0.01)
     few = chosen & (lines["training_seed"] == 100)
     assert alignment.contrast_over_queries(lines, "x", few, n=200).estimate == pytest.approx(2 - 4.5)
 
