@@ -93,7 +93,7 @@ def bidirectional_clusters(
     apart = _apart(answered)
     _check(nli.sum(dim=-1).masked_fill(apart | ~answered.unsqueeze(-1), 0), 1.0)
     outcome = nli.argmax(dim=-1)
-    reverse = outcome.transpose(-1, -2)
+    reverse = outcome.mT
     if strict:
         equivalent = (outcome == 0) & (reverse == 0)
     else:
@@ -102,9 +102,7 @@ def bidirectional_clusters(
 
 
 def cluster_nli(
-    nli: Float[Tensor, "*groups G G 3"],
-    answered: Bool[Tensor, "*groups G"] | None = None,
-    threshold: float = THRESHOLD,
+    nli: Float[Tensor, "*groups G G 3"], answered: Bool[Tensor, "*groups G"] | None = None, threshold: float = THRESHOLD
 ) -> Int64[Tensor, "*groups G"]:
     """``greedy_clusters`` of the distinct texts of each group, with equal texts always together.
 
@@ -119,8 +117,7 @@ def cluster_nli(
         p_entail = p_entail.masked_fill(_apart(answered), -1.0)  # below every threshold
     _check(p_entail, threshold)
     by_premise = (p_entail.unsqueeze(-2) == p_entail.unsqueeze(-3)).all(dim=-1)
-    columns = p_entail.transpose(-1, -2)
-    by_hypothesis = (columns.unsqueeze(-2) == columns.unsqueeze(-3)).all(dim=-1)
+    by_hypothesis = (p_entail.mT.unsqueeze(-2) == p_entail.mT.unsqueeze(-3)).all(dim=-1)
     return _greedy(p_entail, threshold, (by_premise & by_hypothesis).int().argmax(dim=-1))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import for_all, seeds
 from hypothesis import strategies as st
-from papers import LONGEST, Group, features, sampled
+from papers import LONGEST, features, sampled
 
 from gcpo.methods import METHODS, Method, advantages, base_advantages, get_method, modulate, permutation, weights
 from gcpo.rollouts import MissingFeatureError, Rollouts
@@ -21,7 +21,6 @@ EGPOS = [name for name in METHODS if name.startswith("egpo")]
 GROUP_WEIGHTS = [name for name, row in METHODS.items() if row.alpha is not None]
 
 every_method = pytest.mark.parametrize("method", METHODS)
-sizes = pytest.mark.parametrize("size", [2, 5, 16])
 
 
 def rollouts_of(seed: int, groups: int, size: int) -> Rollouts:
@@ -367,7 +366,6 @@ def test_ranges_of_options_at_g_16(method: str, options: dict[str, Any], expecte
         assert weight_range(method, 0.0, 16, **options) == (1, 1)
 
 
-OPEN = (0.0, INF)
 RENORM = ("none", "before", "after")
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "se": [{"form": form, "estimator": e} for form in FORMS for e in ("counts", "rao", "mc")],
@@ -377,16 +375,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "gcpo_shuffled": [{"shuffle": moved} for moved in ("both", "geo", "rd")],
     "kle": [{"kernel": kernel, "t": t} for kernel in ("heat", "matern") for t in (0.0, 0.05, 3.0)],
-    "qhawkeye": [{"form": form, "alpha_norm": norm} for form in FORMS for norm in ("log_g", "none")],
-    "egspo": [
-        *({"renorm": r, "correct": c} for r in RENORM for c in ((0.5, 1.0), (0.2, 3.0))),
-        *({"renorm": r, "correct": OPEN, "wrong": (0.1, INF)} for r in RENORM),
-    ],
-    "edge_grpo": [
-        *({"renorm": r, "correct": (0.5, 2.0), "wrong": (0.5, 2.0)} for r in RENORM),
-        *({"renorm": r} for r in RENORM),
-        {"correct": (0.5, INF)},
-    ],
+    "egspo": [{"renorm": r, "correct": c} for r in RENORM for c in ((0.5, 1.0), (0.2, 3.0))],
+    "edge_grpo": [{"renorm": r, "wrong": w} for r in RENORM for w in ((0.0, INF), (0.5, 2.0))],
     "egpo": [{"renorm": r, "correct": c} for r in RENORM for c in ((1.0, 2.0), (0.5, 3.0), (1.0, INF))],
 }
 
@@ -400,71 +390,3 @@ def test_every_choice_of_options_keeps_its_own_range(method: str, seed: int, siz
         low, high = weight_range(method, 0.9, size, **options)
         reached = weights(method, rollouts, alpha=0.9, **options)
         assert low - 1e-6 <= reached.min() <= reached.max() <= high + 1e-6, options
-
-
-def group_at(end: str, method: str, size: int) -> Rollouts:
-    """The lowest weights have answers without anything in common that all earn the same; the highest one answer G
-    times, and rewards that differ as much as they can. Q-Hawkeye damps just that."""
-    differ = end == "low"
-    # CD is largest for orthogonal answers, where every off-diagonal pair is at distance 1, and BoT for answers all
-    # round the circle, where the barycentre vanishes.
-    turns = [2 * math.pi * i / size for i in range(size)]
-    circle, orthogonal = [[math.cos(t), math.sin(t)] for t in turns], torch.eye(size).tolist()
-    right = size // 2 if differ == (method == "qhawkeye") else size
-    group = Group(
-        rewards=[2.0] * right + [0.0] * (size - right),
-        embeddings=(circle if "clusters" in METHODS[method].reads else orthogonal) if differ else [[3, 4]] * size,
-        clusters=list(range(size)) if differ else [5] * size,
-        nli=[[[0, 0, 1] if differ else [1, 0, 0]] * size] * size,
-        logps=[[-0.7] * 3] * size,
-    )
-    return Rollouts(**features(group))
-
-
-@sizes
-@pytest.mark.parametrize("alpha", [None, 4.0])
-@pytest.mark.parametrize("method", [name for name in GROUP_WEIGHTS if not METHODS[name].permuted])
-def test_group_weights_reach_both_ends_of_their_range(method: str, alpha: float | None, size: int) -> None:
-    low, high = weight_range(method, alpha, size)
-    if method == "qhawkeye" and size == 5:
-        low = max(0, 1 - (alpha or 0.2) * 24 / 25)  # two of five at one end have 24/25 of the variance of an even split
-    found = weights(method, group_at("low", method, size), alpha=alpha)
-    torch.testing.assert_close(found, torch.full_like(found, low), atol=1e-6, rtol=0)
-    # Identical answers keep a rest of kernel entropy, which shrinks as e^(-2tG): only large groups come close to 1.
-    slack = 1e-6 if method != "kle" else {2: 1.0, 5: 0.5, 16: 0.05}[size] * (alpha or 0.6)
-    found = weights(method, group_at("high", method, size), alpha=alpha)
-    torch.testing.assert_close(found, torch.full_like(found, high), atol=slack, rtol=1e-6)
-
-
-def extremes(method: str, *responses: tuple[float, float]) -> tuple[float, float]:
-    """The lowest and the highest weight of a group of (entropy, reward), of one token each."""
-    tokens, rewards = [[h] for h, _ in responses], [reward for _, reward in responses]
-    group = Group(rewards=rewards, entropies=tokens, logps=[[-h] for h, _ in responses])
-    found = weights(method, Rollouts(**features(group)))
-    return found.min().item(), found.max().item()
-
-
-@sizes
-@pytest.mark.parametrize("method", ["egspo", "edge_grpo", *(name for name in EGPOS if name != "egpo_c5")])
-def test_response_weights_reach_both_ends_of_their_range(method: str, size: int) -> None:
-    """A certain and right response beside uncertain ones of which one is wrong and most uncertain."""
-    low, high = weight_range(method, None, size)
-    if (method, size) == ("egpo_c6", 2):
-        high = 10 / ((10 + 0.5) / 2)  # in pairs, a ratio cut at 10 is not that far above the mean of both
-    if method == "edge_grpo":
-        lowest, highest = extremes(method, (1.0, 0.0), *[(1e-9, 2.0)] * (size - 1))
-        assert lowest == pytest.approx(low, abs=1e-6) and highest > 1e7 and high == INF
-    else:
-        found = extremes(method, (9.0, 0.0), *[(4.0, 2.0)] * (size - 2), (1e-6, 2.0))
-        assert found == pytest.approx((low, high), abs=1e-5)
-
-
-@sizes
-def test_egpo_c5_reaches_the_lower_end_and_in_small_groups_the_upper_one(size: int) -> None:
-    low, high = weight_range("egpo_c5", None, size)
-    assert extremes("egpo_c5", (1.0, 0.0), *[(1e-4, 2.0)] * (size - 1))[0] == pytest.approx(low)
-    # Fifteen wrong responses of equal entropy have 16/15 times the mean of the group: they are not damped to 0.8.
-    wrong = max(0.8, (size - 1) / size)
-    reached = extremes("egpo_c5", (1e-9, 2.0), *[(1.0, 0.0)] * (size - 1))[1]
-    assert reached == pytest.approx(2 * size / (2 + (size - 1) * wrong), rel=1e-4)
-    assert reached == pytest.approx(high, rel=1e-4 if size < 16 else 0.2)
