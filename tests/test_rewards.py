@@ -139,26 +139,16 @@ def test_bleu1_is_clipped_precision_times_brevity_penalty(prediction: list[str],
 # --- extraction -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (r"so \boxed{9}.", "9"),
-        (r"first \boxed{1} then \boxed{ 2 }", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\left\{1, 2\right\}}", r"\left\{1, 2\right\}"),
-        (r"\boxed{\{} and more}", r"\{"),  # an escaped brace opens nothing
-        (r"\boxed{\boxed{3}}", "3"),
-        (r"\boxed {4}", "4"),
-        (r"\boxed{5} and cut off \boxed{\frac{1}{", "5"),
-        (r"\boxed{1} \boxed{}", None),
-        (r"\boxed{ }", None),
-        (r"cut off \boxed{1", None),
-        ("no box 9", None),
-        ("", None),
-    ],
-)
-def test_boxed_answer(text: str, expected: str | None) -> None:
-    assert boxed_answer(text) == expected
+BOXED = {r"so \boxed{9}.": "9", r"first \boxed{1} then \boxed{ 2 }": "2", r"\boxed{\frac{1}{2}}": r"\frac{1}{2}"}
+BOXED |= {r"\boxed{\left\{1, 2\right\}}": r"\left\{1, 2\right\}", r"\boxed{\boxed{3}}": "3", r"\boxed {4}": "4"}
+BOXED |= {r"\boxed{\{} and more}": r"\{"}  # an escaped brace opens nothing
+BOXED |= {r"\boxed{5} and cut off \boxed{\frac{1}{": "5"}
+NO_BOX = [r"\boxed{1} \boxed{}", r"\boxed{ }", r"cut off \boxed{1", "no box 9", ""]
+
+
+def test_boxed_answer() -> None:
+    assert {text: boxed_answer(text) for text in BOXED} == BOXED
+    assert {boxed_answer(text) for text in NO_BOX} == {None}
 
 
 PARIS = ["Paris", "  Paris \nbecause it is", "\n\n Paris", "It may be Rome.\nANSWER:  Paris  ", "Answer:\n\nParis"]
@@ -172,24 +162,22 @@ def test_final_answer() -> None:
     assert {final_answer(text) for text in ("**Answer:**", "Paris. Answer:", "  \n ", "")} == {None}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<think>2 or 3? Answer: 2</think>\n<answer> 3 </answer>", "3"),
-        ("<think>so</think>It is Paris", "It is Paris"),
-        ("Half of 48 is 24.\n#### 72\n", "72"),
-        (r"We compute.\nSo \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"Then \boxed{1}. Answer: 2", "2"),
-        ("First line.\nSecond line.", "First line.\nSecond line."),
-        ("<answer> </answer>", None),
-        ("<answer>1 <answer>2</answer> <answer>3", "1 <answer>2"),
-        ("3</answer>", "3</answer>"),
-        ("<think>no end", "<think>no end"),
-        (" ", None),
-    ],
-)
-def test_the_usual_formats_of_answers_are_read(text: str, expected: str | None) -> None:
-    assert any_answer(text) == expected
+USUAL: dict[str, str | None] = {
+    "<think>2 or 3? Answer: 2</think>\n<answer> 3 </answer>": "3",
+    "3</answer>": "3</answer>",
+}
+USUAL |= {
+    "<think>so</think>It is Paris": "It is Paris",
+    "Half of 48 is 24.\n#### 72\n": "72",
+    "<answer> </answer>": None,
+}
+USUAL |= {"We compute.\nSo \\boxed{\\frac{1}{2}}.": r"\frac{1}{2}", r"Then \boxed{1}. Answer: 2": "2", " ": None}
+USUAL |= {"First line.\nSecond line.": "First line.\nSecond line.", "<think>no end": "<think>no end"}
+USUAL |= {"<answer>1 <answer>2</answer> <answer>3": "1 <answer>2"}
+
+
+def test_the_usual_formats_of_answers_are_read() -> None:
+    assert {text: any_answer(text) for text in USUAL} == USUAL
 
 
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", "a", " "]), max_size=9).map("".join))
