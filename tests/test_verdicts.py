@@ -292,6 +292,8 @@ def test_a_joined_claim_holds_by_each_part_s_own_interval_and_fails_by_a_correct
     assert (word(weak, strong), word(weak)) == ("holds", "inconclusive")  # alone: its family's
     found = decide(pd.concat([weak, strong]))
     assert (found["label"], found["low"], found["level"]) == ("weak", 0.1, 0.95)
+    wide = row((0.5, 1.5), (-0.5, 2.5))
+    assert (word(wide, effects=[2.0]), word(wide, effects=[3.0])) == ("inconclusive", "ruled out")
     below = row((-3, -0.1), (-3.6, 0.5))
     assert word(strong, below, margin=9.0) == "ruled out"  # below zero alone, and not after correction
     assert decide(below, margin=9.0)["level"] == 0.99

@@ -28,7 +28,6 @@ from gcpo.runs.record import RecordError, Run
 WORLDS = {"world_a": "world A", "world_b": "world B"}  # profile -> as people call it
 CONTROL_GRID = "headline"  # where the controls are
 GRIDS = (CONTROL_GRID, "others", "steps", "checkpoints")  # whose runs decide by the protocol, in these worlds
-GATE_GRID = "table1"  # whose plain runs of GRPO, and of no training, are a profile's own
 START, BASE = "no training", "grpo"
 GCPO = ("gcpo_cd", "gcpo_bot")
 BASELINES = (BASE, "se", "kle", "empo", "care")  # of the paper's Table 1
