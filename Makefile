@@ -84,6 +84,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/deptry gcpo
 
 bench: world  ## time and memory of each method over TRL's own trainer, and costs of single parts: benchmarks/results
 	@missed=0; for part in overhead memory parts; do $(BIN)/python benchmarks/$$part.py || missed=1; done; exit $$missed
