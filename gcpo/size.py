@@ -14,7 +14,7 @@ def code_lines(path: Path) -> set[int]:
         line
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, node.end_lineno + 1)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
     lines = enumerate(source.splitlines(), start=1)
     return {n for n, text in lines if text.strip() and not text.strip().startswith("#") and n not in documented}
