@@ -299,7 +299,7 @@ def replay(n: Annotated[int, typer.Argument(min=1, metavar="N")], profile: Profi
 
     runs = again.chosen(profile, n)
     if not runs:
-        kept = sorted(path.parent.name for path in paths.REFERENCE.glob("*/runs.jsonl"))
+        kept = sorted(path.parent.name for path in paths.REFERENCE.glob(f"*/{records.RUNS}"))
         raise UserError(f"profile {profile} has no reference to make again: --profile takes {', '.join(kept)}.")
     found = again.replay(profile, runs)
     print(*(f"{name}: {why or 'the same tables'}" for name, why in found.items()), sep="\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass, fields, replace
 from inspect import isabstract
@@ -24,8 +25,8 @@ from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.record import RecordError
 
-FILES = sorted(paths.REFERENCE.glob("*/runs.jsonl"))
-REFERENCE = [json.loads(line) for path in FILES for line in path.read_text().splitlines()]
+FILES = sorted(paths.REFERENCE.glob(f"*/{records.RUNS}"))
+REFERENCE = [json.loads(line) for path in FILES for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
 def ids() -> list[str]:

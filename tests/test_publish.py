@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -44,8 +45,9 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
 
     def execute(name: str, output: Path, parameters: dict[str, Any]) -> None:
         root = Path(os.environ["GCPO_REFERENCE"])
-        old, new = (list(folder.glob("*/runs.jsonl")) for folder in (paths.REFERENCE, root))
-        seen.append({**parameters, "old": [p.read_text() for p in old], "new": [p.read_text() for p in new]})
+        old, new = (list(folder.glob(f"*/{records.RUNS}")) for folder in (paths.REFERENCE, root))
+        made = [gzip.decompress(path.read_bytes()) for path in new]
+        seen.append({**parameters, "old": [path.read_bytes() for path in old], "new": made})
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text((notebooks / f"{name}.ipynb").read_text().replace("# 20 ·", "# 20 · new ·"))
         if "write_to" in parameters:
@@ -54,6 +56,10 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     monkeypatch.setattr(publish, "execute", execute)
     monkeypatch.setattr(templates, "write_pages", lambda: seen.append({"pages": "written"}))
     return seen
+
+
+def lines_of(profile: str) -> list[bytes]:
+    return gzip.decompress((paths.REFERENCE / profile / records.RUNS).read_bytes()).splitlines()
 
 
 def reference_of(profile: str) -> dict[str, bytes]:
@@ -65,7 +71,7 @@ def test_a_reference_is_built_beside_and_swapped_in_of_the_runs_of_grids(
 ) -> None:
     old = paths.REFERENCE / "laptop"
     old.mkdir(parents=True)
-    (old / "runs.jsonl").write_text("the old one")
+    (old / records.RUNS).write_text("the old one")
     (old / "of_the_old_one.csv").write_text("")
     os.utime(old / "of_the_old_one.csv", (1, 1))
     run = finished("gradients", tables=TABLES, profile="laptop")
@@ -75,10 +81,10 @@ def test_a_reference_is_built_beside_and_swapped_in_of_the_runs_of_grids(
     page, written = pages
     assert written == {"pages": "written"}
     (new,) = page["new"]
-    assert page["old"] == ["the old one"] and len(new.splitlines()) == 1
+    assert page["old"] == [b"the old one"] and len(new.splitlines()) == 1
     found = reference_of("laptop")
-    assert set(found) == {"runs.jsonl", "queries.parquet", io.SUMS, "table.csv"} and io.broken(old) is None
-    assert json.loads(found["runs.jsonl"].splitlines()[0])["sha256"] == run.manifest["sha256"]
+    assert set(found) == {records.RUNS, "queries.parquet", io.SUMS, "table.csv"} and io.broken(old) is None
+    assert json.loads(lines_of("laptop")[0])["sha256"] == run.manifest["sha256"]
     assert len(records.find("laptop", "figure1", reference=True)) == 1
     assert "# 20 · new ·" in (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
     assert [path.name for path in paths.REFERENCE.iterdir()] == ["laptop"]
@@ -116,18 +122,18 @@ def test_a_reference_grows(pages: list[dict[str, Any]]) -> None:
     for seed in (0, 1):
         finished("gradients", tables=TABLES, profile="laptop", seed=seed)
     assert publish.publish("laptop", partial=True) == 2
-    before = reference_of("laptop")["runs.jsonl"].splitlines()
+    before = lines_of("laptop")
     shutil.rmtree(paths.OUTPUTS)
     more = {"queries": pd.DataFrame({"query": ["a"], "V": [2.0], "new": [0.5]})}
     for seed in (1, 2):  # one is made again
         finished("gradients", tables=more, profile="laptop", seed=seed)
     assert publish.publish("laptop") == 3
-    after, page = reference_of("laptop")["runs.jsonl"].splitlines(), reference_of("laptop")["table.csv"]
+    after, page = lines_of("laptop"), reference_of("laptop")["table.csv"]
     assert before[0] in after and before[1] not in after
     found = records.gather(records.find("laptop", "figure1", reference=True), "queries", ["seed"])
     assert dict(zip(found["seed"], found["V"], strict=True)) == {0: 1.0, 1: 2.0, 2: 2.0}
     shutil.rmtree(paths.OUTPUTS)
-    assert publish.publish("laptop") == 3 and reference_of("laptop")["runs.jsonl"].splitlines() == after
+    assert publish.publish("laptop") == 3 and lines_of("laptop") == after
     assert reference_of("laptop")["table.csv"] != page  # where nothing has run the pages alone are made again
 
 
@@ -175,7 +181,7 @@ def test_a_report_on_two_worlds_shows_the_first_and_the_ledger_reads_both(pages:
 
 
 def test_nothing_is_published_while_a_report_lacks_a_run_unless_asked(pages: list[dict[str, Any]], capsys: Any) -> None:
-    old = paths.REFERENCE / "laptop" / "runs.jsonl"
+    old = paths.REFERENCE / "laptop" / records.RUNS
     old.parent.mkdir(parents=True)
     old.write_text("precious")
     write_grid("figure1", [{"kind": "gradients", "seed": [0, 1]}])

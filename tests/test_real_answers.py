@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import runpy
@@ -49,17 +48,6 @@ def test_measures_and_weights_of_orthogonal_answers_are_those_of_the_formulas() 
         for name, value in expected.items():
             assert found[name][k] == pytest.approx(value, abs=1e-6), (name, k)
     assert found["kle"][0] == pytest.approx(0.4)  # no edge: the entropy of four strangers is log 4
-
-
-def test_the_search_finds_the_most_dispersed_group_of_a_small_pool() -> None:
-    unit = torch.nn.functional.normalize(torch.randn(9, 3, generator=torch.Generator().manual_seed(2)), dim=1)
-    cosine = unit @ unit.T
-    for pairs in ((1 - cosine).clamp(0, 1), -cosine):
-        sums = {group: float(pairs[list(group)][:, list(group)].sum()) for group in itertools.combinations(range(9), 2)}
-        assert tuple(sorted(study.most_dispersed(pairs, 2).tolist())) == max(sums, key=lambda group: sums[group])
-        group = study.most_dispersed(pairs, 5).tolist()
-        best = max(float(pairs[list(g)][:, list(g)].sum()) for g in itertools.combinations(range(9), 5))
-        assert len({*group}) == 5 and float(pairs[group][:, group].sum()) >= best - 0.5
 
 
 def test_the_range_of_a_step_is_that_of_groups_with_an_advantage() -> None:

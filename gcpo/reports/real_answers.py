@@ -21,9 +21,8 @@ def real_answer_range(group_size: int = 16, prompts: int = 8) -> dict[str, float
     """Return in per cent the most that BoT and CD take off a weight, on the most dispersed correct answers, and that RD
     adds (bot, cd, rd); and the medians of the range of their weights in a step (bot_step, cd_step, rd_step)."""
     known = real_answers()
-    found = (
-        known["measures"].query("group_size == @group_size and wrong == 'dispersed'").groupby("measure")["q50"].max()
-    )
+    most = known["measures"].query("group_size == @group_size and wrong == 'dispersed'")
+    found = most.groupby("measure")["q50"].max()
     steps = known["steps"].query("group_size == @group_size and prompts == @prompts").groupby("method")["q50"].max()
     off = {name: 100 * alpha_g(ALPHA, group_size) * found[name] ** 2 for name in ("bot", "cd")}
     in_a_step = {f"{name}_step": 100 * steps[f"{name}_only"] for name in ("bot", "cd", "rd")}

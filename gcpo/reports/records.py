@@ -1,12 +1,13 @@
 """Run records, the reading side: finished runs as a tidy table, from run folders or from the committed reference.
 
-A reference holds the runs of a profile in few files: ``runs.jsonl``, a manifest per line, and a parquet file for each
-of :data:`TABLES`, the tables of all runs with the run's id as a column; ``SHA256SUMS`` says what they were when they
-were published. What is damaged, edited or foreign is left out, and counted with its fault.
+A reference holds the runs of a profile in few files: ``runs.jsonl.gz``, a manifest per line, and a parquet file for
+each of :data:`TABLES`, the tables of all runs with the run's id as a column; ``SHA256SUMS`` says what they were when
+they were published. What is damaged, edited or foreign is left out, and counted with its fault.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import shutil
@@ -25,6 +26,7 @@ from gcpo.runs.params import Params, profile_name, refuse_secrets
 from gcpo.runs.plan import label, recorded
 from gcpo.runs.record import CODES, RecordError, Run, another_version, load, read_table, same_numbers
 
+RUNS = "runs.jsonl.gz"
 TABLES = ("eval", "validation", "metrics", "queries", "rivals", "pairs", "answers", "updates")  # beside manifests
 WAYS_OUT = {  # of runs that cannot be compared, by what differs
     "code": "Show that they give the same numbers (gcpo replay --profile {profile} 9) or run them again",
@@ -40,7 +42,7 @@ def runs(profile: str, reference: bool = False) -> list[Run]:
     """
     name = profile_name(profile)
     if reference:
-        return _committed(paths.REFERENCE / name / "runs.jsonl")
+        return _committed(paths.REFERENCE / name / RUNS)
     places = sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))
     return [load(path.parent, whole=False) for path in places]
 
@@ -49,14 +51,14 @@ def _committed(path: Path) -> list[Run]:
     if not path.exists():
         return []
     if broken := io.broken(path.parent):
-        broken += ": restore it from the repository, or publish again"
+        return [Run(path.parent, {"id": path.parent.name}, f"{broken}: restore it by git, or publish again")]
     found = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(gzip.decompress(path.read_bytes()).splitlines(), start=1):
         try:
             manifest = dict(json.loads(line))
-            found.append(Run(path.parent, manifest, broken or another_version(manifest)))
+            found.append(Run(path.parent, manifest, another_version(manifest)))
         except (ValueError, TypeError, RecursionError):
-            found.append(Run(path.parent, {"id": f"line {number}"}, broken or "not readable"))
+            found.append(Run(path.parent, {"id": f"line {number}"}, "not readable"))
     return found
 
 
@@ -71,7 +73,7 @@ def _name(run: Run) -> str:
 
 
 def _is_reference(folder: Path) -> bool:
-    return (folder / "runs.jsonl").exists()
+    return (folder / RUNS).exists()
 
 
 def source(profile: str, reference: bool = False) -> str:
@@ -290,9 +292,10 @@ def write_reference(folder: Path, finished: list[Run]) -> None:
         tables = [(run.manifest["id"], table_of(run, name)) for run in finished]
         parts = [table.assign(run=id_) for id_, table in tables if table is not None]
         if parts:
-            pd.concat(parts, ignore_index=True).to_parquet(folder / f"{name}.parquet", index=False)
+            whole, path = pd.concat(parts, ignore_index=True), folder / f"{name}.parquet"
+            whole.to_parquet(path, index=False, compression="zstd", compression_level=15)
     lines = "".join(json.dumps(run.manifest, sort_keys=True) + "\n" for run in finished)
-    (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
+    (folder / RUNS).write_bytes(gzip.compress(lines.encode(), mtime=0))
     io.seal(folder)
     if (codes := paths.REFERENCE / folder.name / CODES).exists():  # grows with each code that is shown to be the same
         shutil.copy(codes, folder)

@@ -27,10 +27,7 @@ from gcpo.runs.record import CODES, RecordError, Run, load
 from gcpo.runs.runner import run_grid
 from gcpo.tasks import get_task
 
-HEAD = """# Codes of this package that give the same numbers: runs of the reference, made again with each, had tables
-# of the same SHA-256. Written by python -m gcpo replay N.
-"""
-
+HEAD = "# Codes that give the same numbers as those that made the reference. Written by python -m gcpo replay N.\n"
 
 # The proof behind every clean-up of profile laptop: one run of each kind of advantage, reward, loss and measurement.
 NINE = (

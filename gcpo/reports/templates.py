@@ -43,8 +43,7 @@ def claim(context: jinja2.runtime.Context, name: str, word: str, beside: str = "
     found = written(HOME, "headlines", reference=True, keep_default_na=False).query("id == @name")
     if (words := [*found["verdict"].unique(), *found["beside"].unique()]) != [word, beside]:
         raise UserError(
-            f"{context.name}: a sentence on {name} was written for {[word, beside]}, and the ledger has {words}: write "
-            "another, with the word that it is for."
+            f"{context.name}: a sentence on {name} was written for {[word, beside]}, and the ledger has {words}."
         )
     return found.to_dict("records")
 
