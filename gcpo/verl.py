@@ -150,7 +150,7 @@ def take(values: Tensor, rows: Tensor, fill: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Step:
-    """What the estimator reads in a training step of :class:`GCPOTrainerSync`, and where it logs.
+    """Values that the estimator reads in a training step of :class:`GCPOTrainerSync`, and where it logs.
 
     ``features`` of rollouts are made of row numbers (B, G), where -1 is no row; without, a method has rewards alone.
     """

@@ -102,7 +102,7 @@ class KernelManager(AsyncKernelManager):
 
 
 class Terminal:
-    """What a kernel says of its progress, shown as it is in a terminal, and as lines in a log."""
+    """Progress of a kernel, shown as it is in a terminal, and as lines in a log."""
 
     def write(self, text: str) -> None:
         """Write a part of the kernel's standard error."""
