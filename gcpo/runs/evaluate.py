@@ -26,8 +26,8 @@ from gcpo.tasks.sampling import batches, ends, generate, prompt_ids, texts, toke
 from gcpo.tasks.vllm import Generate, by_vllm
 from gcpo.trainer.prefix import sharing
 
-AT_ONCE = 2048  # answers that vLLM is asked for between two writes: it makes batches of them itself
-PARTS = "parts"  # folder of what a run has done, until it is finished
+VLLM_ANSWERS = 2048  # answers that vLLM is asked for between two writes: it makes batches of them itself
+CHUNKS = "parts"  # folder of what a run has done, until it is finished
 
 
 def evaluation(params: Params) -> Run:
@@ -63,35 +63,35 @@ def measured(kind: str, params: Params, measure: Callable[[Plan, Run, Sequence[R
         trained = train(plan.training.params) if plan.training else None
         with record(plan) as run:
             measure(plan, run, *load_policy_to_evaluate(plan, run, trained))
-            shutil.rmtree(run.folder / PARTS)
+            shutil.rmtree(run.folder / CHUNKS)
     return run
 
 
-def in_parts(
+def in_chunks(
     plan: Plan,
     run: Run,
-    parts: Iterable[slice],
+    chunks: Iterable[slice],
     total: int,
     measure: Callable[[slice, int], Mapping[str, pd.DataFrame]],
 ) -> dict[str, pd.DataFrame]:
-    """Return the tables that ``measure`` makes of each part of the questions, one below the other.
+    """Return the tables that ``measure`` makes of each chunk of the questions, one below the other.
 
-    A part is seeded by itself, with the seed that ``measure`` gets, and written at once: a run that was killed goes on
+    A chunk is seeded by itself, with the seed that ``measure`` gets, and written at once: a run that was killed goes on
     from there, to the same result.
     """
     run.progress(0, total, "questions")
-    for part in parts:
-        path = run.folder / PARTS / f"{part.start:06d}"
+    for chunk in chunks:
+        path = run.folder / CHUNKS / f"{chunk.start:06d}"
         if not path.exists():
-            seed = seeds.of_chunk(plan.params.seed, part.start)
+            seed = seeds.of_chunk(plan.params.seed, chunk.start)
             transformers.set_seed(seed)
             with io.replacing(path) as draft:
                 draft.mkdir()
-                for name, table in measure(part, seed).items():
+                for name, table in measure(chunk, seed).items():
                     table.to_parquet(draft / f"{name}.parquet", index=False)
-        run.progress(part.stop, total, "questions")
+        run.progress(chunk.stop, total, "questions")
     tables: dict[str, list[pd.DataFrame]] = {}
-    for path in sorted((run.folder / PARTS).glob("*/*.parquet")):
+    for path in sorted((run.folder / CHUNKS).glob("*/*.parquet")):
         tables.setdefault(path.stem, []).append(pd.read_parquet(path))
     return {name: pd.concat(some, ignore_index=True) for name, some in tables.items()}
 
@@ -102,13 +102,13 @@ def _evaluate(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens
     if len(questions) < 2:
         raise ValueError(f"{params.task}/{params.eval_split} has one question: intervals over questions need 2")
 
-    def measure(part: slice, _: int) -> dict[str, pd.DataFrame]:
-        asked = partial(_answers, plan, model, tokens, questions[part], generates)
+    def measure(chunk: slice, _: int) -> dict[str, pd.DataFrame]:
+        asked = partial(_answers, plan, model, tokens, questions[chunk], generates)
         sampled = [asked("sampled", params.eval_samples)] if params.eval_samples else []
         return {"answers": pd.concat([asked("greedy", 1), *sampled])}
 
-    parts = parts_of(plan, tokens, questions, max(1, params.eval_samples))
-    answers = in_parts(plan, run, parts, len(questions), measure)["answers"]
+    chunks = chunks_of(plan, tokens, questions, max(1, params.eval_samples))
+    answers = in_chunks(plan, run, chunks, len(questions), measure)["answers"]
     with io.replacing(run.folder / "completions.parquet") as draft:
         answers[["query", "decoding", "sample", "completion"]].to_parquet(draft, index=False)
     run.table("answers.csv", answers.drop(columns="completion"))
@@ -146,13 +146,13 @@ def generator(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> Gener
     return by_vllm(model, tokens, longest=longest + plan.params.max_completion_length)
 
 
-def parts_of(plan: Plan, tokens: Any, rows: Sequence[Row], n: int, batch_size: int | None = None) -> Iterable[slice]:
-    """Return the parts of the questions whose ``n`` answers are generated together, ``batch_size`` of them or what is
+def chunks_of(plan: Plan, tokens: Any, rows: Sequence[Row], n: int, batch_size: int | None = None) -> Iterable[slice]:
+    """Return the chunks of the questions whose ``n`` answers are generated together, ``batch_size`` of them or what is
     best for the engine."""
     if plan.params.engine == "transformers":
         sizes = {"n": n, "max_new_tokens": plan.params.max_completion_length}
         return batches(tokens, [row.messages for row in rows], **sizes, batch_size=batch_size or 32)
-    size = batch_size or max(1, AT_ONCE // n)
+    size = batch_size or max(1, VLLM_ANSWERS // n)
     return [slice(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
 
 

@@ -29,7 +29,7 @@ from gcpo.methods.components import likelihoods
 from gcpo.one_pass import gradient_grams
 from gcpo.rollouts import Rollouts
 from gcpo.runs.distributed import AT_ONCE
-from gcpo.runs.evaluate import Sampled, ask, generator, in_parts, measured, parts_of
+from gcpo.runs.evaluate import Sampled, ask, chunks_of, generator, in_chunks, measured
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import cut_by, rollouts_of
@@ -71,16 +71,16 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
     params, limit = plan.params, limit_of(plan.params, model, tokens, questions)
     rollouts, generates = rollouts_of(plan), generator(plan, model, tokens, questions)
 
-    def measure(part: slice, seed: int) -> dict[str, pd.DataFrame]:
+    def measure(chunk: slice, seed: int) -> dict[str, pd.DataFrame]:
         rng, found = np.random.default_rng(seed), []
-        sampled = ask(plan, model, tokens, questions[part], params.group_size, params.temperature, generates)
-        for tables in _statistics(plan, model, rollouts, questions[part], sampled, limit):
+        sampled = ask(plan, model, tokens, questions[chunk], params.group_size, params.temperature, generates)
+        for tables in _statistics(plan, model, rollouts, questions[chunk], sampled, limit):
             found.append({**tables, "pairs": _some(tables["pairs"], rng)})
-            run.progress(part.start + len(found), len(questions), "questions")
+            run.progress(chunk.start + len(found), len(questions), "questions")
         return {name: pd.concat([tables[name] for tables in found]) for name in found[0]}
 
-    parts = parts_of(plan, tokens, questions, params.group_size, CHUNK)
-    for name, table in in_parts(plan, run, parts, len(questions), measure).items():
+    chunks = chunks_of(plan, tokens, questions, params.group_size, CHUNK)
+    for name, table in in_chunks(plan, run, chunks, len(questions), measure).items():
         run.table(f"{name}.csv", table)
     run.manifest["cut"] = cut_by(rollouts.keywords["embedder"], rollouts.keywords["entailment"])
     written = pd.read_csv(run.folder / "queries.csv", float_precision="round_trip")

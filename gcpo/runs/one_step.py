@@ -29,7 +29,7 @@ from gcpo import seeds, updates
 from gcpo.gradients import checkpointed, chosen_parameters, computed_again, pass_bytes
 from gcpo.methods import METHODS, Method, modulate
 from gcpo.rollouts import Rollouts
-from gcpo.runs.evaluate import Sampled, ask, in_parts, measured
+from gcpo.runs.evaluate import Sampled, ask, in_chunks, measured
 from gcpo.runs.gradients import limit_of
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
@@ -78,26 +78,26 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
     run.manifest["data"] = {name: split.source for name, split in splits.items()}
     rows = splits["train"].rows
     asker = Asker.of(plan, model, tokens, [*rows, *questions])
-    parts = [slice(at_once * batch, at_once * (batch + 1)) for batch in range(len(rows) // at_once)]
+    chunks = [slice(at_once * batch, at_once * (batch + 1)) for batch in range(len(rows) // at_once)]
 
     @functools.cache
     def held() -> Held:  # a run that goes on makes it again
         transformers.set_seed(params.seed)
         return _held_out(asker, questions, lambda done: run.progress(done, len(questions), "held-out questions"))
 
-    def measure(part: slice, seed: int) -> dict[str, pd.DataFrame]:
+    def measure(chunk: slice, seed: int) -> dict[str, pd.DataFrame]:
         known = held()
         transformers.set_seed(seed)
-        return _batch(asker, known, rows[part], part.start // at_once)
+        return _batch(asker, known, rows[chunk], chunk.start // at_once)
 
-    tables = in_parts(plan, run, parts, parts[-1].stop, measure)
+    tables = in_chunks(plan, run, chunks, chunks[-1].stop, measure)
     run.table("updates.csv", pd.concat([tables["updates"], _ceilings(tables, asker.methods, params.group_size)]))
     run.table("questions.csv", tables["questions"])
     found = gains(read_table(run.folder / "updates.csv"))
     run.table("gains.csv", found)
     own = found.query("weights == 'own' and optimizer == 'adam'").set_index("method")["gain"]
     reached = {f"gain_{name}": float(gain) for name, gain in own.items() if name != BASE}
-    run.manifest["results"] = {"batches": len(parts), "questions": len(questions), **reached}
+    run.manifest["results"] = {"batches": len(chunks), "questions": len(questions), **reached}
 
 
 @dataclass(frozen=True)
