@@ -99,7 +99,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     if str in kinds and dict in [get_origin(one) or one for one in kinds]:
         kind = dict[str, Any] | None  # a text would be JSON, or a file, that no record has
     try:
-        if bool not in kinds:
+        if bool not in kinds and {int, float}.intersection(kinds):
             _number(value)
         kind = Annotated[kind, BOUNDS[name]] if name in BOUNDS else kind
         return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
@@ -116,7 +116,7 @@ def _not_reserved(name: str) -> str:
 
 def _path_or_name(name: str) -> str:
     """Return a path as seen from here, since notebooks work in another folder; a name as it is."""
-    path = Path(name).expanduser()
+    path = Path(name).expanduser() if name.startswith("~/") else Path(name)
     if not name.startswith(("./", "../", "~/")) and (world.embedded(name, "policy") or not path.exists()):
         return name
     if (path / "adapter_config.json").exists():
