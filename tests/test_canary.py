@@ -6,30 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import papers
+import helpers as h
 import pytest
 import torch
-from helpers import (
-    ACCUMULATED,
-    OFF_POLICY,
-    PROMPTS,
-    ROWS,
-    SPLIT,
-    G,
-    assert_close,
-    case_id,
-    dataset,
-    generate,
-    loss_of,
-    move,
-    reward,
-    settings,
-)
-from torch import Tensor
 from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.integrations import deepspeed
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.callbacks import SyncRefModelCallback
 
 from gcpo.runs.train import generate_together, weights_arithmetic
 from gcpo.tasks.sampling import load_policy
@@ -49,8 +31,8 @@ def trl(scratch: Path, tmp_path: Path) -> Make:
 
     def make(**changes: Any) -> GRPOTrainer:
         model, tokens = load_policy(str(scratch))
-        args = GRPOConfig(**settings(tmp_path, **{"loss_type": "grpo", **changes}))
-        return GRPOTrainer(model, reward, args, train_dataset=dataset(), processing_class=tokens)
+        args = GRPOConfig(**h.settings(tmp_path, **{"loss_type": "grpo", **changes}))
+        return GRPOTrainer(model, h.reward, args, train_dataset=h.dataset(), processing_class=tokens)
 
     return make
 
@@ -61,29 +43,6 @@ def passed(trainer: GRPOTrainer, batch: dict[str, Any], **options: Any) -> Any:
     return getattr(trainer, LOGPS)(trainer.model, ids, mask, batch["completion_ids"].shape[1], **options)
 
 
-# --- _calculate_rewards ---------------------------------------------------------------------------------------------
-
-
-def test_rewards_are_gathered_once_per_generation(trl: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[torch.Size, list[Any]]] = []
-    inherited = GRPOTrainer._calculate_rewards
-
-    def spy(self: Any, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        rewards = inherited(self, inputs, prompts, completions, completion_ids_list)
-        calls.append((rewards.shape, completions))
-        return rewards
-
-    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", spy)
-    trainer = trl(**OFF_POLICY, max_steps=4)
-    trainer.train()
-    assert [shape for shape, _ in calls] == [(ROWS, 1)] * 2, (
-        "_calculate_rewards: called once per generation, with positional arguments, and gives (rows, functions)"
-    )
-    assert all(len(completions) == ROWS and completions[0][0]["content"] is not None for _, completions in calls), (
-        "_calculate_rewards: its third argument is the completions, messages in a conversation"
-    )
-
-
 # --- _generate_and_score_completions --------------------------------------------------------------------------------
 
 KEYS = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"}
@@ -91,38 +50,30 @@ KEYS = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advan
 
 @pytest.mark.parametrize(
     ("changes", "more"),
-    [({}, set()), (OFF_POLICY, {"old_per_token_logps"}), ({"beta": 0.1}, {"ref_per_token_logps"})],
-    ids=case_id,
+    [({}, set()), (h.OFF_POLICY, {"old_per_token_logps"}), ({"beta": 0.1}, {"ref_per_token_logps"})],
+    ids=h.case_id,
 )
 def test_what_a_generation_holds(trl: Make, changes: dict[str, Any], more: set[str]) -> None:
-    batch = generate(trl(**changes))
+    batch = h.generate(trl(**changes))
     assert batch.keys() == KEYS | more, f"{GENERATE}: the keys of its output"
     shape = batch["completion_ids"].shape
-    assert batch["advantages"].shape == shape[:1] == (ROWS,), f"{GENERATE}: one advantage per row"
+    assert batch["advantages"].shape == shape[:1] == (h.ROWS,), f"{GENERATE}: one advantage per row"
     assert all(batch[key].shape == shape for key in {"completion_mask", *more}), f"{GENERATE}: token rows, one length"
     total, about = batch["num_items_in_batch"], f"{GENERATE}, dropped groups: num_items_in_batch is"
     assert total == batch["completion_mask"].sum(), f"{about} the tokens of the batch"
     assert total.ndim == 0, f"{about} a number, which the split leaves whole"
 
 
-def test_consecutive_rows_are_a_group_and_their_advantages_are_gcpos_equation_1(trl: Make) -> None:
-    trainer = trl()
-    batch = generate(trainer)
-    rewards = torch.tensor(list(trainer._logs["rewards"]["reward"])).view(PROMPTS, G)
-    expected = [papers.grpo(group) for group in rewards.tolist()]
-    assert_close(batch["advantages"].view(PROMPTS, G), expected, f"{GENERATE}: advantages of consecutive rows")
-
-
 def test_logged_advantages_are_the_last_batch_in_order(trl: Make) -> None:
     trainer = trl()
-    generate(trainer)
-    batch = generate(trainer)
+    h.generate(trainer)
+    batch = h.generate(trainer)
     assert list(trainer._logs["advantages"]) == batch["advantages"].tolist(), (
         f"{GENERATE}: _logs['advantages'] ends with this batch, in the order of its rows"
     )
     for name in ("prompt", "completion", "advantages"):
-        assert trainer._logs[name].maxlen == ROWS, f"{GENERATE}: _logs[{name!r}] holds one generation batch"
-    assert trainer._logs["extra"]["any"].maxlen == ROWS, "our columns: _logs['extra'] makes columns of that length"
+        assert trainer._logs[name].maxlen == h.ROWS, f"{GENERATE}: _logs[{name!r}] holds one generation batch"
+    assert trainer._logs["extra"]["any"].maxlen == h.ROWS, "our columns: _logs['extra'] makes columns of that length"
     trainer.log({})
     assert "reward" not in trainer._metrics["train"], "our columns: _metrics['train'] is emptied by every log"
 
@@ -135,52 +86,14 @@ def test_old_log_probabilities_exist_where_steps_and_generations_are_not_aligned
     trl: Make, accumulated: int, steps: int, iterations: int
 ) -> None:
     trainer = trl(
-        per_device_train_batch_size=ROWS // steps,
+        per_device_train_batch_size=h.ROWS // steps,
         gradient_accumulation_steps=accumulated,
         steps_per_generation=steps,
         num_iterations=iterations,
     )
-    assert ("old_per_token_logps" in generate(trainer)) == (accumulated % (steps * iterations) != 0), (
+    assert ("old_per_token_logps" in h.generate(trainer)) == (accumulated % (steps * iterations) != 0), (
         "GCPOConfig.on_policy and our own pass: when TRL keeps old_per_token_logps"
     )
-
-
-def test_the_policy_has_not_moved_where_old_log_probabilities_are_absent(trl: Make) -> None:
-    trainer = trl(**OFF_POLICY)
-    batch = generate(trainer)
-    with torch.no_grad():
-        again = passed(trainer, batch, batch_size=5)[0]
-    tokens = batch["completion_mask"].bool()
-    torch.testing.assert_close(
-        again[tokens], batch["old_per_token_logps"][tokens], msg="our own pass: its arguments, and what it returns"
-    )
-
-
-def test_every_row_of_a_batch_is_shuffled_and_split_with_the_others(trl: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    inherited = GRPOTrainer._generate_and_score_completions
-
-    def more(self: Any, inputs: Any) -> dict[str, Any]:
-        output = inherited(self, inputs)
-        rows = torch.arange(ROWS)
-        output["base_advantages"] = rows.float()
-        output["advantages"] = rows.unsqueeze(1) + torch.zeros(ROWS, output["completion_ids"].shape[1])
-        output["first"] = output["completion_ids"][:, 0].clone()
-        return output
-
-    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", more)
-    trainer = trl(**SPLIT)
-    trainer.model.train()
-    batches = []
-    for step in range(PROMPTS):
-        trainer._step = step
-        batches.append(trainer._prepare_inputs([trainer.train_dataset[i] for i in range(PROMPTS) for _ in range(G)]))
-    about = f"{GENERATE}: 'base_advantages', 'task_rewards' and (rows, tokens) 'advantages' follow their rows"
-    rows = torch.cat([batch["base_advantages"] for batch in batches])
-    assert [len(batch["base_advantages"]) for batch in batches] == [G] * PROMPTS, about
-    assert sorted(rows.tolist()) == list(range(ROWS)) != rows.tolist(), about
-    for batch in batches:
-        assert torch.equal(batch["advantages"][:, 0], batch["base_advantages"]), about
-        assert torch.equal(batch["first"], batch["completion_ids"][:, 0]), about
 
 
 # --- _compute_loss and _get_per_token_logps_and_entropies -----------------------------------------------------------
@@ -190,8 +103,8 @@ def test_the_loss_asks_for_log_probabilities_once_and_reads_advantages_after(
     trl: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trl()
-    batch = generate(trainer)
-    before = loss_of(trainer, batch)
+    batch = h.generate(trainer)
+    before = h.loss_of(trainer, batch)
     inherited = GRPOTrainer._get_per_token_logps_and_entropies
 
     def change(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -200,14 +113,14 @@ def test_the_loss_asks_for_log_probabilities_once_and_reads_advantages_after(
 
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", change)
     # At ratio 1 the loss is minus the mean advantage. A second call, or an earlier reading, would show in it.
-    assert_close(
-        loss_of(trainer, batch).item(), 3 * before.item() - 1, f"{LOGPS}: what it changes is what the loss reads"
+    h.assert_close(
+        h.loss_of(trainer, batch).item(), 3 * before.item() - 1, f"{LOGPS}: what it changes is what the loss reads"
     )
 
 
 def test_log_probabilities_come_first_of_three_and_entropies_second(trl: Make) -> None:
     trainer = trl()
-    batch = generate(trainer)
+    batch = h.generate(trainer)
     logps, entropies, _ = passed(trainer, batch, batch_size=5, compute_entropy=True)
     assert {"pixel_values", "image_grid_thw", "num_images"} <= PASS.keys(), f"{LOGPS}: the names of images"
     ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
@@ -223,58 +136,42 @@ def test_log_probabilities_come_first_of_three_and_entropies_second(trl: Make) -
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
 def test_advantages_of_tokens_are_as_good_as_advantages_of_rows(trl: Make, loss_type: str) -> None:
-    trainer = trl(**OFF_POLICY, loss_type=loss_type, epsilon_high=5.0)
-    batch = generate(trainer)
-    move(trainer)
+    trainer = trl(**h.OFF_POLICY, loss_type=loss_type, epsilon_high=5.0)
+    batch = h.generate(trainer)
+    h.move(trainer)
     tokens = batch["advantages"].unsqueeze(1).expand(batch["completion_ids"].shape)
-    by_row, by_token = loss_of(trainer, batch), loss_of(trainer, {**batch, "advantages": tokens})
+    by_row, by_token = h.loss_of(trainer, batch), h.loss_of(trainer, {**batch, "advantages": tokens})
     assert torch.equal(by_row, by_token), f"_compute_loss, {loss_type}: advantages may be (rows, tokens)"
-    other = loss_of(trainer, {**batch, "advantages": tokens * (torch.arange(tokens.shape[1]) > 1)})
+    other = h.loss_of(trainer, {**batch, "advantages": tokens * (torch.arange(tokens.shape[1]) > 1)})
     assert not torch.equal(by_row, other), f"_compute_loss, {loss_type}: each token has its own advantage"
 
 
 def test_the_ratio_is_of_the_old_log_probabilities_or_1(trl: Make) -> None:
-    trainer = trl(**OFF_POLICY, epsilon=100.0)  # no clipping
-    batch = generate(trainer)
-    move(trainer)
+    trainer = trl(**h.OFF_POLICY, epsilon=100.0)  # no clipping
+    batch = h.generate(trainer)
+    h.move(trainer)
     logps = passed(trainer, batch)[0].detach()
     tokens, counts = batch["completion_mask"], batch["completion_mask"].sum(1)
     ratios = ((logps - batch["old_per_token_logps"]).exp() * tokens).sum(1) / counts
     about = "weights in the loss: pi_old is old_per_token_logps, and without them the policy itself"
-    torch.testing.assert_close(loss_of(trainer, batch), -(ratios * batch["advantages"]).mean(), msg=about)
+    torch.testing.assert_close(h.loss_of(trainer, batch), -(ratios * batch["advantages"]).mean(), msg=about)
     del batch["old_per_token_logps"]
-    torch.testing.assert_close(loss_of(trainer, batch), -batch["advantages"].mean(), msg=about)
-
-
-@pytest.mark.parametrize("accumulated", [1, 3])
-def test_dapos_loss_divides_by_num_items_in_batch_and_ignores_masked_rows(trl: Make, accumulated: int) -> None:
-    trainer = trl(
-        loss_type="dapo", per_device_train_batch_size=ROWS // accumulated, gradient_accumulation_steps=accumulated
-    )
-    batch = generate(trainer)
-    kept = torch.arange(ROWS) >= G
-    batch["completion_mask"] = batch["completion_mask"] * kept.unsqueeze(1)
-    batch["num_items_in_batch"] = batch["completion_mask"].sum()
-    total = (batch["advantages"] * batch["completion_mask"].sum(1)).sum()
-    about = "dropped groups: num_items_in_batch is what dapo's loss divides by, and completion_mask what it counts"
-    torch.testing.assert_close(loss_of(trainer, batch), -total / batch["num_items_in_batch"], msg=about)
-    doubled = {**batch, "num_items_in_batch": 2 * batch["num_items_in_batch"]}
-    torch.testing.assert_close(2 * loss_of(trainer, doubled), loss_of(trainer, batch), msg=about)
+    torch.testing.assert_close(h.loss_of(trainer, batch), -batch["advantages"].mean(), msg=about)
 
 
 def test_the_loss_of_a_step_is_divided_by_the_steps_that_are_accumulated(trl: Make) -> None:
     trainer = trl()
-    batch = {**generate(trainer), "advantages": torch.ones(ROWS)}
-    assert loss_of(trainer, batch).item() == pytest.approx(-1)
+    batch = {**h.generate(trainer), "advantages": torch.ones(h.ROWS)}
+    assert h.loss_of(trainer, batch).item() == pytest.approx(-1)
     trainer.current_gradient_accumulation_steps = 4
     about = "weights in the loss: the penalty is divided like TRL's loss"
-    assert loss_of(trainer, batch).item() == pytest.approx(-1 / 4), about
+    assert h.loss_of(trainer, batch).item() == pytest.approx(-1 / 4), about
 
 
 def test_training_sets_how_many_steps_are_accumulated(trl: Make) -> None:
-    trainer = trl(**ACCUMULATED, max_steps=1)
+    trainer = trl(**h.ACCUMULATED, max_steps=1)
     trainer.train()
-    assert trainer.current_gradient_accumulation_steps == PROMPTS, "weights in the loss: the penalty's divisor"
+    assert trainer.current_gradient_accumulation_steps == h.PROMPTS, "weights in the loss: the penalty's divisor"
 
 
 # --- the reference model --------------------------------------------------------------------------------------------
@@ -286,14 +183,6 @@ def test_a_reference_exists_only_with_a_kl_term(trl: Make) -> None:
     assert trl(beta=1e-6).ref_model is not None, about
     with pytest.raises(ValueError, match="sync_ref_model=True"):
         trl(sync_ref_model=True)
-
-
-def test_the_reference_becomes_a_mixture_of_itself_and_the_policy() -> None:
-    policy, reference = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    expected = [0.995 * r + 0.005 * p for r, p in zip(reference.parameters(), policy.parameters(), strict=True)]
-    SyncRefModelCallback.sync_target_model(policy, reference, 0.005)
-    for found, value in zip(reference.parameters(), expected, strict=True):
-        torch.testing.assert_close(found, value, msg="care: ref_model_mixup_alpha is the policy's share")
 
 
 # --- private names ----------------------------------------------------------------------------------------------------

@@ -9,44 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import helpers as h
 import pandas as pd
 import papers
 import pytest
 import torch
 import transformers
-from helpers import (
-    ACCUMULATED,
-    MIXED,
-    OFF_POLICY,
-    PROMPTS,
-    ROWS,
-    STEPS,
-    TEXTS,
-    G,
-    Spy,
-    Vowels,
-    assert_close,
-    case_id,
-    check_finite,
-    dataset,
-    extra,
-    first_letter,
-    generate,
-    laptop_trainer,
-    last_word,
-    letter,
-    logged_advantages,
-    loss_of,
-    losses,
-    make_trainer,
-    move,
-    numbers,
-    reward,
-    rollouts_of,
-    settings,
-    table,
-    tokens_of,
-)
+from helpers import first_letter
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import create_model_from_path
@@ -80,25 +49,27 @@ def same(a: tuple[Any, dict[str, Any]], b: tuple[Any, dict[str, Any]]) -> bool:
 
 @pytest.fixture(scope="module")
 def grpo_run(scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return losses(make_trainer(scratch, tmp_path_factory.mktemp("grpo"), "grpo"))
+    return h.losses(h.make_trainer(scratch, tmp_path_factory.mktemp("grpo"), "grpo"))
 
 
 def test_grpo_equals_trls_own_trainer_bit_for_bit(scratch: Path, tmp_path: Path, grpo_run: Any) -> None:
     model, tokens = load_policy(str(scratch))
-    args = GRPOConfig(**settings(tmp_path, **GRPO))
-    assert same(losses(GRPOTrainer(model, reward, args, train_dataset=dataset(), processing_class=tokens)), grpo_run)
+    args = GRPOConfig(**h.settings(tmp_path, **GRPO))
+    assert same(
+        h.losses(GRPOTrainer(model, h.reward, args, train_dataset=h.dataset(), processing_class=tokens)), grpo_run
+    )
     assert any(norm > 0 for _, norm in grpo_run[0])  # otherwise nothing was compared
 
 
 @pytest.mark.parametrize("method", WITH_ALPHA)
 def test_alpha_zero_equals_grpo_bit_for_bit_and_alpha_one_does_not(make: Make, grpo_run: Any, method: str) -> None:
-    assert same(losses(make(method, alpha=0.0, **GRPO)), grpo_run)
-    assert not same(losses(make(method, alpha=1.0, **GRPO)), grpo_run)
+    assert same(h.losses(make(method, alpha=0.0, **GRPO)), grpo_run)
+    assert not same(h.losses(make(method, alpha=1.0, **GRPO)), grpo_run)
 
 
 @pytest.mark.parametrize("method", ["r2vpo", "kl_cov"])
 def test_on_policy_a_method_of_ratios_equals_grpo_bit_for_bit(make: Make, grpo_run: Any, method: str) -> None:
-    assert same(losses(make(method, num_iterations=1)), grpo_run)
+    assert same(h.losses(make(method, num_iterations=1)), grpo_run)
 
 
 # --- every method ---------------------------------------------------------------------------------------------------
@@ -106,7 +77,7 @@ def test_on_policy_a_method_of_ratios_equals_grpo_bit_for_bit(make: Make, grpo_r
 
 def check_training(trainer: GCPOTrainer, method: str, size: int) -> None:
     """Every number of a training is finite, and its weights differ and keep to their range."""
-    check_finite(trainer)
+    h.check_finite(trainer)
     low, high = weight_range(method, None, size)
     history = trainer.state.log_history
     if METHODS[method].factors:
@@ -119,16 +90,16 @@ def check_training(trainer: GCPOTrainer, method: str, size: int) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_its_weights_keep_to_their_range(make: Make, method: str) -> None:
-    check_training(make(method), method, G)
+    check_training(make(method), method, h.G)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_the_laptop_profile_within_its_range(tmp_path: Path, method: str) -> None:
     size = 8  # half of the profile's, as are the prompts, and few steps, for time
-    off_policy = OFF_POLICY if method in IN_LOSS else {}
+    off_policy = h.OFF_POLICY if method in IN_LOSS else {}
     changes = {"method": method, "max_steps": 6, "group_size": size, "prompts_per_step": 2, "save_steps": 1000}
-    check_training(laptop_trainer(tmp_path, **changes, grpo=off_policy), method, size)
+    check_training(h.laptop_trainer(tmp_path, **changes, grpo=off_policy), method, size)
 
 
 # --- what a loss reads ----------------------------------------------------------------------------------------------
@@ -150,7 +121,7 @@ def over_tokens(values: Tensor, mask: Tensor) -> Tensor:
     [
         *((method, {}) for method in METHODS if method not in IN_LOSS),
         *((method, {"scale_rewards": scale}) for method in ("egpo", "empo") for scale in ("batch", "none")),
-        *((method, OFF_POLICY) for method in ("egpo", "edge_grpo")),  # TRL's own pass is there, without entropies
+        *((method, h.OFF_POLICY) for method in ("egpo", "edge_grpo")),  # TRL's own pass is there, without entropies
         *((method, {"bf16": True}) for method in ("egpo", "cw_grpo")),
         *((method, {"mask_truncated_completions": True}) for method in ("egpo", "cw_grpo")),
         *((method, {"equalize_mean": True}) for method in ("gcpo_bot", "cw_grpo")),
@@ -171,64 +142,64 @@ def over_tokens(values: Tensor, mask: Tensor) -> Tensor:
         ("egpo", {"importance_sampling_level": "sequence"}),
         ("cw_grpo", {"top_entropy_quantile": 0.5, "beta": 0.01}),
     ],
-    ids=case_id,
+    ids=h.case_id,
 )
 def test_the_loss_reads_the_methods_advantages_of_whole_groups(
-    make: Make, spy: Spy, scripted: Script, method: str, changes: dict[str, Any]
+    make: Make, spy: h.Spy, scripted: Script, method: str, changes: dict[str, Any]
 ) -> None:
     scripted()
-    halves = [[r if r is None else r / 2 for r in group] for group in MIXED]
-    trainer = make(method, reward_funcs=table(*halves), reward_weights=[2.0], answer_extractor=last_word, **changes)
+    halves = [[r if r is None else r / 2 for r in group] for group in h.MIXED]
+    trainer = make(method, reward_funcs=h.table(*halves), reward_weights=[2.0], answer_extractor=h.last_word, **changes)
     if method == "care":
-        move(trainer)  # the reference is another model by now
-    batch = generate(trainer)
-    assert loss_of(trainer, batch).isfinite()
-    rollouts = rollouts_of(trainer, spy, MIXED)
+        h.move(trainer)  # the reference is another model by now
+    batch = h.generate(trainer)
+    assert h.loss_of(trainer, batch).isfinite()
+    rollouts = h.rollouts_of(trainer, spy, h.MIXED)
     options = {"seed": trainer.args.seed, **changes.get("method_options", {})}
     options |= {name: changes[name] for name in ("alpha", "equalize_mean") if name in changes}
     expected = advantages(method, rollouts, scale_rewards=changes.get("scale_rewards"), **options)
     weight = weights(method, rollouts, **options)
     assert spy.advantages.dtype == torch.float32
-    assert_close(tokens_of(spy.advantages, spy.mask), tokens_of(expected, spy.mask), "what the loss reads")
-    assert_close(logged_advantages(trainer), over_tokens(expected, spy.mask), "what is logged")
+    h.assert_close(h.tokens_of(spy.advantages, spy.mask), h.tokens_of(expected, spy.mask), "what the loss reads")
+    h.assert_close(h.logged_advantages(trainer), over_tokens(expected, spy.mask), "what is logged")
     if METHODS.get(method, trainer.method).components:
-        assert_close(extra(trainer, "weight"), over_tokens(weight, spy.mask), "the logged weight")
-        assert_close(extra(trainer, "abs_advantage"), over_tokens(expected.abs(), spy.mask), "its logged size")
-        assert_close(extra(trainer, "no_answer"), ~rollouts.answered, "the logged missing answers")
-        metrics, kept = trainer._metrics["train"], tokens_of(weight, spy.mask)
-        assert_close(
+        h.assert_close(h.extra(trainer, "weight"), over_tokens(weight, spy.mask), "the logged weight")
+        h.assert_close(h.extra(trainer, "abs_advantage"), over_tokens(expected.abs(), spy.mask), "its logged size")
+        h.assert_close(h.extra(trainer, "no_answer"), ~rollouts.answered, "the logged missing answers")
+        metrics, kept = trainer._metrics["train"], h.tokens_of(weight, spy.mask)
+        h.assert_close(
             metrics["gcpo/weight_min"] + metrics["gcpo/weight_max"], [kept.min(), kept.max()], "the logged extremes"
         )
 
 
-def test_gcpo_from_texts_and_rewards_to_the_loss(make: Make, spy: Spy) -> None:
+def test_gcpo_from_texts_and_rewards_to_the_loss(make: Make, spy: h.Spy) -> None:
     """The paper's formulas on what an untrained policy says, and every column of the logs."""
     trainer = make("gcpo_bot")
-    loss_of(trainer, generate(trainer))
-    rewards = torch.tensor(list(trainer._logs["rewards"]["reward"])).view(PROMPTS, G).tolist()
-    answers = [letter(completion[0]["content"]) for completion in trainer._logs["completion"]]
+    h.loss_of(trainer, h.generate(trainer))
+    rewards = torch.tensor(list(trainer._logs["rewards"]["reward"])).view(h.PROMPTS, h.G).tolist()
+    answers = [h.letter(completion[0]["content"]) for completion in trainer._logs["completion"]]
     groups = []
-    for q in range(PROMPTS):
-        own = answers[G * q : G * (q + 1)]
+    for q in range(h.PROMPTS):
+        own = answers[h.G * q : h.G * (q + 1)]
         shown = ["no answer" if answer is None else answer for answer in own]
         first = [f"none {i}" if answer is None else answer[0] for i, answer in enumerate(own)]
         clusters = [first.index(label) for label in first]
-        groups.append(papers.Group(rewards=rewards[q], embeddings=Vowels()(shown).tolist(), clusters=clusters))
+        groups.append(papers.Group(rewards=rewards[q], embeddings=h.Vowels()(shown).tolist(), clusters=clusters))
     expected = papers.METHODS["gcpo_bot"](groups, None)
     weight = torch.tensor(expected.weights)
-    assert_close(spy.advantages, weight * torch.tensor(expected.base))
-    assert_close(extra(trainer, "abs_advantage"), spy.advantages.abs())
+    h.assert_close(spy.advantages, weight * torch.tensor(expected.base))
+    h.assert_close(h.extra(trainer, "abs_advantage"), spy.advantages.abs())
     columns = {
-        "u_geo": [[papers.bot(g.embeddings, g.clusters)] * G for g in groups],
-        "rd": [[papers.rd(g.rewards)] * G for g in groups],
-        "w_rd": [[papers.omega_rd(g.rewards, papers.alpha_g(0.6, G))] * G for g in groups],
+        "u_geo": [[papers.bot(g.embeddings, g.clusters)] * h.G for g in groups],
+        "rd": [[papers.rd(g.rewards)] * h.G for g in groups],
+        "w_rd": [[papers.omega_rd(g.rewards, papers.alpha_g(0.6, h.G))] * h.G for g in groups],
         "weight": weight,
     }
     metrics = trainer._metrics["train"]
     for name, values in columns.items():
-        assert_close(extra(trainer, name), values, name)
+        h.assert_close(h.extra(trainer, name), values, name)
         assert metrics[f"gcpo/{name}"] == pytest.approx([torch.as_tensor(values).mean().item()])
-    assert len(weight.unique()) == PROMPTS
+    assert len(weight.unique()) == h.PROMPTS
 
 
 def test_a_callback_sees_the_groups_of_each_step(make: Make) -> None:
@@ -244,52 +215,52 @@ def test_empo_rewards_agreement_and_logs_the_tasks_rewards(make: Make, scripted:
     scripted(["apple", "ant", "", "bee", "a", "b", "c", "d", "up", "us", "it", "in"])
     tasks = ((0, 2, 2, 0), (0, 0, 1, 2), (2, 0, None, 1))
     shares = ((1 / 2, 1 / 2, 0, 1 / 4), (0, 0, 0, 0), (2 / 3, 2 / 3, None, 1 / 3))
-    trainer = make("empo", reward_funcs=table(*tasks), answer_extractor=last_word)
-    generate(trainer)
-    assert_close(extra(trainer, "method_reward"), numbers(shares))
-    assert_close(torch.tensor(list(trainer._logs["rewards"]["fixed"])).view(PROMPTS, G), numbers(tasks))
+    trainer = make("empo", reward_funcs=h.table(*tasks), answer_extractor=h.last_word)
+    h.generate(trainer)
+    h.assert_close(h.extra(trainer, "method_reward"), h.numbers(shares))
+    h.assert_close(torch.tensor(list(trainer._logs["rewards"]["fixed"])).view(h.PROMPTS, h.G), h.numbers(tasks))
     assert trainer._metrics["train"]["reward"] == pytest.approx([10 / 11])
 
 
 @pytest.mark.parametrize(
     ("method", "options", "own"),
     [("care", {"margin": 1e-6}, "the answer"), ("egpo", {"scope": "answer"}, "after the thought")],
-    ids=case_id,
+    ids=h.case_id,
 )
 def test_the_answers_tokens_are_those_that_the_method_asks_for(
-    make: Make, spy: Spy, scripted: Script, method: str, options: dict[str, Any], own: str
+    make: Make, spy: h.Spy, scripted: Script, method: str, options: dict[str, Any], own: str
 ) -> None:
     words = "oa so io se eie s st eia ati sa oi tes".split()
     scripted([f"{word[::-1]}</think> so {word}" for word in words])
     rewards = ((2, 1.5, 2, 0), (2, 0, 2, 2), (1, None, 1, 2))
-    changes = {"method_options": options, "max_completion_length": 20, "answer_extractor": last_word}
-    trainer = make(method, reward_funcs=table(*rewards), **changes)
-    move(trainer)
-    loss_of(trainer, generate(trainer))
+    changes = {"method_options": options, "max_completion_length": 20, "answer_extractor": h.last_word}
+    trainer = make(method, reward_funcs=h.table(*rewards), **changes)
+    h.move(trainer)
+    h.loss_of(trainer, h.generate(trainer))
     begins: dict[str, Callable[[str], int]] = {
         "the answer": lambda text: text.rfind(" ") + 1,
         "after the thought": lambda text: text.find(">") + 1,
         "everything": lambda text: 0,
     }
     expected = {
-        name: advantages(method, rollouts_of(trainer, spy, rewards, at), **options) for name, at in begins.items()
+        name: advantages(method, h.rollouts_of(trainer, spy, rewards, at), **options) for name, at in begins.items()
     }
-    assert_close(spy.advantages, expected[own])
+    h.assert_close(spy.advantages, expected[own])
     assert all((values - expected[own]).abs().max() > 1e-3 for name, values in expected.items() if name != own)
 
 
-def test_shuffled_weights_move_anew_in_every_step(make: Make, spy: Spy, scripted: Script) -> None:
+def test_shuffled_weights_move_anew_in_every_step(make: Make, spy: h.Spy, scripted: Script) -> None:
     scripted()
     rewards = ((0, 0.5, 0, 1), (0, 0, 2, 0.5), (2, 0, 2, 2))
-    trainer = make("gcpo_shuffled", reward_funcs=table(*rewards), answer_extractor=last_word)
+    trainer = make("gcpo_shuffled", reward_funcs=h.table(*rewards), answer_extractor=h.last_word)
     moved = []
     for step in range(4):
         trainer.state.global_step = step
-        generate(trainer)
-        weight = weights("gcpo_shuffled", rollouts_of(trainer, spy, rewards), seed=7 + step)
-        assert_close(extra(trainer, "weight"), weight)
-        own = (extra(trainer, "w_geo") * extra(trainer, "w_rd"))[:, 0]
-        assert_close(weight[:, 0].sort().values, own.sort().values)
+        h.generate(trainer)
+        weight = weights("gcpo_shuffled", h.rollouts_of(trainer, spy, rewards), seed=7 + step)
+        h.assert_close(h.extra(trainer, "weight"), weight)
+        own = (h.extra(trainer, "w_geo") * h.extra(trainer, "w_rd"))[:, 0]
+        h.assert_close(weight[:, 0].sort().values, own.sort().values)
         assert (weight[:, 0] != own).all()
         moved.append(tuple(weight[:, 0].tolist()))
     assert len(set(moved)) == 2  # of three groups, there are two ways to move all
@@ -303,12 +274,12 @@ def style(completions: list[Any], **_: Any) -> list[float | None]:
 
 
 def correct(completions: list[Any], **_: Any) -> list[float | None]:
-    return [None if i in (1, 5) else float(i % G == 3) for i in range(len(completions))]
+    return [None if i in (1, 5) else float(i % h.G == 3) for i in range(len(completions))]
 
 
 @pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
 def test_rewards_are_summed_by_their_weights_and_unscorable_only_where_all_are(
-    make: Make, spy: Spy, scripted: Script, aggregation: str
+    make: Make, spy: h.Spy, scripted: Script, aggregation: str
 ) -> None:
     scripted()
     trainer = make(
@@ -317,17 +288,19 @@ def test_rewards_are_summed_by_their_weights_and_unscorable_only_where_all_are(
         reward_weights=[0.5, 3.0],
         reward_range=(0.0, 8.0),
         multi_objective_aggregation=aggregation,
-        answer_extractor=last_word,
+        answer_extractor=h.last_word,
     )
-    generate(trainer)
-    sums = [[i % 3 * 2.5 + 3 * (i % G == 3) for i in range(G * q, G * (q + 1))] for q in range(PROMPTS)]
+    h.generate(trainer)
+    sums = [[i % 3 * 2.5 + 3 * (i % h.G == 3) for i in range(h.G * q, h.G * (q + 1))] for q in range(h.PROMPTS)]
     sums[0][1] = math.nan
-    weight = weights("gcpo_bot", rollouts_of(trainer, spy, sums))
-    assert_close(extra(trainer, "weight"), weight)
-    assert_close(logged_advantages(trainer), spy.generated["advantages"].view(PROMPTS, G) * weight)  # TRL's own base
+    weight = weights("gcpo_bot", h.rollouts_of(trainer, spy, sums))
+    h.assert_close(h.extra(trainer, "weight"), weight)
+    h.assert_close(
+        h.logged_advantages(trainer), spy.generated["advantages"].view(h.PROMPTS, h.G) * weight
+    )  # TRL's own base
 
 
-def test_correctness_is_the_column_that_is_named(make: Make, spy: Spy, scripted: Script) -> None:
+def test_correctness_is_the_column_that_is_named(make: Make, spy: h.Spy, scripted: Script) -> None:
     scripted()
     trainer = make(
         "egpo",
@@ -335,14 +308,14 @@ def test_correctness_is_the_column_that_is_named(make: Make, spy: Spy, scripted:
         reward_range=(0.0, 11.0),
         correctness_reward="correct",
         correctness_range=(-1.0, 2.5),
-        answer_extractor=last_word,
+        answer_extractor=h.last_word,
     )
-    generate(trainer)
-    sums = numbers([[0, None, 10, 1], [5, 10, 0, 6], [10, 0, 5, 11]])
-    rights = numbers([[0, None, 0, 1], [0, None, 0, 1], [0, 0, 0, 1]])
-    expected = advantages("egpo", rollouts_of(trainer, spy, sums.tolist(), correctness=(rights + 1) / 3.5))
-    assert_close(logged_advantages(trainer), expected)
-    assert (expected != advantages("egpo", rollouts_of(trainer, spy, sums.tolist()))).any()
+    h.generate(trainer)
+    sums = h.numbers([[0, None, 10, 1], [5, 10, 0, 6], [10, 0, 5, 11]])
+    rights = h.numbers([[0, None, 0, 1], [0, None, 0, 1], [0, 0, 0, 1]])
+    expected = advantages("egpo", h.rollouts_of(trainer, spy, sums.tolist(), correctness=(rights + 1) / 3.5))
+    h.assert_close(h.logged_advantages(trainer), expected)
+    assert (expected != advantages("egpo", h.rollouts_of(trainer, spy, sums.tolist()))).any()
 
 
 ASKING = ["care", "care_agreement", "egpo", *(f"egpo_c{i}" for i in range(1, 7))]
@@ -365,14 +338,14 @@ def test_methods_that_ask_what_is_right_need_its_name_among_several_rewards(make
         ({"reward_funcs": correct, "correctness_range": (-1.0, 0.5)}, "correct", 1),
         ({"reward_funcs": correct, "correctness_range": (0.5, 1.0)}, "correct", 0),
     ],
-    ids=case_id,
+    ids=h.case_id,
 )
 def test_a_reward_outside_the_range_is_no_correctness_signal(
     make: Make, changes: dict[str, Any], name: str, value: int
 ) -> None:
     trainer = make("egpo", **changes)
     with pytest.raises(ValueError, match=rf"egpo asks which responses are right, and '{name}' gave {value}, outside"):
-        generate(trainer)
+        h.generate(trainer)
 
 
 def said(trainer: GCPOTrainer, part: str) -> int:
@@ -385,8 +358,8 @@ def said(trainer: GCPOTrainer, part: str) -> int:
 
 @pytest.mark.parametrize("outside", [9.0, -9.0])
 def test_a_reward_outside_its_range_warns_once_and_only_rd_is_clipped(make: Make, outside: float) -> None:
-    trainer = make("rd_only", reward_funcs=table(*[(outside, 0.0) * (G // 2)] * PROMPTS))
-    assert said(trainer, f"A reward of {outside:.0f} is outside reward_range") == 1
+    trainer = make("rd_only", reward_funcs=h.table(*[(outside, 0.0) * (h.G // 2)] * h.PROMPTS))
+    assert said(trainer, f"A reward of {outside:.0f}, which measures clip, is outside reward_range") == 1
     assert set(trainer._logs["extra"]["rd"]) == {1.0}
 
 
@@ -419,28 +392,28 @@ def test_the_text_of_a_conversation_is_what_the_assistant_says_last() -> None:
 
 @pytest.mark.parametrize("allowed", [6, 10])  # with ten, nobody gets near the end
 def test_dapo_drops_groups_of_equal_rewards_and_long_completions_cost(
-    make: Make, spy: Spy, scripted: Script, allowed: int
+    make: Make, spy: h.Spy, scripted: Script, allowed: int
 ) -> None:
     scripted()
     tasks = ((0, 0.5, 2, 1), (1, 1, 1, 1), (2, 0, 0.5, 0))
-    trainer = make("dapo", reward_funcs=table(*tasks), max_completion_length=allowed)
-    batch = generate(trainer)
-    found = loss_of(trainer, batch)
-    lengths = [[min(len(text) + 1, allowed) for text in TEXTS[G * q : G * (q + 1)]] for q in range(PROMPTS)]
+    trainer = make("dapo", reward_funcs=h.table(*tasks), max_completion_length=allowed)
+    batch = h.generate(trainer)
+    found = h.loss_of(trainer, batch)
+    lengths = [[min(len(text) + 1, allowed) for text in h.TEXTS[h.G * q : h.G * (q + 1)]] for q in range(h.PROMPTS)]
     costs = [[papers.dapo_eq13(n, allowed) for n in group] for group in lengths]
     base = [papers.grpo([r + c for r, c in zip(*rows, strict=True)]) for rows in zip(tasks, costs, strict=True)]
-    base[1] = [0.0] * G
+    base[1] = [0.0] * h.G
     kept = torch.tensor([[1.0], [0.0], [1.0]]) * torch.tensor(lengths)
-    assert_close(spy.advantages, base)
+    h.assert_close(spy.advantages, base)
     assert batch["completion_mask"].sum(1).tolist() == kept.flatten().tolist()
     assert batch["num_items_in_batch"] == kept.sum()
-    assert_close(found.detach(), -(torch.tensor(base) * kept).sum() / kept.sum())
+    h.assert_close(found.detach(), -(torch.tensor(base) * kept).sum() / kept.sum())
     assert trainer._metrics["train"]["gcpo/dropped_groups"] == pytest.approx([1 / 3])
 
 
 def test_equal_rewards_leave_the_policy_as_it_is(make: Make, scratch: Path) -> None:
     before = load_policy(str(scratch))[0].state_dict()
-    _, after = losses(make("gcpo_bot", reward_funcs=table(*[(1.0,) * G] * PROMPTS)))
+    _, after = h.losses(make("gcpo_bot", reward_funcs=h.table(*[(1.0,) * h.G] * h.PROMPTS)))
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -450,9 +423,9 @@ def test_equal_rewards_leave_the_policy_as_it_is(make: Make, scratch: Path) -> N
 @pytest.mark.parametrize("method", ["dapo", "gcpo_bot", "kl_cov", "cw_grpo"])
 def test_an_evaluation_is_trls_own(make: Make, method: str) -> None:
     def evaluated(name: str, **changes: Any) -> dict[str, float]:
-        trainer = make(name, per_device_eval_batch_size=2 * G, **changes)
+        trainer = make(name, per_device_eval_batch_size=2 * h.G, **changes)
         torch.manual_seed(5)
-        found = trainer.evaluate(dataset().select(range(4)))
+        found = trainer.evaluate(h.dataset().select(range(4)))
         return {key: value for key, value in found.items() if not any(part in key for part in ("time", "second"))}
 
     found = evaluated(method)
@@ -465,17 +438,17 @@ def test_the_completions_table_pairs_rows_and_weights_before_and_after_an_evalua
     make: Make, tmp_path: Path, method: str
 ) -> None:
     logs = {"log_completions": True, "num_completions_to_print": 0}
-    trainer = make(method, per_device_eval_batch_size=G, max_steps=2, **logs)
-    trainer.evaluate(dataset().select(range(1)))
+    trainer = make(method, per_device_eval_batch_size=h.G, max_steps=2, **logs)
+    trainer.evaluate(h.dataset().select(range(1)))
     trainer.train()
     trained = pd.read_parquet(tmp_path / "completions" / "completions_00002.parquet")
-    assert len(trained) == ROWS
+    assert len(trained) == h.ROWS
     assert trained["weight"].notna().all()
-    assert_close(list(trained["abs_advantage"]), list(trained["advantage"].abs()))
-    trainer.evaluate(dataset().select(range(2)))
+    h.assert_close(list(trained["abs_advantage"]), list(trained["advantage"].abs()))
+    trainer.evaluate(h.dataset().select(range(2)))
     after = pd.read_parquet(tmp_path / "completions" / "completions_00002.parquet")
-    assert after["weight"].isna().tolist() == [False] * (ROWS - 2 * G) + [True] * 2 * G
-    left = ROWS - 2 * G
+    assert after["weight"].isna().tolist() == [False] * (h.ROWS - 2 * h.G) + [True] * 2 * h.G
+    left = h.ROWS - 2 * h.G
     pd.testing.assert_frame_equal(after.head(left), trained.tail(left).reset_index(drop=True))
 
 
@@ -493,7 +466,7 @@ def test_the_reference_of_care_moves_by_a_moving_average(make: Make, scratch: Pa
                     expected[name] = 0.75 * expected[name] + 0.25 * value
 
     trainer.add_callback(Follow())
-    _, policy = losses(trainer)
+    _, policy = h.losses(trainer)
     for name, value in trainer.ref_model.state_dict().items():
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-5)
     start = load_policy(str(scratch))[0].state_dict()
@@ -526,14 +499,14 @@ def test_the_reference_is_of_the_commit_that_the_policy_is(
         ("gcpo_shuffled", {"alpha": 1.5}),
         ("cw_grpo", {"beta": 0.01}),
     ],
-    ids=case_id,
+    ids=h.case_id,
 )
 def test_a_resumed_run_ends_as_an_uninterrupted_one_bit_for_bit(
     make: Make, tmp_path: Path, method: str, changes: dict[str, Any]
 ) -> None:
     changes = {**changes, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = make(method, **changes)
-    steps, weights = losses(whole)
+    steps, weights = h.losses(whole)
     checkpoint = tmp_path / "checkpoint-2"
     assert (checkpoint / "reference.pt").exists() == (method == "care")  # only one that moves is kept
     resumed = make(method, **changes, output_dir=str(tmp_path / "again"))
@@ -565,7 +538,7 @@ def test_the_reference_is_written_before_what_makes_a_checkpoint_complete(
         seen.append((tmp_path / "checkpoint-1" / "reference.pt").exists())
 
     monkeypatch.setattr(transformers.Trainer, "_save_checkpoint", save)
-    losses(make("care", max_steps=1, save_strategy="steps", save_steps=1))
+    h.losses(make("care", max_steps=1, save_strategy="steps", save_steps=1))
     assert seen == [True]
 
 
@@ -583,9 +556,9 @@ def test_the_reference_is_written_before_what_makes_a_checkpoint_complete(
         ("se", {"method_options": {"clusters": "exact"}}, None),
         ("empo", {"use_full_completion_for_clustering": True}, None),  # mathematics needs no model
         ("gcpo_bot", {"entailment": Entailment(first_letter)}, "embedding"),
-        ("gcpo_bot", {"embedder": Vowels()}, "entailment"),
+        ("gcpo_bot", {"embedder": h.Vowels()}, "entailment"),
     ],
-    ids=case_id,
+    ids=h.case_id,
 )
 def test_only_the_models_that_a_method_needs_are_loaded(
     make: Make, method: str, changes: dict[str, Any], missing: str | None
@@ -593,19 +566,19 @@ def test_only_the_models_that_a_method_needs_are_loaded(
     absent = {"embedding_model": "no/embedding", "entailment_model": "no/entailment"}
     changes = {"embedder": None, "entailment": None, **absent, **changes}
     if missing is None:
-        assert losses(make(method, **changes, max_steps=1))[0]
+        assert h.losses(make(method, **changes, max_steps=1))[0]
     else:
         with pytest.raises(OSError, match=rf"'no/{missing}' \(a Hub name"):
             make(method, **changes)
 
 
 def test_one_embedding_call_per_step_and_none_in_evaluation(make: Make) -> None:
-    embedder = Vowels()
-    trainer = make("cd_only", embedder=embedder, per_device_eval_batch_size=G, num_generations_eval=2)
+    embedder = h.Vowels()
+    trainer = make("cd_only", embedder=embedder, per_device_eval_batch_size=h.G, num_generations_eval=2)
     trainer.train()
-    assert embedder.calls == STEPS
-    trainer.evaluate(dataset().select(range(4)))
-    assert embedder.calls == STEPS
+    assert embedder.calls == h.STEPS
+    trainer.evaluate(h.dataset().select(range(4)))
+    assert embedder.calls == h.STEPS
 
 
 def test_plain_prompts_and_a_custom_answer_extractor(make: Make) -> None:
@@ -615,14 +588,14 @@ def test_plain_prompts_and_a_custom_answer_extractor(make: Make) -> None:
         seen.append(text)
         return text[:1] or None
 
-    losses(make("gcpo_bot", train_dataset=dataset(conversational=False), answer_extractor=first_letter))
-    assert len(seen) == STEPS * ROWS
+    h.losses(make("gcpo_bot", train_dataset=h.dataset(conversational=False), answer_extractor=first_letter))
+    assert len(seen) == h.STEPS * h.ROWS
     assert all(isinstance(text, str) for text in seen)
 
 
 def no_direction_in_the_first_group(texts: list[str]) -> Tensor:
     rows = torch.ones(len(texts), 4)
-    rows[:G] = 0  # no length, no direction
+    rows[: h.G] = 0  # no length, no direction
     return rows
 
 
@@ -631,18 +604,18 @@ def test_a_weight_that_is_not_finite_is_replaced_by_one_and_counted(make: Make, 
     trainer = make("cd_only", embedder=no_direction_in_the_first_group, equalize_mean=equalize_mean)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(steps) == STEPS
-    assert [entry["gcpo/replaced_weights"] for entry in steps] == [G] * STEPS
+    assert len(steps) == h.STEPS
+    assert [entry["gcpo/replaced_weights"] for entry in steps] == [h.G] * h.STEPS
     assert all(entry["gcpo/weight"] == 1 for entry in steps)
 
 
-@pytest.mark.parametrize("changes", [{}, ACCUMULATED, {"logging_steps": 2}, {"logging_steps": 5}], ids=case_id)
+@pytest.mark.parametrize("changes", [{}, h.ACCUMULATED, {"logging_steps": 2}, {"logging_steps": 5}], ids=h.case_id)
 def test_replaced_weights_are_counted_where_trl_would_log_their_mean(make: Make, changes: dict[str, Any]) -> None:
     """Over the passes of the loss, each of which counts its own, and over the steps between two logs."""
-    trainer = make("cd_only", embedder=no_direction_in_the_first_group, **OFF_POLICY, **changes)
+    trainer = make("cd_only", embedder=no_direction_in_the_first_group, **h.OFF_POLICY, **changes)
     trainer.train()
     counts = [entry.get("gcpo/replaced_weights", 0) for entry in trainer.state.log_history]
-    assert sum(counts) == 2 * G  # in three steps there are two generations
+    assert sum(counts) == 2 * h.G  # in three steps there are two generations
 
 
 @pytest.mark.parametrize("shares", [True, False])

@@ -6,34 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import helpers as h
 import papers
 import pytest
 import torch
-from helpers import (
-    ACCUMULATED,
-    MIXED,
-    OFF_POLICY,
-    PROMPTS,
-    ROWS,
-    SPLIT,
-    G,
-    Rewards,
-    Spy,
-    assert_close,
-    by_group,
-    case_id,
-    check_finite,
-    extra,
-    generate,
-    last_word,
-    loss_of,
-    losses,
-    move,
-    numbers,
-    rollouts_of,
-    table,
-    tokens_of,
-)
 from peft import LoraConfig
 from trl import GRPOTrainer
 
@@ -64,27 +40,27 @@ pytestmark = [pytest.mark.usefixtures("frozen"), pytest.mark.filterwarnings("ign
         ("clip_cov", {"band": (0.0, 5.0), "share": 1.0}, {"epsilon": 0.05}),
         ("clip_cov", {"band": (0.0, 5.0), "share": 0.2, "clip": (0.1, 0.1)}, {}),
     ],
-    ids=case_id,
+    ids=h.case_id,
 )
 def test_the_loss_reads_advantages_weighted_by_the_ratios_of_its_step(
-    make: Make, spy: Spy, scripted: Script, method: str, options: dict[str, Any], changes: dict[str, Any]
+    make: Make, spy: h.Spy, scripted: Script, method: str, options: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     scripted()
-    trained = {"reward_funcs": table(*MIXED), "answer_extractor": last_word, "method_options": options}
-    trainer = make(method, **trained, **OFF_POLICY, **changes)
-    batch = generate(trainer)
-    move(trainer)
+    trained = {"reward_funcs": h.table(*h.MIXED), "answer_extractor": h.last_word, "method_options": options}
+    trainer = make(method, **trained, **h.OFF_POLICY, **changes)
+    batch = h.generate(trainer)
+    h.move(trainer)
     trainer.state.global_step = 5
-    loss_of(trainer, batch)
+    h.loss_of(trainer, batch)
     options = {"seed": trainer.args.seed + 5, "equalize_mean": trainer.args.equalize_mean, **options}
     if method == "clip_cov":  # TRL's own clip, unless the method's is set
         options["clip"] = (0.05, changes.get("epsilon_high", 0.05))
-    rollouts = rollouts_of(trainer, spy, MIXED, ratios=spy.ratios)
+    rollouts = h.rollouts_of(trainer, spy, h.MIXED, ratios=spy.ratios)
     expected = advantages(method, rollouts, **options)
-    assert_close(tokens_of(spy.advantages, spy.mask), tokens_of(expected, spy.mask))
+    h.assert_close(h.tokens_of(spy.advantages, spy.mask), h.tokens_of(expected, spy.mask))
     assert not torch.equal(spy.read["advantages"], batch["advantages"])
     if "*" not in method:
-        weight = tokens_of(weights(method, rollouts, **options), spy.mask)
+        weight = h.tokens_of(weights(method, rollouts, **options), spy.mask)
         metrics = trainer._metrics["train"]
         assert metrics["gcpo/loss_weight_min"] == pytest.approx([weight.min().item()], rel=1e-4)
         assert metrics["gcpo/loss_weight_max"] == pytest.approx([weight.max().item()], rel=1e-4)
@@ -93,53 +69,53 @@ def test_the_loss_reads_advantages_weighted_by_the_ratios_of_its_step(
 
 
 @pytest.mark.parametrize("method", ["r2vpo", "clip_cov", "kl_cov"])
-def test_the_batch_that_trl_uses_again_stays_as_it_is(make: Make, spy: Spy, method: str) -> None:
+def test_the_batch_that_trl_uses_again_stays_as_it_is(make: Make, spy: h.Spy, method: str) -> None:
     trainer = make(method)
-    batch = generate(trainer)
+    batch = h.generate(trainer)
     kept = {key: value.clone() for key, value in batch.items()}
-    move(trainer)
-    first = loss_of(trainer, batch)
+    h.move(trainer)
+    first = h.loss_of(trainer, batch)
     assert batch.keys() == kept.keys()
     assert all(torch.equal(batch[key], kept[key]) for key in kept)
-    assert torch.equal(loss_of(trainer, batch), first)
+    assert torch.equal(h.loss_of(trainer, batch), first)
 
 
-def test_clip_cov_draws_its_share_anew_in_each_step(make: Make, spy: Spy) -> None:
-    trainer = make("clip_cov", reward_funcs=table(*VARIED), method_options={"band": (0.0, 5.0), "share": 0.1})
-    batch = generate(trainer)
+def test_clip_cov_draws_its_share_anew_in_each_step(make: Make, spy: h.Spy) -> None:
+    trainer = make("clip_cov", reward_funcs=h.table(*VARIED), method_options={"band": (0.0, 5.0), "share": 0.1})
+    batch = h.generate(trainer)
     drawn = []
     for step in (0, 0, 1):
         trainer.state.global_step = step
-        loss_of(trainer, batch)
+        h.loss_of(trainer, batch)
         drawn.append(frozenset(map(tuple, spy.read["advantages"].eq(0).nonzero().tolist())))
     assert drawn[0] == drawn[1] != drawn[2]
     assert {len(tokens) for tokens in drawn} == {int(0.1 * spy.mask.sum())}
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
-def test_kl_cov_is_grpos_loss_and_a_penalty(make: Make, spy: Spy, scripted: Script, accumulated: int) -> None:
+def test_kl_cov_is_grpos_loss_and_a_penalty(make: Make, spy: h.Spy, scripted: Script, accumulated: int) -> None:
     scripted()
     trainer = make(
         "kl_cov",
-        reward_funcs=table(*MIXED),
+        reward_funcs=h.table(*h.MIXED),
         method_options={"share": 0.2, "coefficient": 3.0},
         gradient_accumulation_steps=accumulated,
-        per_device_train_batch_size=ROWS // accumulated,
+        per_device_train_batch_size=h.ROWS // accumulated,
     )
-    batch = generate(trainer)
-    move(trainer)
+    batch = h.generate(trainer)
+    h.move(trainer)
     grpos = GRPOTrainer._compute_loss(trainer, trainer.model, batch)
-    found = loss_of(trainer, batch)
+    found = h.loss_of(trainer, batch)
     logps, old = spy.passes[-1].logps, spy.passes[0].logps
-    base = advantages("grpo", rollouts_of(trainer, spy, MIXED)).flatten().tolist()
-    kept = numbers(MIXED).isfinite().flatten().nonzero().flatten().tolist()
+    base = advantages("grpo", h.rollouts_of(trainer, spy, h.MIXED)).flatten().tolist()
+    kept = h.numbers(h.MIXED).isfinite().flatten().nonzero().flatten().tolist()
     rows = [logps[i][spy.mask.flatten(0, 1)[i]].tolist() for i in kept]
     covariances = papers.covariances(rows, [base[i] for i in kept])
     ranked = sorted((c, i, t) for i, row in zip(kept, covariances, strict=True) for t, c in enumerate(row))
     chosen = [(i, t) for _, i, t in ranked[-int(0.2 * len(ranked)) :]]
     penalty = sum(3 * (logps[token] - old[token]).abs() for token in chosen) / spy.mask.sum()
     expected = grpos + penalty / accumulated
-    assert_close(found.detach(), expected.detach())
+    h.assert_close(found.detach(), expected.detach())
     assert penalty > 0.01
     assert trainer._metrics["train"]["gcpo/penalty"] == pytest.approx([penalty.item()])
     parameters = list(trainer.model.parameters())
@@ -149,15 +125,15 @@ def test_kl_cov_is_grpos_loss_and_a_penalty(make: Make, spy: Spy, scripted: Scri
 
 
 @pytest.mark.parametrize("method", ["r2vpo", "cw_grpo"])
-def test_every_loss_of_trl_reads_the_same_advantages(make: Make, spy: Spy, method: str) -> None:
-    trainer = make(method, epsilon_high=5.0, **OFF_POLICY)
-    batch = generate(trainer)
-    move(trainer)
-    loss_of(trainer, batch)
+def test_every_loss_of_trl_reads_the_same_advantages(make: Make, spy: h.Spy, method: str) -> None:
+    trainer = make(method, epsilon_high=5.0, **h.OFF_POLICY)
+    batch = h.generate(trainer)
+    h.move(trainer)
+    h.loss_of(trainer, batch)
     expected = spy.advantages
     for loss_type in LOSSES:
         trainer.loss_type = loss_type
-        found = loss_of(trainer, batch)
+        found = h.loss_of(trainer, batch)
         assert torch.equal(spy.advantages, expected), loss_type
         gradients = torch.autograd.grad(found, list(trainer.model.parameters()))
         assert all(gradient.isfinite().all() for gradient in gradients), loss_type
@@ -176,30 +152,30 @@ def test_every_loss_of_trl_reads_the_same_advantages(make: Make, spy: Spy, metho
         ("kl_cov", {}, 1, 0),
         ("care", {}, 1, 0),
         ("egpo", {}, 0, 1),
-        ("egpo", ACCUMULATED, 0, 1),
-        ("egpo", OFF_POLICY, 1, 0),
-        ("egpo", SPLIT, 1, 0),
+        ("egpo", h.ACCUMULATED, 0, 1),
+        ("egpo", h.OFF_POLICY, 1, 0),
+        ("egpo", h.SPLIT, 1, 0),
         ("cw_grpo", {"beta": 1e-3}, 1, 1),
         ("edge_grpo", {}, 0, 1),
-        ("edge_grpo", OFF_POLICY, 1, 1),  # TRL's has no entropies
+        ("edge_grpo", h.OFF_POLICY, 1, 1),  # TRL's has no entropies
         ("seed_grpo", {}, 0, 1),
     ],
-    ids=case_id,
+    ids=h.case_id,
 )
 def test_old_log_probabilities_cost_one_pass_and_only_where_a_method_reads_them(
-    make: Make, spy: Spy, method: str, changes: dict[str, Any], trls: int, ours: int
+    make: Make, spy: h.Spy, method: str, changes: dict[str, Any], trls: int, ours: int
 ) -> None:
     trainer = make(method, **changes)
-    batch = generate(trainer)
+    batch = h.generate(trainer)
     assert len(spy.passes) == trls + ours
     assert not any(one.gradient for one in spy.passes)
     assert [one.entropies is not None for one in spy.passes] == [False] * trls + ["edge_grpo" in method] * ours
     assert all(one.model is trainer.model for one in spy.passes[trls:])
-    loss_of(trainer, batch)
+    h.loss_of(trainer, batch)
     assert len(spy.passes) == trls + ours + 1
     assert spy.passes[-1].gradient
     for one in spy.sampled(trainer):  # the policy has not moved
-        assert_close(by_group(one.logps)[spy.mask], by_group(spy.passes[-1].logps.detach())[spy.mask])
+        h.assert_close(h.by_group(one.logps)[spy.mask], h.by_group(spy.passes[-1].logps.detach())[spy.mask])
 
 
 # --- where TRL cuts a batch -----------------------------------------------------------------------------------------
@@ -207,17 +183,17 @@ def test_old_log_probabilities_cost_one_pass_and_only_where_a_method_reads_them(
 
 @pytest.mark.parametrize("method", ["dapo", "egpo", "cw_grpo", "r2vpo"])
 def test_rows_keep_what_is_theirs_where_trl_shuffles_and_splits_a_generation(
-    make: Make, spy: Spy, scripted: Script, method: str
+    make: Make, spy: h.Spy, scripted: Script, method: str
 ) -> None:
-    texts = [f"{'aeio'[i % 4] * (i % 3 + 1)} {chr(97 + i)}" for i in range(ROWS)]  # each row's own
+    texts = [f"{'aeio'[i % 4] * (i % 3 + 1)} {chr(97 + i)}" for i in range(h.ROWS)]  # each row's own
     scripted(texts)
-    trainer = make(method, reward_funcs=table(*VARIED), answer_extractor=last_word, max_steps=PROMPTS, **SPLIT)
+    trainer = make(method, reward_funcs=h.table(*VARIED), answer_extractor=h.last_word, max_steps=h.PROMPTS, **h.SPLIT)
     trainer.train()
-    expected = advantages("grpo" if method == "r2vpo" else method, rollouts_of(trainer, spy, VARIED)).flatten(0, 1)
+    expected = advantages("grpo" if method == "r2vpo" else method, h.rollouts_of(trainer, spy, VARIED)).flatten(0, 1)
     ids = spy.generated["completion_ids"].tolist()
     rows = [[ids.index(row) for row in read["completion_ids"].tolist()] for read in spy.reads]
     order = [row for own in rows for row in own]
-    assert sorted(order) == list(range(ROWS)) != order
+    assert sorted(order) == list(range(h.ROWS)) != order
     for step, (own, read) in enumerate(zip(rows, spy.reads, strict=True)):
         wanted, mask = expected[own], read["completion_mask"].bool()
         if "r2vpo" in method:
@@ -225,7 +201,7 @@ def test_rows_keep_what_is_theirs_where_trl_shuffles_and_splits_a_generation(
             variance = torch.stack([row[kept].var(correction=0) for row, kept in zip(ratios, mask, strict=True)])
             assert (variance.max() > 1e-4) == (step > 0)
             wanted = wanted / (1 + variance)
-        assert_close(tokens_of(read["advantages"], mask), tokens_of(wanted, mask), f"step {step}")
+        h.assert_close(h.tokens_of(read["advantages"], mask), h.tokens_of(wanted, mask), f"step {step}")
 
 
 STRADDLING = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}  # half of the middle group in each
@@ -235,14 +211,14 @@ STRADDLING = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2
     ("method", "changes"),
     [
         *((method, STRADDLING) for method in ("dapo", "seed_grpo", "care", "egpo", "r2vpo", "cw_grpo")),
-        ("dapo", ACCUMULATED),
+        ("dapo", h.ACCUMULATED),
     ],
-    ids=case_id,
+    ids=h.case_id,
 )
 def test_gradient_accumulation_changes_nothing(make: Make, scratch: Path, method: str, changes: dict[str, Any]) -> None:
     """All statistics are of whole groups: where TRL cuts the batch makes no difference but rounding."""
     sgd = {"optim": "sgd", "learning_rate": 0.3, "max_steps": 4}  # Adam would divide rounding errors by themselves
-    whole, parts = losses(make(method, **sgd))[1], losses(make(method, **sgd, **changes))[1]
+    whole, parts = h.losses(make(method, **sgd))[1], h.losses(make(method, **sgd, **changes))[1]
     for name, value in whole.items():
         torch.testing.assert_close(parts[name], value, atol=1e-5, rtol=1e-4)
     start = load_policy(str(scratch))[0].state_dict()
@@ -252,21 +228,21 @@ def test_gradient_accumulation_changes_nothing(make: Make, scratch: Path, method
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
-        *((method, {**OFF_POLICY, **ACCUMULATED}) for method in ("clip_cov", "kl_cov")),
+        *((method, {**h.OFF_POLICY, **h.ACCUMULATED}) for method in ("clip_cov", "kl_cov")),
         *((method, {"bf16": True}) for method in ("dapo", "care", "kl_cov")),
         ("kl_cov", {"importance_sampling_level": "sequence"}),
         ("cw_grpo", {"loss_type": "vespo", "epsilon_high": 5.0}),
     ],
-    ids=case_id,
+    ids=h.case_id,
 )
 def test_trains_under_trls_settings(make: Make, method: str, changes: dict[str, Any]) -> None:
-    check_finite(make(method, **changes))
+    h.check_finite(make(method, **changes))
 
 
 # --- what is missing ------------------------------------------------------------------------------------------------
 
 SOME_REWARDS = ((0, None, 2, 0.5), (None, None, None, None), (None, 1, None, None))
-NO_REWARDS = ((None,) * G,) * PROMPTS
+NO_REWARDS = ((None,) * h.G,) * h.PROMPTS
 
 
 @pytest.mark.parametrize(
@@ -275,37 +251,39 @@ NO_REWARDS = ((None,) * G,) * PROMPTS
         *((method, SOME_REWARDS) for method in FAMILIES),
         *((method, NO_REWARDS) for method in ("gcpo_bot", "dapo", "empo", "cw_grpo", "kl_cov")),
     ],
-    ids=case_id,
+    ids=h.case_id,
 )
-def test_responses_without_a_reward_train_nothing(make: Make, spy: Spy, method: str, tasks: Sequence[Rewards]) -> None:
-    trainer = make(method, reward_funcs=table(*tasks), max_steps=2)
-    batch = generate(trainer)
-    move(trainer)
-    assert loss_of(trainer, batch).isfinite()
+def test_responses_without_a_reward_train_nothing(
+    make: Make, spy: h.Spy, method: str, tasks: Sequence[h.Rewards]
+) -> None:
+    trainer = make(method, reward_funcs=h.table(*tasks), max_steps=2)
+    batch = h.generate(trainer)
+    h.move(trainer)
+    assert h.loss_of(trainer, batch).isfinite()
     assert not spy.advantages.isnan().any()
-    assert spy.advantages[numbers(tasks).isnan()].eq(0).all()
+    assert spy.advantages[h.numbers(tasks).isnan()].eq(0).all()
     if method != "egpo":  # which reinforce an entirely wrong group
         assert spy.advantages[2].eq(0).all()  # one reward has nothing beside it
-    assert extra(trainer, "weight").isfinite().all()
-    check_finite(trainer)
+    assert h.extra(trainer, "weight").isfinite().all()
+    h.check_finite(trainer)
 
 
 @pytest.mark.parametrize("method", [method for method in FAMILIES if method != "dapo"])  # which refuses such masks
-def test_completions_that_are_empty_or_cut_off(make: Make, spy: Spy, scripted: Script, method: str) -> None:
+def test_completions_that_are_empty_or_cut_off(make: Make, spy: h.Spy, scripted: Script, method: str) -> None:
     cut = "too long"
     scripted([cut, "", "", "a", cut, cut, cut, cut, "", "", "", ""])
     tasks = ((2, 0, 0.5, 1), (0, 2, 1, 0), (2, 0, 0, 2))
-    trainer = make(method, reward_funcs=table(*tasks), mask_truncated_completions=True, max_steps=2)
-    batch = generate(trainer)
+    trainer = make(method, reward_funcs=h.table(*tasks), mask_truncated_completions=True, max_steps=2)
+    batch = h.generate(trainer)
     assert batch["completion_mask"].sum(1).tolist() == [0, 1, 1, 2, 0, 0, 0, 0, 1, 1, 1, 1]
-    move(trainer)
-    assert loss_of(trainer, batch).isfinite()
+    h.move(trainer)
+    assert h.loss_of(trainer, batch).isfinite()
     assert not spy.advantages.isnan().any()
     if method in ("egpo", "edge_grpo", "r2vpo"):
-        base = advantages("grpo", rollouts_of(trainer, spy, tasks))
-        assert_close(spy.advantages[1], base[1])  # nothing to compare: weight 1
-        assert_close(spy.advantages[0, 0], base[0, 0])
-    check_finite(trainer)
+        base = advantages("grpo", h.rollouts_of(trainer, spy, tasks))
+        h.assert_close(spy.advantages[1], base[1])  # nothing to compare: weight 1
+        h.assert_close(spy.advantages[0, 0], base[0, 0])
+    h.check_finite(trainer)
 
 
 def environment(prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -318,16 +296,16 @@ def environment(prompts: list[Any], trainer: Any) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 @pytest.mark.parametrize("method", ["egpo", "cw_grpo", "dapo", "r2vpo"])
-def test_tokens_of_an_environment_take_no_part(make: Make, spy: Spy, method: str) -> None:
+def test_tokens_of_an_environment_take_no_part(make: Make, spy: h.Spy, method: str) -> None:
     tasks = ((0, 0.5, 0, 1), (1, 1, 1, 1), (2, 0, 0, 0.5))
-    trainer = make(method, reward_funcs=table(*tasks), rollout_func=environment)
-    batch = generate(trainer)
+    trainer = make(method, reward_funcs=h.table(*tasks), rollout_func=environment)
+    batch = h.generate(trainer)
     assert not spy.mask.all()
-    move(trainer)
-    loss_of(trainer, batch)
+    h.move(trainer)
+    h.loss_of(trainer, batch)
     ratios = {"ratios": spy.ratios} if method == "r2vpo" else {}
-    expected = advantages(method, rollouts_of(trainer, spy, tasks, **ratios))
-    assert_close(tokens_of(spy.advantages, spy.mask), tokens_of(expected, spy.mask))
+    expected = advantages(method, h.rollouts_of(trainer, spy, tasks, **ratios))
+    h.assert_close(h.tokens_of(spy.advantages, spy.mask), h.tokens_of(expected, spy.mask))
     assert (batch["num_items_in_batch"] == spy.mask[[0, 2]].sum()) == (method == "dapo")
 
 
@@ -339,7 +317,7 @@ ADAPTER = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
 @pytest.mark.parametrize("method", ["egpo", "cw_grpo", "kl_cov"])
 def test_peft_adapters_train_and_the_base_stays(make: Make, scratch: Path, method: str) -> None:
     before = load_policy(str(scratch))[0].state_dict()["model.layers.0.mlp.up_proj.weight"]
-    _, trained = losses(make(method, peft_config=ADAPTER))
+    _, trained = h.losses(make(method, peft_config=ADAPTER))
     base = next(value for name, value in trained.items() if "layers.0.mlp.up_proj.base_layer.weight" in name)
     added = next(value for name, value in trained.items() if "layers.0.mlp.up_proj.lora_B" in name)
     assert torch.equal(base, before)

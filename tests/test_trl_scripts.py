@@ -7,19 +7,17 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pandas as pd
 import pytest
 import torch
 import trl
 from datasets import Dataset
 from helpers import G, Vowels, assert_close, first_letter, letter, settings, text_of
-from peft import LoraConfig
 from transformers import TrainerCallback
 from trl import GRPOConfig, TrlParser
 from trl.rewards import think_format_reward
@@ -45,15 +43,8 @@ def vowels(completions: list[Any], **_: Any) -> list[float]:
 vowels.reward_range = (0.0, 1.0)  # type: ignore[attr-defined]
 
 
-def correctness(completions: list[Any], answer: Sequence[str], **_: Any) -> list[float | None]:
-    """1 where the answer stands in the text; of every third question nothing is known."""
-    found = zip(completions, answer, strict=True)
-    return [None if wanted == "3" else float(len(text_of(text)) % 2 == int(wanted) % 2) for text, wanted in found]
-
-
-def questions(answers: bool = False) -> Dataset:
-    rows = [{"prompt": [{"role": "user", "content": f"What is {n}?"}], "answer": str(n)} for n in range(1, 7)]
-    return Dataset.from_list(rows if answers else [{"prompt": row["prompt"]} for row in rows])
+def questions() -> Dataset:
+    return Dataset.from_list([{"prompt": [{"role": "user", "content": f"What is {n}?"}]} for n in range(1, 7)])
 
 
 # --- the scripts ----------------------------------------------------------------------------------------------------
@@ -81,18 +72,6 @@ def sequence_ratios(model: str, folder: Path) -> GCPOTrainer:
     )
 
 
-def several_rewards_and_adapters(model: str, folder: Path) -> GCPOTrainer:
-    """A demonstration on word problems: LoRA, rewards for style and answer, of which one gives None at times."""
-
-    def style(completions: list[Any], **_: Any) -> list[float]:
-        return [0.0] * len(completions)
-
-    args = GCPOConfig(**settings(folder, lr_scheduler_type="cosine"), method="rd_only", reward_range=[0.0, 1.0])
-    rewards = [style, correctness]
-    adapter = LoraConfig(r=2, target_modules="all-linear")
-    return GCPOTrainer(model, rewards, args, questions(answers=True), peft_config=adapter, **MEANING)
-
-
 @dataclass
 class ScriptConfig(GCPOConfig):
     """A configuration of the user's own."""
@@ -117,9 +96,7 @@ def own_config_and_callbacks(model: str, folder: Path) -> GCPOTrainer:
     return GCPOTrainer(model, vowels, args, questions(), callbacks=[Counts()], **MEANING)
 
 
-@pytest.mark.parametrize(
-    "script", [quick_start, sequence_ratios, several_rewards_and_adapters, own_config_and_callbacks]
-)
+@pytest.mark.parametrize("script", [quick_start, sequence_ratios, own_config_and_callbacks])
 def test_a_script_of_trls_trains_by_two_names_and_its_rd_is_the_formulas(
     script: Callable[..., GCPOTrainer], scratch: Path, tmp_path: Path
 ) -> None:
@@ -194,24 +171,6 @@ def test_every_method_has_papers_that_the_readme_and_the_citation_file_name_alik
             reference = citation[citation.index(f'title: "{title}"') : citation.index(f"arXiv {arxiv}")]
             people = re.findall(r"family-names: (.*?), given-names: (.*?)}", reference)
             assert f"author = {{{' and '.join(f'{given} {family}' for family, given in people)}}}" in bibtex
-
-
-def test_a_policy_is_pushed_with_its_card(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pushed: dict[str, Any] = {}
-
-    def upload(api: Any, *, folder_path: str, **given: Any) -> None:
-        pushed.update(given, files={path.name for path in Path(folder_path).iterdir()})
-
-    def create(api: Any, repo_id: str, **_: Any) -> huggingface_hub.RepoUrl:
-        return huggingface_hub.RepoUrl(f"https://huggingface.co/me/{repo_id}")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
-    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create)
-    trainer = make("gcpo_bot", hub_model_id="policy")
-    trainer.push_to_hub(dataset_name="questions")
-    assert pushed["repo_id"] == "me/policy" and {"README.md", "model.safetensors", "config.json"} <= pushed["files"]
-    card = (tmp_path / "README.md").read_text()
-    assert "Why Semantic Entropy Fails" in card and "datasets/questions" in card and "# Model Card for policy" in card
 
 
 # --- arguments, names and the terminal ------------------------------------------------------------------------------

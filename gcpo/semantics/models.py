@@ -48,8 +48,10 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-def _device(device: str | torch.device | None) -> torch.device:
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+def _placed(device: str | torch.device | None, rows: int | None, usual: int) -> tuple[torch.device, int | None]:
+    """Return the device, and the rows of a batch: those given, or on a CPU the usual ones."""
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return where, rows or (usual if where.type == "cpu" else None)
 
 
 def _batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:
@@ -106,10 +108,9 @@ class _Remembering(Generic[K, V]):
         """Return one result per key; those not remembered are computed in one call."""
         results = {key: self._stored[key] for key in dict.fromkeys(keys) if key in self._stored}
         missing = [key for key in dict.fromkeys(keys) if key not in results]
-        if missing:
-            computed = dict(zip(missing, self._compute(missing), strict=True))
-            results |= computed
-            self._stored.update(computed)
+        computed = dict(zip(missing, self._compute(missing), strict=True)) if missing else {}
+        results |= computed
+        self._stored.update(computed)
         self.misses += len(missing)
         self.hits += len(keys) - len(missing)
         return [results[key] for key in keys]
@@ -144,9 +145,8 @@ class Embedder(_Remembering[str, Tensor]):
         cache_size: int = 100_000,
         revision: str | None = None,
     ) -> None:
-        where = _device(device)
-        rows = batch_size or (ROWS_EMBEDDED if where.type == "cpu" else None)
-        encode = name if callable(name) else _sentence_encoder(name, where, rows, revision, self._count_cut)
+        place = *_placed(device, batch_size, ROWS_EMBEDDED), revision
+        encode = name if callable(name) else _sentence_encoder(name, *place, self._count_cut)
         of = f"embedding model {getattr(name, '__name__', str(name))!r}"
         # A copy per text: a view would keep the tensor of its whole batch alive.
         super().__init__(lambda texts: [row.clone() for row in check_rows(encode(texts), texts, of)], cache_size)
@@ -253,9 +253,8 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         revision: str | None = None,
         error: float = 0.0,
     ) -> None:
-        where = _device(device)
-        rows = batch_size or (ROWS if where.type == "cpu" else None)
-        classify = name if callable(name) else _pair_classifier(name, where, rows, revision, self._count_cut)
+        place = *_placed(device, batch_size, ROWS), revision
+        classify = name if callable(name) else _pair_classifier(name, *place, self._count_cut)
         of = f"entailment model {getattr(name, '__name__', str(name))!r}"
 
         def compute(pairs: list[Pair]) -> list[tuple[float, ...]]:

@@ -121,14 +121,12 @@ class Scores:
         rewards = rewards.masked_fill(rewards.isinf(), torch.nan)
         if self.method.reads_range and self.range:
             low, high = self.range
+            way = f"reward_range {self.range}. Set GCPOConfig(reward_range=...) to what rewards can reach."
             for value in _outside(rewards, low, high):
-                self._complain(
-                    "range", f"A reward of {value:.4g} is outside reward_range {self.range}: measures clip it."
-                )
+                self._complain("range", f"A reward of {value:.4g}, which measures clip, is outside {way}")
             self._above |= bool((rewards > (low + high) / 2).any())
             if self._batches == PATIENCE and not self._above:
-                what = f"{self.name}: in {PATIENCE} batches no reward is above the middle of reward_range {self.range}"
-                self._complain("low", f"{what}, by which it measures rewards: look at both.")
+                self._complain("low", f"{self.name}: no reward in {PATIENCE} batches is above the middle of {way}")
         if self.correctness_range is None:
             return rewards, None
         low, high = self.correctness_range
