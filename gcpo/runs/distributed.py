@@ -4,6 +4,7 @@ on this machine or on all nodes of a SLURM job; accelerate knows how they share 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -98,10 +99,8 @@ def launch(plan: Plan, folder: Path) -> None:
         status = subprocess.Popen(command, env=environment, **pipes).wait()
     if status and not (folder / LOG).exists():
         lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-        error = next((line for line in lines if "Error" in line), "without a word")
-        raise ChildProcessError(
-            f"{params.processes} processes ({params.accelerate}) ended: {error}; all is in {output}"
-        )
+        error = next(filter(re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception|Interrupt)\b").match, lines), "no word")
+        raise ChildProcessError(f"{params.processes} processes ({params.accelerate}) ended: {error}; see {output}")
 
 
 def main(folder: str, *given: str) -> None:
