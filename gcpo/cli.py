@@ -295,17 +295,17 @@ def replay(n: Annotated[int, typer.Argument(min=1, metavar="N")], profile: Profi
 
     If all of them are, this code is entered in the reference's codes.yaml.
     """
-    from gcpo.reports import replay as again
+    from gcpo.reports import records, replay
 
-    runs = again.chosen(profile, n)
+    runs = replay.chosen(profile, n)
     if not runs:
         kept = sorted(path.parent.name for path in paths.REFERENCE.glob(f"*/{records.RUNS}"))
         raise UserError(f"profile {profile} has no reference to make again: --profile takes {', '.join(kept)}.")
-    found = again.replay(profile, runs)
+    found = replay.replay(profile, runs)
     print(*(f"{name}: {why or 'the same tables'}" for name, why in found.items()), sep="\n")
     if any(found.values()):
         raise UserError(f"{sum(map(bool, found.values()))} of {len(found)} runs differ from the reference.")
-    print(f"This code gives the same numbers: entered in {again.certify(profile, runs)}")
+    print(f"This code gives the same numbers: entered in {replay.certify(profile, runs)}")
 
 
 @app.command()

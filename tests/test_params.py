@@ -86,7 +86,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"grpo": {"deepspeed": "x.json"}}, "grpo", "'accelerate'"),
     ({"grpo": {"num_generations": 1}}, "grpo", "'group_size'"),
     ({"grpo": {"gradient_accumulation_steps": 2}}, "grpo", "'micro_batch'"),
-    *(({"grpo": {name: 1}}, "grpo", f"{name!r} is set by the parameter") for name in sorted(FIELDS & {*Params.model_fields})),
+    *(({"grpo": {k: 1}}, "grpo", f"{k!r} is set by the parameter") for k in sorted(FIELDS & {*Params.model_fields})),
 ]
 
 

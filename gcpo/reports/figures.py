@@ -193,7 +193,7 @@ def along_training(
         settings: as in :func:`trends`.
     """
     keys = ["task", *filter(None, [settings.get("down")]), "label", "step"]
-    lines = table[table["label"].isin(list(names))].groupby(keys, sort=False)[value]
+    lines: Any = table[table["label"].isin(list(names))].groupby(keys, sort=False)[value]
     lines = lines.agg(**{value: "mean", "low": "min", "high": "max"}).reset_index()
     lines.loc[~lines["label"].isin(list(names)[:banded]), ["low", "high"]] = nan
     lines = lines.sort_values("label", key=lambda labels: labels.map([*names].index), kind="stable")
@@ -207,14 +207,14 @@ def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:
         table: as `sweep.summary` gives it; lines are standard deviations over seeds.
         chosen: task -> the profile's own rate, a vertical line.
     """
-    named = table.assign(series=table["prompts_per_step"].map("{} prompts a step".format))
+    named: Any = table.assign(series=table["prompts_per_step"].map("{} prompts a step".format))
     wide = {
         how: named.rename(columns=lambda name, how=how: name.replace(how, "score")) for how in ("sampled", "greedy")
     }
     long = pd.concat(wide, names=["how"]).reset_index("how")
     spread = long["score_std"].fillna(0)
     long = long.assign(low=long["score"] - spread, high=long["score"] + spread)
-    labels = {"xlabel": "learning rate", "ylabel": "validation split after training, %"}
+    labels: dict[str, Any] = {"xlabel": "learning rate", "ylabel": "validation split after training, %"}
     figure, grid = panels(long, "task", "how", **labels, sharex="col", figsize=(9.6, 5.4))
     for axis, rows in grid:
         estimates(rows, "learning_rate", "score", "series", axis, "joined")
@@ -387,11 +387,11 @@ def stated_gains(table: pd.DataFrame) -> Figure:
     for agrees, number, label in ((True, 0, "the same but for rounding"), (False, 3, "another number")):
         own = dots[dots["agrees"] == agrees]
         axes.plot(own["gap"], own["line"], MARKERS[number], color=PALETTE[number], alpha=0.7, label=label)
-    for row in dots[~dots["agrees"]].itertuples():
-        away, ha = (8, "left") if row.gap > 0 else (-8, "right")  # from the line and the dots on it
+    for row in dots[~dots["agrees"]].to_dict("records"):
+        away, ha = (8, "left") if row["gap"] > 0 else (-8, "right")  # from the line and the dots on it
         look: dict[str, Any] = {"ha": ha, "va": "center", "fontsize": 8, "textcoords": "offset points"}
-        axes.annotate(row.name, (row.gap, row.line), xytext=(away, 0), **look)
-    line_per_name(axes, {kind: f"{kind} ({count})" for kind, count in counts.items()}, 0)
+        axes.annotate(row["name"], (row["gap"], row["line"]), xytext=(away, 0), **look)
+    line_per_name(axes, {str(kind): f"{kind} ({count})" for kind, count in counts.items()}, 0)
     axes.set(xlabel="computed minus stated (points, or per cent where the paper says per cent)")
     axes.margins(x=0.2)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
@@ -408,7 +408,7 @@ def variance_against_measures(queries: pd.DataFrame) -> Figure:
     above 0 (a dashed line), and linear below, so that 0 has a place.
     """
     positive = queries.loc[queries["V"] > 0, "V"]
-    threshold = positive.quantile(0.05) if len(positive) else 1.0
+    threshold = float(positive.quantile(0.05)) if len(positive) else 1.0
     table = queries.melt(["task", "V"], [*UNITS], "measure", "u")
     size, ylabel = (9.2, 2.6 * table["task"].nunique()), "V(q), squared gradient units"
     figure, grid = panels(table, "measure", "task", UNITS, ylabel=ylabel, sharey=True, figsize=size)
@@ -450,8 +450,8 @@ def pairs_of_rollouts(pairs: pd.DataFrame, most: int = 3000, near: float | None 
     of equal counts, at the median of each bin. ``near`` is marked: up to where answers count as near ones.
     """
     columns = ["embedding_distance", "gradient_distance"]
-    labels = {"xlabel": "1 − cosine of the embeddings (0 to 2)", "ylabel": r"$\|g_i - g_j\|$ (gradient units)"}
-    figure, grid = panels(pairs, "task", **labels, figsize=(4.6 * pairs["task"].nunique(), 3.4))
+    xlabel, ylabel = "1 − cosine of the embeddings (0 to 2)", r"$\|g_i - g_j\|$ (gradient units)"
+    figure, grid = panels(pairs, "task", xlabel=xlabel, ylabel=ylabel, figsize=(4.6 * pairs["task"].nunique(), 3.4))
     for axis, rows in grid:
         shown = rows.iloc[:: max(1, -(-len(rows) // most))]
         for same, label in ((False, "two clusters"), (True, "one cluster")):

@@ -6,7 +6,7 @@ paper ("ours" where it claims nothing) and the claim. No run is needed: this is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from gcpo.reports.tables import reported
 UNITS = 1  # of the last printed digit, within which two numbers are the same
 SIMILAR = 1.2  # a size is similar or smaller if it is at most so many times the other
 LEAST_CHANCE = 1e-6
-BY = {"index": "method", "columns": ["task", "metric"]}
+BY: dict[str, Any] = {"index": "method", "columns": ["task", "metric"]}
 OTHERS, GCPO = ["se", "kle", "empo", "care"], ["gcpo_cd", "gcpo_bot"]
 FIVE = ["aime24", "amc", "math500", "minerva", "olympiadbench"]
 THREE = ["math500", "minerva", "gsm8k"]
@@ -26,9 +26,9 @@ SIZES = {"DeepSeek-R1-Distill-Qwen-1.5B": "1.5B", "Qwen2.5-Math-7B-Instruct": "7
 LINEAR = "SEED-GRPO 7B (Linear, α=0.02"
 BEST, WIDE, DR = f"{LINEAR})", f"{LINEAR}, G=16)", "Dr.GRPO 7B"
 
-# Whether the paper's tables bear out its sentence (None where these contradict one another), and the numbers that say
-# so, by what they are.
-Found = tuple[bool | None, dict[str, Any]]
+# Whether the paper's tables bear out its sentence (a truth value, numpy's too; None where these contradict one
+# another), and the numbers that say so, by what they are.
+Found = tuple[Any, dict[Any, Any]]
 
 
 def agrees(stated: Any, computed: Any, digits: int) -> Any:
@@ -41,7 +41,7 @@ def wide(name: str, index: str | list[str], columns: str | list[str], values: st
     return reported(name, **where).pivot(index=index, columns=columns, values=values)
 
 
-def lead(scores: pd.DataFrame, own: Sequence[str], others: Sequence[str]) -> pd.Series:
+def lead(scores: Any, own: Iterable[str], others: Iterable[str]) -> pd.Series:
     """Return, by column, by how much the best of some rows is above the best of others."""
     return scores.loc[[*own]].max() - scores.loc[[*others]].max()
 
@@ -347,8 +347,8 @@ def cw_gains() -> pd.DataFrame:
 
 def cw_3_2_grpo_printed() -> Found:
     """CW-GRPO section 3.2: CW-GRPO is above GRPO on all benchmarks."""
-    over = cw_table2().drop(columns="average").xs("CW-GRPO", level="label") - cw_table2().xs("GRPO", level="label")
-    over = over.drop(columns="average").stack()
+    scores: Any = cw_table2().drop(columns="average")
+    over = (scores.xs("CW-GRPO", level="label") - scores.xs("GRPO", level="label")).stack()
     found = {"columns above": (over > 0).sum(), "of": len(over)}
     return (over > 0).all(), found | {f"{task}, {size}": x for (size, task), x in over[over <= 0].items()}
 

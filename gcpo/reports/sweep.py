@@ -40,7 +40,7 @@ def summary(runs: pd.DataFrame, axes: Sequence[str] = AXES) -> pd.DataFrame:
     rows = []
     for names, part in records.gather(runs, "validation", [*axes, "seed"]).groupby([*axes]):
         metric, hours = get_task(str(names[0])).reward_metric, least[names[:-1]]
-        row = dict(zip(axes, names, strict=True)) | {"metric": metric, "seeds": part["seed"].nunique()}
+        row: dict[str, Any] = dict(zip(axes, names, strict=True)) | {"metric": metric, "seeds": part["seed"].nunique()}
         means = 100 * part.groupby(["decoding", "step", "seed"])[metric].mean()
         *_, before, last = sorted(part["step"].unique())
         for how in ("sampled", "greedy"):

@@ -95,8 +95,8 @@ def launch(plan: Plan, folder: Path) -> None:
     print(f"{params.processes} processes train; how far they are is in {output}", flush=True)
     # Their standard input ends with this process, however that ends, and on every node: `main` waits for it.
     with output.open("w") as printed:
-        pipes = {"stdin": subprocess.PIPE, "stdout": printed, "stderr": subprocess.STDOUT}
-        status = subprocess.Popen(command, env=environment, **pipes).wait()
+        pipe, both = subprocess.PIPE, subprocess.STDOUT
+        status = subprocess.Popen(command, env=environment, stdin=pipe, stdout=printed, stderr=both).wait()
     if status and not (folder / LOG).exists():
         lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
         error = next(filter(re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception|Interrupt)\b").match, lines), "no word")

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import papermill
@@ -83,7 +83,7 @@ class KernelManager(AsyncKernelManager):
 
     async def _async_launch_kernel(self, kernel_cmd: list[str], **settings: Any) -> None:
         given, kernel, folder = getattr(_thread, "environment", {}), None, str(paths.NOTEBOOKS)
-        environment, provisioner = {**settings.pop("env"), **given}, self.provisioner
+        environment, provisioner = {**settings.pop("env"), **given}, cast(Any, self.provisioner)
         # A fork cannot use CUDA, and Apple's libraries crash in one.
         if given and distributed.VISIBLE not in given and sys.platform == "linux":
             kernel = WarmKernel(target=_be_a_kernel, args=(kernel_cmd[3:], environment, folder))
