@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,16 +22,15 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import, TRL more: the command line speaks before either.
-    if name in __all__ and not name.startswith("GCPO"):
-        from gcpo import measures
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module("gcpo.trainer" if name.startswith("GCPO") else "gcpo.measures"), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f'gcpo.{name} needs the extra trl ({error}): in a checkout of this project, pip install ".[trl]"'
+        ) from error
 
-        return getattr(measures, name)
-    if name in ("GCPOConfig", "GCPOTrainer"):
-        try:
-            from gcpo import trainer
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                f'gcpo.{name} needs the extra trl ({error}): in a checkout of this project, pip install ".[trl]"'
-            ) from error
-        return getattr(trainer, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

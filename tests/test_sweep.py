@@ -110,10 +110,10 @@ def test_a_report_of_a_sweep_is_left_out_where_a_grid_has_one_rate(
     write_profile("p", {})
     write_grid("sweep", [{"kind": "train", "method": ["grpo"], "learning_rate": [0.001, 0.002]}])
     write_grid("one", [{"kind": "train", "method": ["grpo"]}])
-    monkeypatch.setattr("gcpo.reports.site.reports", lambda: {"23_sweep": {"grid": "sweep"}})
+    monkeypatch.setattr("gcpo.reports.publish.reports", lambda: {"23_sweep": {"grid": "sweep"}})
     finished(method="grpo", tables=evaluated(0.5))
     assert main(["report", "--profile", "p", "--grid", "one"]) == 1
-    assert "23_sweep: grid one has one learning rate" in capsys.readouterr().out
+    assert "23_sweep: grid one compares nothing by learning_rate" in capsys.readouterr().out
 
 
 # --- the operating point ----------------------------------------------------------------------------------------------
