@@ -64,7 +64,7 @@ def test_is_refused_with_its_value(case: str) -> None:
 def test_an_extractor_that_returns_no_text_is_named_with_the_completion(answer: Any) -> None:
     settings: dict[str, Any] = {"full_completion": False, "embedder": None, "entailment": None, "threshold": 0.35}
     groups = [["the answer is 4", "b", "c", "d"]]
-    with pytest.raises(TypeError, match="answer_extractor .*4.*'the answer is 4'"):
+    with pytest.raises(TypeError, match=r"answer_extractor .*4.*'the answer is 4'"):
         from_texts(REWARDS, groups, extract=lambda _: answer, reward_range=(0.0, 2.0), **settings)
 
 
