@@ -73,7 +73,7 @@ def family(found: Mapping[Pair, Evidence | str], n: Mapping[Pair, int] | None = 
         rows[pair] |= {"estimate": estimate, "low": low, "high": high, "level": level, "p": p}
         rows[pair] |= {"low_family": low_family, "high_family": high_family, "mde": one.detectable(level)}
     index = pd.MultiIndex.from_arrays([*zip(*rows, strict=True)] or [[], []], names=["label", "against"])
-    table = pd.DataFrame([*rows.values()], index, columns=FAMILY)
+    table = pd.DataFrame([*rows.values()], index, columns=FAMILY).astype(dict.fromkeys(FAMILY[:8], float))
     return table.assign(n=[(n or {}).get(pair, 0) for pair in rows], unit=unit)
 
 
