@@ -132,7 +132,7 @@ def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     needed = {(getattr(plan.params, kind), kind, plan.params.world_seed) for plan in plans for kind in plan.embedded}
     for model in sorted(needed):
         resolve(*model)  # once, before runs in parallel would wait for it
-    print(f"making {len(plans)} runs in {plans[0].folder.parent}, {plans[0].id} first", flush=True)
+    print(f"making {plans[0].id}{' and others' * (len(plans) > 1)} in {plans[0].folder.parent}", flush=True)
     failed = run_grid(plans, jobs)
     for done in failed:
         where = done.folder / "notebook.ipynb"
@@ -270,9 +270,9 @@ def report(
     print(*made, *left_out, *(f"left out: {fault}" for fault in records.faults(profile, reference)), sep="\n")
     if not made:
         print(f"no report was made: nothing has run of the grids of {profile} (gcpo check --profile {profile})")
-    elif grid and not reference:
-        said = "This machine's runs beside the committed ones (docs/runs.md has what each finding means):"
-        print(said, replay.compare(profile, grid).to_string(index=False), sep="\n")
+    elif grid and not reference and len(found := replay.compare(profile, grid)):
+        print("This machine's runs beside the committed ones (docs/runs.md has what each finding means):")
+        print(found.to_string(index=False))
     return 0 if made else 1
 
 

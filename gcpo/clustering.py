@@ -121,7 +121,7 @@ def cluster_nli(
     return _greedy(p_entail, threshold, (by_premise & by_hypothesis).int().argmax(dim=-1))
 
 
-def _clusters(items: Sequence[str | None], same: Callable[[str, str], bool]) -> Int64[Tensor, " U"]:
+def clusters_by(items: Sequence[str | None], same: Callable[[str, str], bool]) -> Int64[Tensor, " U"]:
     """Greedy clusters by a relation with the first member of each cluster; ``None`` is never the same as anything."""
     members: dict[int, str] = {}  # label -> first member
     labels: list[int] = []
@@ -139,7 +139,7 @@ def exact_clusters(texts: Sequence[str | None]) -> Int64[Tensor, " U"]:
 
     Returns (U,) labels.
     """
-    return _clusters(texts, lambda member, text: member.strip() == text.strip())
+    return clusters_by(texts, lambda member, text: member.strip() == text.strip())
 
 
 def math_clusters(answers: Sequence[str | None]) -> Int64[Tensor, " U"]:
@@ -148,4 +148,4 @@ def math_clusters(answers: Sequence[str | None]) -> Int64[Tensor, " U"]:
 
     Returns (U,) labels.
     """
-    return _clusters(answers, same_answer)
+    return clusters_by(answers, same_answer)

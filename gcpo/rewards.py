@@ -114,9 +114,6 @@ def _tagged(text: str) -> str | None:
     return next((part.partition("<answer>")[2] for part in reversed(closed) if "<answer>" in part), None)
 
 
-FORMATS = ("think", "think_answer")
-
-
 def keeps_format(text: str, tags: str) -> bool:
     """Return True for a completion in the wanted tags (CW-GRPO, App. C: "properly matched <think> tags").
 

@@ -28,6 +28,7 @@ from gcpo.semantics import (
     math_clusters,
     models,
 )
+from gcpo.semantics.features import cluster_groups
 
 
 class Table:
@@ -210,6 +211,14 @@ def test_clusters_of_groups_equal_those_of_their_distinct_texts(
     expected = [greedy_on_distinct(group, entails) for group in groups]
     assert cluster_nli(nli, answered).tolist() == expected
     assert [cluster_texts(group, entailment).tolist() for group in groups] == expected
+    assert cluster_groups(groups, entailment).tolist() == expected
+
+
+def test_in_turns_the_model_is_asked_what_the_rule_compares() -> None:
+    table = Table({("a", "b"): 0.9, ("a", "d"): 0.1, ("c", "d"): 0.8})
+    groups = [["a", "b", "c", "d"], ["c", "c", None, "d"]]
+    assert cluster_groups(groups, Entailment(table)).tolist() == [[0, 0, 1, 1], [0, 0, 1, 0]]
+    assert table.asked == [("a", "b"), ("c", "d"), ("a", "c"), ("a", "d")]
 
 
 def test_group_nli_asks_everything_once_and_in_one_call() -> None:

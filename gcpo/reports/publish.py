@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import tempfile
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from accelerate.utils import patch_environment
 from papermill import PapermillExecutionError, inspect_notebook
 
 from gcpo import io, paths
@@ -173,7 +173,6 @@ def _replace(profile: str, finished: list[Run] | None = None) -> None:
     made = {name: absolute(profile)} | {first: first for first in firsts if (paths.REFERENCE / first).is_dir()}
     ledgers = [each for each, shows in shown.items() if "grid" not in shows]
     home = shown[ledgers[0]]["profile"] if firsts and ledgers else name
-    before = os.environ.get("GCPO_REFERENCE")
     with tempfile.TemporaryDirectory() as folder:
         with io.replacing(paths.REFERENCE) as root:
             if paths.REFERENCE.exists():
@@ -181,8 +180,7 @@ def _replace(profile: str, finished: list[Run] | None = None) -> None:
             if finished is not None:
                 shutil.rmtree(root / name, ignore_errors=True)
                 records.write_reference(root / name, finished)
-            os.environ["GCPO_REFERENCE"] = str(root)  # of the notebooks' kernels
-            try:
+            with patch_environment(GCPO_REFERENCE=root):  # of the notebooks' kernels
                 for of, given in made.items():
                     for each in reports_on(of):
                         settings = {"profile": given, "grid": own_grid(each, of), "reference": True}
@@ -193,9 +191,6 @@ def _replace(profile: str, finished: list[Run] | None = None) -> None:
                 for each in ledgers:
                     settings = {"profile": made.get(home, home), "reference": True, "write_to": str(root / home)}
                     execute(each, Path(folder, f"{each}.ipynb"), settings)
-            finally:
-                os.environ.pop("GCPO_REFERENCE")
-                os.environ |= {"GCPO_REFERENCE": before} if before else {}
         for each in [each for each, shows in shown.items() if firsts and (each in ledgers or shows["profile"] in made)]:
             _commit(Path(folder, f"{each}.ipynb"))
     if firsts:

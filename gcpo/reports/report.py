@@ -98,11 +98,8 @@ def waiting(grid: str, profile: str, finished: Collection[str]) -> dict[str, str
     made: dict[str, list[bool]] = {}
     for plan in expand(grid, profile) if decides(grid, profile) else ():
         made.setdefault(plan.params.task, []).append(plan.id in finished)
-    return {
-        task: f"{sum(each)} of {len(each)} runs are finished, and PROTOCOL.md compares none before all are."
-        for task, each in made.items()
-        if not all(each)
-    }
+    said = "{} of {} runs are finished, and PROTOCOL.md compares none before all are."
+    return {task: said.format(sum(each), len(each)) for task, each in made.items() if not all(each)}
 
 
 def margins(path: Path | None = None) -> dict[str, dict[str, float]]:
@@ -221,15 +218,9 @@ class Report:
                     continue
                 # Means are over the seeds that both have, as the gain is.
                 of = part.groupby(["seed", "label"])[metric].mean().mul(100).unstack()[[START, BASE]].dropna()
-                row = {
-                    "task": task,
-                    "decoding": decoding,
-                    "metric": metric,
-                    "seeds": gain["n"],
-                    "gain": gain["estimate"],
-                }
+                row = {"task": task, "decoding": decoding, "metric": metric, "seeds": gain["n"]}
                 row |= {"start": of[START].mean(), "grpo": of[BASE].mean(), "std": of[BASE].std(ddof=1)}
-                row |= {"low": gain["low"], "high": gain["high"], "passes": gain["low"] > 0}
+                row |= {"gain": gain["estimate"], "low": gain["low"], "high": gain["high"], "passes": gain["low"] > 0}
                 rows.append({**row, "runs": self._counted(task, BASE)})
         return pd.DataFrame(rows, columns=GATE)
 

@@ -81,10 +81,7 @@ def interval(profile: str, name: str, column: str, **where: str) -> str:
 def counts() -> pd.DataFrame:
     """Return how many claims have which verdict: findings by paper, theorems and definitions of all papers together."""
     table = written(HOME, "ledger_counts", reference=True)
-    of = [
-        f"findings of {paper}" if kind == "finding" else f"{kind}s"
-        for kind, paper in table[["kind", "paper"]].to_numpy()
-    ]
+    of = ("findings of " + table["paper"]).where(table["kind"] == "finding", table["kind"] + "s")
     return table.assign(of=of).groupby("of", sort=False).sum(numeric_only=True).reset_index()
 
 

@@ -358,9 +358,8 @@ class Verdicts:
             because: the numbers that decided it, in a sentence.
             task: what it was decided on; empty for what is about no task.
         """
-        verdict = (
-            decided if isinstance(decided, dict) else {"verdict": WORDS[None if decided is None else bool(decided)]}
-        )
+        said = decided if decided is None or isinstance(decided, dict) else bool(decided)  # of numpy's bool too
+        verdict = said if isinstance(said, dict) else {"verdict": WORDS[said]}
         because = f"{verdict.get('because', '')} {because}".strip()
         place = f"{place}, {task}" if task else place
         named = {"id": check, "place": place, "task": task, "heading": heading, "because": because}
@@ -412,10 +411,8 @@ class Verdicts:
             found = pd.DataFrame(self.rows).reindex(columns=RECORD)
             found["effect"] = found["effect"].where(found["level"].notna())
             found["n"] = found["n"].where(found["n"] > 0).astype("Int64")
-            parts = [row.get("parts") for row in self.rows]
-            found["parts"] = [
-                parts_table(part).to_csv() if part is not None and len(part) > 1 else "" for part in parts
-            ]
+            parts = [row.get("parts", pd.DataFrame()) for row in self.rows]
+            found["parts"] = [parts_table(part).to_csv() if len(part) > 1 else "" for part in parts]
             found = found.assign(notebook=self.notebook, records=self.records)
             name = self.notebook[:2] if self.records is None else f"verdicts_{self.notebook[:2]}"
             io.write(Path(folder) / f"{name}.csv", found.to_csv(index=False, float_format="%.6g"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import queue
 import sys
 import tempfile
 import threading
@@ -34,7 +33,8 @@ from gcpo.runs.record import LOCKS, Run, claim, describe, load
 
 THREADS = "OMP_NUM_THREADS"
 DIED = "the kernel died without a word, as when memory runs out: change memory_limit or --jobs"
-_thread = threading.local()  # of a thread that makes runs, `environment`: what its kernels have besides this process's
+# Of a thread that makes runs, `environment`: what its kernels have besides this process's; and whether they are `warm`.
+_thread = threading.local()
 _kernels: WeakSet[Any] = WeakSet()
 _ending = threading.Event()
 
@@ -84,8 +84,7 @@ class KernelManager(AsyncKernelManager):
     async def _async_launch_kernel(self, kernel_cmd: list[str], **settings: Any) -> None:
         given, kernel, folder = getattr(_thread, "environment", {}), None, str(paths.NOTEBOOKS)
         environment, provisioner = {**settings.pop("env"), **given}, cast(Any, self.provisioner)
-        # A fork cannot use CUDA, and Apple's libraries crash in one.
-        if given and distributed.VISIBLE not in given and sys.platform == "linux":
+        if getattr(_thread, "warm", False):
             kernel = WarmKernel(target=_be_a_kernel, args=(kernel_cmd[3:], environment, folder))
             kernel.start()
             provisioner.process, provisioner.pid, provisioner.pgid = kernel, kernel.pid, kernel.pid
@@ -206,19 +205,20 @@ def run_grid(plans: Sequence[Plan], jobs: int | None = None) -> list[Run]:
 def _threads(plans: Sequence[Plan], jobs: int | None) -> ThreadPoolExecutor:
     """Return threads that make runs, each with its share of GPUs and cores."""
     jobs = min(jobs or distributed.runs_at_once(plans), len(plans))
-    shares: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-    for share in distributed.gpu_shares(jobs, plans):
-        shares.put(share)
+    each = distributed.gpu_shares(jobs, plans)
+    warm = not each[0] and sys.platform == "linux"  # a fork cannot use CUDA, and Apple's libraries crash in one
+    shares = iter(each)
     threads = os.environ.get(THREADS) or str(max(1, (os.cpu_count() or 1) // jobs))
 
     def begin() -> None:
-        gpus = shares.get()
+        gpus = next(shares)
         visible = {distributed.VISIBLE: ",".join(gpus)} if gpus else {}
-        _thread.environment = {THREADS: threads, distributed.AT_ONCE: str(jobs), **visible}
+        _thread.warm, _thread.environment = warm, {THREADS: threads, distributed.AT_ONCE: str(jobs), **visible}
 
-    with patch_environment(**{THREADS: "1"}):  # libraries that start threads when imported start none in the server
-        forkserver.set_forkserver_preload(["gcpo.runs.warm"])
-        forkserver.ensure_running()
+    if warm:
+        with patch_environment(**{THREADS: "1"}):  # libraries that start threads when imported start none in the server
+            forkserver.set_forkserver_preload(["gcpo.runs.warm"])
+            forkserver.ensure_running()
     return ThreadPoolExecutor(jobs, initializer=begin)
 
 

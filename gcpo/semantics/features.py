@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from gcpo.clustering import THRESHOLD, cluster_nli, exact_clusters, math_clusters
+from gcpo.clustering import THRESHOLD, cluster_nli, clusters_by, exact_clusters, math_clusters
 from gcpo.rollouts import Rollouts
 from gcpo.semantics.models import Embedder, Entailment, check_rows
 
@@ -46,10 +46,31 @@ def cluster_texts(
 ) -> Int64[Tensor, " G"]:
     """Return the semantic clusters of one group, as used in training (GCPO App. E.3): greedy on its distinct texts in
     the order of first appearance, equal texts together, missing ones (``None``) alone. Returns (G,) labels."""
-    if not texts:
-        return torch.zeros(0, dtype=torch.int64)
-    answered = torch.tensor([[text is not None for text in texts]])
-    return cluster_nli(group_nli([texts], entailment), answered, threshold)[0]
+    return cluster_groups([texts], entailment, threshold)[0]
+
+
+def cluster_groups(
+    groups: Sequence[Sequence[str | None]], entailment: Entailment, threshold: float = THRESHOLD
+) -> Int64[Tensor, "B G"]:
+    """Return :func:`cluster_texts` of each of B groups of G texts. Of the pairs that the rule does not compare, a text
+    with one that opens no cluster, the model is not asked; the first texts of all groups take their turn together, then
+    the second ones, and so on.
+    """
+    opened: list[list[str]] = [[] for _ in groups]  # the first text of each cluster
+    leaders: list[dict[str | None, str]] = [{} for _ in groups]  # of each text, the first one of its cluster
+    for turn in itertools.zip_longest(*(filter(None.__ne__, dict.fromkeys(group)) for group in groups)):
+        asked = [(first, text) for own, text in zip(opened, turn, strict=True) if text is not None for first in own]
+        found = iter(entailment.pairs([first for first, _ in asked], [text for _, text in asked])[:, 0])
+        for own, leader, text in zip(opened, leaders, turn, strict=True):
+            if text is not None:
+                entails = list(itertools.islice(found, len(own)))
+                if entails and max(entails) >= threshold:
+                    leader[text] = own[entails.index(max(entails))]
+                else:
+                    leader[text] = text
+                    own.append(text)
+    led = [[known.get(text) for text in group] for group, known in zip(groups, leaders, strict=True)]
+    return torch.stack([clusters_by(group, str.__eq__) for group in led])
 
 
 @dataclass(eq=False)
@@ -114,6 +135,9 @@ class TextFeatures:
     def clusters(self) -> Int64[Tensor, "B G"]:
         """Clusters by entailment, greedy (GCPO, App. E.3)."""
         assert self.entailment is not None
+        # Fewer pairs in turns, or all at once: many small batches of one length, as on a CPU, would take longer.
+        if self.entailment.pads and "nli" not in self.__dict__:
+            return cluster_groups(self.shown, self.entailment, self.threshold)
         return cluster_nli(self.nli, self.answered, self.threshold)
 
     @cached_property

@@ -236,7 +236,7 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
             with that of the likelier other outcome.
 
     ``hits`` and ``misses`` count the pairs of different texts that were found and those that the model was asked;
-    ``cut`` those of them of which it did not read all.
+    ``cut`` those of them of which it did not read all. ``pads`` says whether it reads padded batches.
 
     Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it lacks tensors (its
     classifier, say) or its tokenizer, or gives what are no probabilities
@@ -255,6 +255,7 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
     ) -> None:
         place = *_placed(device, batch_size, ROWS), revision
         classify = name if callable(name) else _pair_classifier(name, *place, self._count_cut)
+        self.pads = not callable(name) and place[1] is None
         of = f"entailment model {getattr(name, '__name__', str(name))!r}"
 
         def compute(pairs: list[Pair]) -> list[tuple[float, ...]]:

@@ -155,9 +155,8 @@ class GCPOTrainer(GRPOTrainer):
         columns["abs_advantage"] = shaped.abs()
         by_token = shaped.ndim == 3
         means = self._log_columns(columns, rollouts.mask if by_token else None)
-        base = modulation.base if modulation.base.ndim == 2 else mean(modulation.base, rollouts.mask.bool()).squeeze(-1)
         # The ones trained on take the place of TRL's own, of all processes: the log holds one generation.
-        self._logs["advantages"].extend((base.flatten() * means["weight"]).tolist())
+        self._logs["advantages"].extend((modulation.base.flatten() * means["weight"]).tolist())
 
         local = self.collector.local(len(inputs))
         advantages = shaped.flatten(0, 1)[local].to(output["advantages"].dtype)
@@ -166,7 +165,7 @@ class GCPOTrainer(GRPOTrainer):
         if self.method.drops_equal:
             self._drop(deviations(rollouts.rewards, rollouts.scorable).eq(0).all(1), output, local)
         if self.method.in_loss:  # rows that TRL shuffles and splits with the others
-            output["base_advantages"] = base.flatten()[local]
+            output["base_advantages"] = modulation.base.flatten()[local]
             output["task_rewards"] = rollouts.rewards.flatten()[local]
         return output
 
