@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from gcpo import paths
 from gcpo.reports import records
 from gcpo.runs import record
-from gcpo.runs.params import validate
+from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan
-from gcpo.runs.profiles import yaml_text
+from gcpo.runs.profiles import load_profile, yaml_text
 
 TINY = {"profile": "p", "task": "tinyqa"}
 
@@ -75,3 +76,12 @@ def evaluated(
     lines = scored({"": [mean]}, questions, metric).drop(columns=["label", "seed"])
     shift = (mean if greedy is None else greedy) - mean
     return {"eval": lines.assign(**{metric: lines[metric] + shift * (lines["decoding"] == "greedy"), "answered": 1.0})}
+
+
+def on_disk(run: record.Run) -> dict[str, Any]:
+    return json.loads((run.folder / "manifest.json").read_text())
+
+
+def smoke(**changes: Any) -> Params:
+    """Parameters of the smoke profile, but for these."""
+    return validate({**load_profile("smoke"), **changes})

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from gcpo import GCPOConfig, measures
+from gcpo import statistics as s
 from gcpo.methods import advantages, get_method, weights
 from gcpo.rewards import boxed_answer
 from gcpo.rollouts import Rollouts
@@ -37,6 +39,10 @@ def test_an_alpha_that_would_turn_a_weight_around_is_refused(alpha: float) -> No
             call()
 
 
+def zeros(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(shape), np.zeros(shape)
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "labels that are NaN, SE": (lambda: measures.semantic_entropy(LABELS), "labels.*not finite"),
     "labels that are NaN, BoT": (lambda: measures.barycentric_transport(torch.eye(4)[None], LABELS), "not finite"),
@@ -50,6 +56,15 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "infinite reward": (lambda: Rollouts(torch.tensor([[1.0, 2.0], [0.0, -INF]])), "response 1 of group 1"),
     "infinite range, RD": (lambda: measures.reward_dispersion(REWARDS, (0, INF)), "reward_range is .*inf"),
     "infinite range": (lambda: Rollouts(REWARDS, reward_range=(0, INF)), "reward_range .*inf"),
+    "another number of seeds": (lambda: s.training_difference(zeros(3, 5)[0], zeros(10, 5)[0]), r"a is \(3, 5\) and b"),
+    "no seeds": (lambda: s.training_difference(*zeros(5)), r"expected \(seeds, questions\)"),
+    "one seed": (lambda: s.training_draws(*zeros(1, 5)), "1 seeds and 5 questions are too few"),
+    "two questions": (lambda: s.minimal_detectable(*zeros(3, 2)), "3 seeds and 2 questions"),
+    "not finite": (lambda: s.training_difference([[1, 2, NAN]] * 2, np.zeros((2, 3))), "a has 2 that are not"),
+    "level": (lambda: s.minimal_detectable(*zeros(3, 5), level=1.0), "level 1.0"),
+    "power": (lambda: s.minimal_detectable(*zeros(3, 5), power=1.0), "power is 1.0"),
+    "a ratio to no spread": (lambda: s.spread_ratio([1, 2, 3], [1, 1, 1]), "b does not vary"),
+    "a spread of two": (lambda: s.spread_ratio([1, 2], [1, 3]), "2 queries are too few"),
 }
 
 

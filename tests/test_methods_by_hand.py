@@ -1,4 +1,4 @@
-"""What the papers' formulas leave open: edges, clamps, draws and unknown outcomes, on groups computed by hand."""
+"""Cases that the papers' formulas leave open: edges, clamps, draws and unknown outcomes, on groups computed by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def weight(method: str, group: Rollouts, **options: Any) -> float:
 
 
 def measured(method: str, group: Rollouts, **options: Any) -> list[float]:
-    """What the weights of the responses, or of the group, are made from."""
+    """The measure behind the weights of the responses, or of the group."""
     row = get_method(method, **options)
     return modulate(row, group).columns[row.factors[0].measure][0].tolist()
 

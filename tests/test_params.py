@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 import json
 import math
@@ -303,5 +302,10 @@ KEYS = st.sampled_from(sorted(load_profile("smoke"))) | st.text(max_size=12)
 @settings(max_examples=500, deadline=None)
 @given(st.dictionaries(KEYS, NESTED, max_size=4))
 def test_any_mapping_is_accepted_or_refused_as_parameters_are(values: dict[str, Any]) -> None:
-    with contextlib.suppress(ParameterError):
-        validate(values, "mine.yaml")
+    message = "mine.yaml"
+    try:
+        accepted = validate(values, "mine.yaml")
+        assert validate(accepted.model_dump()) == accepted
+    except ParameterError as error:
+        message = str(error)
+    assert "mine.yaml" in message

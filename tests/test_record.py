@@ -17,7 +17,7 @@ import pytest
 from filelock import FileLock, Timeout
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_builders import failed, finished, planned, write_grid
+from record_builders import failed, finished, on_disk, planned, write_grid
 
 from gcpo import io
 from gcpo.cli import main
@@ -30,10 +30,6 @@ ENVIRONMENT = record.environment  # which the places of a test replace
 TABLES = {"eval": pd.DataFrame({"query": ["a", "b"], "decoding": "greedy", "f1": [0.25, 0.5]})}
 
 pytestmark = pytest.mark.usefixtures("places")
-
-
-def on_disk(run: record.Run) -> dict[str, Any]:
-    return json.loads((run.folder / "manifest.json").read_text())
 
 
 # --- written ----------------------------------------------------------------------------------------------------------

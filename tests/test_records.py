@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -24,10 +23,6 @@ from gcpo.runs.profiles import ParameterError
 ENVIRONMENT = record.environment
 
 pytestmark = pytest.mark.usefixtures("places")
-
-
-def on_disk(run: record.Run) -> dict[str, Any]:
-    return json.loads((run.folder / "manifest.json").read_text())
 
 
 # --- finding runs ---------------------------------------------------------------------------------------------------

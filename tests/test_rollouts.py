@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import case_id
+from helpers import case_id, last_word
 from torch import Tensor
 
 from gcpo.methods import advantages, weights
@@ -339,10 +339,6 @@ WORDS = ("", "the ", "ans", "wer", " is ", "4", "2", "</think>", " so ", "r i", 
 
 def decode(ids: Sequence[int]) -> str:
     return "".join(WORDS[number] for number in ids)
-
-
-def last_word(text: str) -> str | None:
-    return text.split()[-1] if text.split() else None
 
 
 def tokens_of(texts: Sequence[str]) -> list[int]:

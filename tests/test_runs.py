@@ -21,6 +21,7 @@ import transformers
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from helpers import save_classifier
+from record_builders import smoke
 from transformers.integrations import integration_utils
 
 from gcpo import io, paths, records
@@ -40,10 +41,6 @@ pytestmark = pytest.mark.slow
 RECORDS = ("metrics.csv", "validation.csv", "eval.csv")
 LONGER = {"max_steps": 8, "save_steps": 2}
 MAKE: dict[str, Any] = {"train": train, "gradients": gradient_statistics, "evaluate": evaluation}
-
-
-def params(**changes: Any) -> Any:
-    return validate({**load_profile("smoke"), **changes})
 
 
 def in_process(values: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -71,7 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Tables of an uninterrupted run, which repeated and resumed ones are compared with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "OUTPUTS", tmp_path_factory.mktemp("whole"))
-        run = train(params(**LONGER))
+        run = train(smoke(**LONGER))
     assert run.manifest["attempts"] == 1
     return tables(run.folder)
 
@@ -89,15 +86,15 @@ def test_a_run_resolves_its_method_once(outputs: Path, monkeypatch: pytest.Monke
 
 
 def test_two_runs_of_the_same_parameters_give_the_same_files(outputs: Path, whole: dict[str, bytes]) -> None:
-    second = train(params(**LONGER))
+    second = train(smoke(**LONGER))
     assert tables(second.folder) == whole
     along = pd.read_csv(second.folder / "validation.csv")
     assert sorted(set(along["step"])) == [0, 2, 4, 6, 8] and along["query"].str.startswith("validation").all()
     assert len(along) == 5 * 2 * 8 and set(along["decoding"]) == {"greedy", "sampled"}
     metrics = pd.read_csv(second.folder / "metrics.csv")
     assert list(metrics["step"]) == list(range(1, 9)) and metrics["reward"].nunique() > 1
-    assert train(params(**LONGER)).manifest["attempts"] == 1  # a finished run is only read
-    other = train(params(**LONGER, seed=1))
+    assert train(smoke(**LONGER)).manifest["attempts"] == 1  # a finished run is only read
+    other = train(smoke(**LONGER, seed=1))
     assert (other.folder / "metrics.csv").read_bytes() != whole["metrics.csv"]
 
 
@@ -112,9 +109,9 @@ def test_a_run_that_shares_prompts_has_the_same_scores_from_fewer_tokens(
         return forward(ids, *arguments, **options)
 
     monkeypatch.setattr(torch.nn.functional, "embedding", counted)
-    plain = train(params(method="grpo", beta=0.01))
+    plain = train(smoke(method="grpo", beta=0.01))
     read.append(0)
-    shared = train(params(method="grpo", beta=0.01, share_prompts=True))
+    shared = train(smoke(method="grpo", beta=0.01, share_prompts=True))
     assert plain.manifest["id"] != shared.manifest["id"]
     assert plain.manifest["results"] == shared.manifest["results"]
     steps = [pd.read_csv(run.folder / "metrics.csv") for run in (plain, shared)]
@@ -151,13 +148,13 @@ def test_a_run_that_is_stopped_after_its_last_step_ends_as_an_uninterrupted_one(
     with monkeypatch.context() as patch:
         patch.setattr("gcpo.runs.train.summary", stop)
         with pytest.raises(KeyboardInterrupt):
-            train(params(save_steps=save_steps))
-    folder = Plan("train", params(save_steps=save_steps)).folder
+            train(smoke(save_steps=save_steps))
+    folder = Plan("train", smoke(save_steps=save_steps)).folder
     assert (folder / "checkpoint-4").exists() and (folder / "checkpoint-2").exists() == (save_steps == 2)
-    train(params(save_steps=save_steps))
+    train(smoke(save_steps=save_steps))
     kept = tables(folder)
     shutil.rmtree(folder)
-    train(params(save_steps=save_steps))
+    train(smoke(save_steps=save_steps))
     assert kept == tables(folder)
     assert len(pd.read_csv(folder / "metrics.csv")) == 4
 
@@ -172,7 +169,7 @@ def test_two_processes_that_want_the_same_run_make_it_once(outputs: Path) -> Non
 
 
 def test_a_finished_run_stays_finished_whatever_fails_around_it(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan("train", params(max_steps=0, eval_limit=2))
+    plan = Plan("train", smoke(max_steps=0, eval_limit=2))
 
     def breaks_after_the_run(*_: Any, **__: Any) -> None:
         train(plan.params)
@@ -188,7 +185,7 @@ def test_a_run_that_is_stopped_goes_on_from_its_parts_and_its_training_is_made_o
     kind: str, outputs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "TOKENS", 2**10)  # two or three questions at a time
-    values = params(policy="scratch", method="egpo", at_step=2, learning_rate=1e-2, eval_limit=12, eval_samples=3)
+    values = smoke(policy="scratch", method="egpo", at_step=2, learning_rate=1e-2, eval_limit=12, eval_samples=3)
     plan, progress = Plan(kind, values), record.Run.progress
 
     def stop(run: Any, done: int, total: int, what: str, **shown: float) -> None:
@@ -341,14 +338,14 @@ def test_a_tracker_gets_what_is_logged_and_changes_nothing(outputs: Path, monkey
             seen.append({"name": args.run_name, **logs})
 
     values = {"policy": "scratch", "max_steps": 2, "validation_limit": 0, "eval_limit": 2}
-    quiet = train(params(**values))
+    quiet = train(smoke(**values))
     kept = (quiet.folder / "metrics.csv").read_bytes()
     shutil.rmtree(quiet.folder)
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "mlflow", Tracker)
     monkeypatch.setattr("gcpo.runs.train.get_available_reporting_integrations", lambda: ["mlflow"])
     with pytest.raises(ValueError, match=r"report_to: no tracker 'mlfow' .*'mlflow'\?"):
-        train(params(**values, report_to="mlfow"))
-    run = train(params(**values, report_to="mlflow"))
+        train(smoke(**values, report_to="mlfow"))
+    run = train(smoke(**values, report_to="mlflow"))
     assert run.folder == quiet.folder and (run.folder / "metrics.csv").read_bytes() == kept
     steps = [entry for entry in seen if "loss" in entry]
     assert [entry["reward"] for entry in steps] == pd.read_csv(run.folder / "metrics.csv")["reward"].tolist()

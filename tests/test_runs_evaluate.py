@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from record_builders import smoke
 
 from gcpo import world
 from gcpo.cli import main
 from gcpo.runs.evaluate import certainty, evaluation, scores
-from gcpo.runs.params import validate
-from gcpo.runs.profiles import load_profile
 from gcpo.tasks import get_task
 from gcpo.tasks.sampling import load_policy
 
@@ -58,7 +57,7 @@ def test_scores_are_means_over_questions_with_the_estimator_of_pass_at_k() -> No
 
 
 def params(**changes: Any) -> Any:
-    return validate({**load_profile("smoke"), "policy": "scratch", "eval_limit": 5, "eval_samples": 3, **changes})
+    return smoke(**{"policy": "scratch", "eval_limit": 5, "eval_samples": 3, **changes})
 
 
 def answers_of(run: Any) -> pd.DataFrame:

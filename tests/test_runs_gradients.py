@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import for_all, seeds
 from hypothesis import strategies as st
+from record_builders import smoke
 from scipy.stats import spearmanr
 from test_gradients import advantages_of, qwen2, rollouts
 
@@ -28,7 +29,6 @@ from gcpo.runs import gradients as module
 from gcpo.runs.gradients import gradient_statistics, pair_correlations, pair_table, variance, variances
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
-from gcpo.runs.profiles import load_profile
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 sizes = st.integers(2, 9)
@@ -179,14 +179,10 @@ def test_halves_have_advantages_of_their_own() -> None:
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 
-def params_of(**changes: Any) -> Any:
-    return validate({**load_profile("smoke"), **changes})
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("outputs")
 def test_the_tables_agree_with_one_another() -> None:
-    run = gradient_statistics(params_of(group_size=6, eval_limit=4))
+    run = gradient_statistics(smoke(group_size=6, eval_limit=4))
     queries, pairs = (pd.read_csv(run.folder / f"{name}.csv") for name in ("queries", "pairs"))
     assert set(MEASURES) | {f"{name}_half" for name in MEASURES} <= set(queries)
     assert queries[[*MEASURES, "V", "V_t1", "V_half", *(f"{name}_half" for name in MEASURES)]].notna().all(axis=None)
@@ -205,7 +201,7 @@ def test_the_tables_agree_with_one_another() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("outputs")
 def test_a_group_too_small_for_halves_has_none() -> None:
-    queries = pd.read_csv(gradient_statistics(params_of(group_size=3, eval_limit=3)).folder / "queries.csv")
+    queries = pd.read_csv(gradient_statistics(smoke(group_size=3, eval_limit=3)).folder / "queries.csv")
     assert queries["V_half"].isna().all() and queries["bot_half"].isna().all() and queries["V"].notna().all()
 
 
@@ -215,7 +211,7 @@ def test_with_lora_v_covers_the_adapters_alone_of_the_start_and_after_training()
     values = {"policy": "scratch", "lora_rank": 2, "eval_limit": 4, "max_completion_length": 6, "method": "egpo"}
 
     def score(**changes: Any) -> np.ndarray:
-        run = gradient_statistics(params_of(**values, **changes))
+        run = gradient_statistics(smoke(**values, **changes))
         return pd.read_csv(run.folder / "queries.csv")[["score_within", "score_between"]].sum(axis=1).to_numpy()
 
     start = score()
@@ -223,7 +219,7 @@ def test_with_lora_v_covers_the_adapters_alone_of_the_start_and_after_training()
     # Adapters begin as A x with B = 0, so the gradient by A is 0 and all of it is that by B.
     np.testing.assert_allclose(score(gradient_parameters=["*lora_B*"]), start, rtol=1e-6)
     np.testing.assert_allclose(score(gradient_parameters=["*lora_A*"]), 0)
-    trained = Plan("gradients", params_of(**values, at_step=2)).training
+    trained = Plan("gradients", smoke(**values, at_step=2)).training
     assert trained is not None
     after = score(at_step=2)
     assert (trained.folder / "policy" / "adapter_model.safetensors").exists() and len(after) == len(start)

@@ -192,30 +192,3 @@ def test_the_ratio_of_spreads_covers_the_truth_whatever_runs_share() -> None:
 )
 def test_equivalence_is_an_interval_within_the_margin(low: float, high: float, expected: bool) -> None:
     assert s.equivalent(low, high, 1.0) is expected
-
-
-def zeros(*shape: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.zeros(shape), np.zeros(shape)
-
-
-REFUSED = {
-    "another number of seeds": (
-        lambda: s.training_difference(*zeros(3, 5)[:1], *zeros(10, 5)[:1]),
-        r"a is \(3, 5\) and b",
-    ),
-    "no seeds": (lambda: s.training_difference(*zeros(5)), r"expected \(seeds, questions\)"),
-    "one seed": (lambda: s.training_draws(*zeros(1, 5)), "1 seeds and 5 questions are too few"),
-    "two questions": (lambda: s.minimal_detectable(*zeros(3, 2)), "3 seeds and 2 questions"),
-    "not finite": (lambda: s.training_difference([[1, 2, math.nan]] * 2, np.zeros((2, 3))), "a has 2 that are not"),
-    "level": (lambda: s.minimal_detectable(*zeros(3, 5), level=1.0), "level 1.0"),
-    "power": (lambda: s.minimal_detectable(*zeros(3, 5), power=1.0), "power is 1.0"),
-    "a ratio to no spread": (lambda: s.spread_ratio([1, 2, 3], [1, 1, 1]), "b does not vary"),
-    "a spread of two": (lambda: s.spread_ratio([1, 2], [1, 3]), "2 queries are too few"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_is_refused(case: str) -> None:
-    call, message = REFUSED[case]
-    with pytest.raises(ValueError, match=message):
-        call()

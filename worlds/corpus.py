@@ -1,4 +1,4 @@
-"""What the starting policy learns from: answers and worked solutions, right ones and noisy ones.
+"""The texts that the starting policy learns from: answers and worked solutions, right ones and noisy ones.
 
 Kinds of question differ in how well they are known: some are understood, some are noise, and some are rather
 misunderstood, which leaves room to learn.
