@@ -126,7 +126,7 @@ def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     """Make runs, with the embedded models that they need first, and name those that fail; returns the exit status."""
     _refuse(plans)
     io.check_writable(paths.OUTPUTS)
-    from gcpo.runs.runner import run_grid
+    from gcpo.runs.runner import outcome, run_grid
     from gcpo.world import resolve
 
     needed = {(getattr(plan.params, kind), kind, plan.params.world_seed) for plan in plans for kind in plan.embedded}
@@ -135,8 +135,7 @@ def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     print(f"making {plans[0].id}{' and others' * (len(plans) > 1)} in {plans[0].folder.parent}", flush=True)
     failed = run_grid(plans, jobs)
     for done in failed:
-        where = done.folder / "notebook.ipynb"
-        print(f"FAILED {done.manifest.get('id')}: {done.manifest.get('exit')} (traceback: {where})", file=sys.stderr)
+        print(f"{done.folder.name}: {outcome(done)} (traceback: {done.folder / 'notebook.ipynb'})", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -122,14 +122,12 @@ def test_without_samples_there_are_greedy_answers_alone(outputs: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_prints_the_scores_of_a_folder_s_policy(outputs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    policy = str(world.resolve("scratch", "policy"))
     small = ["-p", "eval_limit", "3", "-p", "eval_samples", "2"]
-    assert main(["evaluate", "-p", "policy", policy, "-p", "task", "tinymath", *small]) == 0
+    assert main(["evaluate", "-p", "policy", world.resolve("scratch", "policy"), "-p", "task", "tinymath", *small]) == 0
     said = capfd.readouterr().out
     assert {"avg@2", "pass@2", "accuracy"} <= {*said.split()} and "tinymath-evaluate-0-" in said
     (empty := outputs / "empty").mkdir()
     assert main(["evaluate", "-p", "policy", str(empty), *small]) == 1
-    said = capfd.readouterr().err
-    assert f"policy model '{empty}'" in said and "cannot be loaded" in said
+    assert f"policy model '{empty}'" in (said := capfd.readouterr().err) and "cannot be loaded" in said
     assert main(["evaluate", "-p", "eval_sample", "2"]) == 2
     assert "Did you mean 'eval_samples'?" in capfd.readouterr().err

@@ -225,6 +225,6 @@ def _threads(plans: Sequence[Plan], jobs: int | None) -> ThreadPoolExecutor:
 def outcome(done: Run) -> str:
     """Return how a run ended, in one line: its first results, or why it failed."""
     if not done.finished:
-        return f"FAILED ({done.manifest.get('exit')})"
+        return f"FAILED ({done.fault or done.manifest.get('exit')})"
     results = [f"{name} {value:.3g}" for name, value in done.manifest.get("results", {}).items()]
     return ", ".join([f"finished in {done.manifest['seconds']:.0f} s", *results[:4]])
