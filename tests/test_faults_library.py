@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from gcpo import GCPOConfig, measures
 from gcpo import statistics as s
 from gcpo.methods import advantages, get_method, weights
-from gcpo.rewards import boxed_answer
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import from_texts
 from gcpo.weights import alpha_g, weight_range
@@ -89,44 +87,6 @@ def test_the_length_of_embeddings_changes_nothing_however_long(scale: float) -> 
     clusters = torch.tensor([0, 1, 0, 2]).expand(5, 4)
     for measure in (measures.cosine_dispersion, lambda rows: measures.barycentric_transport(rows, clusters)):
         torch.testing.assert_close(measure(embeddings * scale), measure(embeddings), rtol=1e-5, atol=1e-6)
-
-
-def test_scaling_rounds_nothing() -> None:
-    embeddings = torch.randn(50, 16, 384, generator=torch.Generator().manual_seed(0))
-    unit = embeddings / torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
-    assert torch.equal(measures._unit_rows(embeddings, torch.ones(50, 16).bool()), unit)
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("\\boxed{" * 16_000, None),
-        ("\\boxed{" * 16_000 + "7" + "}" * 16_000, "7"),
-        ("\\boxed{1} " * 8_000 + "\\boxed{" * 8_000, "1"),
-        ("{" * 50_000 + "\\boxed{2}", "2"),
-        ("}" * 50_000 + "\\boxed{\\}3\\{}", "\\}3\\{"),
-        ("\\boxed{4} \\boxed{}", None),
-        ("\\boxed{5} \\boxed {{6} }", "5, {6}"),
-        (" ".join(f"\\boxed{{{n}}}" for n in range(8_000)), ", ".join(map(str, range(8_000)))),
-        ("\\boxed{1}" + " " * 50_000 + "x\\boxed{2}", "2"),
-    ],
-)
-def test_a_box_is_found_in_steps_that_grow_with_the_text(text: str, answer: str | None) -> None:
-    steps = 0
-
-    def count(*_: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        found = boxed_answer(text)
-    finally:
-        sys.settrace(before)
-    assert found == answer
-    assert steps < 6 * len(text)
 
 
 def test_a_method_of_which_no_weight_is_finite_stops_the_training(make: Callable[..., Any]) -> None:

@@ -29,47 +29,6 @@ def rollouts_of(seed: int, groups: int, size: int) -> Rollouts:
 
 # --- the table ------------------------------------------------------------------------------------------------------
 
-# Where each method acts, the finest thing that it tells apart, and its effect.
-PLACES = {
-    "grpo dr_grpo": ("base", "response", ""),
-    "dapo": ("base", "response", "penalises long responses"),
-    "se seed_grpo kle cd_only bot_only": ("advantage", "group", "damps groups whose answers differ"),
-    "rd_only": ("advantage", "group", "boosts groups whose rewards differ"),
-    "qhawkeye": ("advantage", "group", "damps groups whose rewards differ"),
-    "gcpo_cd gcpo_bot gcpo_strong": (
-        "advantage",
-        "group",
-        "damps groups whose answers differ; boosts groups whose rewards differ",
-    ),
-    "gcpo_shuffled se_shuffled": ("advantage", "group", "moves weights to other groups"),
-    "drop_half": ("advantage", "group", "drops groups at random"),
-    "empo": ("reward", "response", "rewards the majority"),
-    "care": ("reward", "response", "rewards right answers that the reference finds likely"),
-    "care_agreement": ("reward", "response", "rewards right answers that agree with the group"),
-    "egspo": ("advantage", "response", "damps confident responses"),
-    f"edge_grpo {' '.join(EGPOS)}": ("advantage", "response", "boosts confident responses"),
-    "r2vpo": ("loss", "response", "damps responses whose ratios vary"),
-    "cw_grpo": ("advantage", "token", "damps tokens of extreme covariance"),
-    "clip_cov": ("loss", "token", "drops some tokens of high covariance"),
-    "kl_cov": ("loss", "token", "holds tokens of high covariance"),
-}
-
-
-def test_where_each_method_acts_on_what_and_what_it_needs_to_be_told() -> None:
-    place = {name: place for names, place in PLACES.items() for name in names.split()}
-    assert {name: (row.acts, row.granularity, row.direction) for name, row in METHODS.items()} == place
-
-    def those(flag: Callable[[Method], bool]) -> set[str]:
-        return {name for name, row in METHODS.items() if flag(row)}
-
-    assert those(lambda row: row.needs_correctness) == {"care", "care_agreement", *EGPOS}
-    assert those(lambda row: row.in_loss) == {"r2vpo", "clip_cov", "kl_cov"}
-    assert those(lambda row: row.permuted) == {"gcpo_shuffled", "se_shuffled"}
-    assert those(lambda row: row.drops_equal) == {"dapo"}
-    entailment = {"se", "kle", "bot_only", "gcpo_bot", "gcpo_shuffled", "gcpo_strong", "se_shuffled"}
-    assert those(lambda row: row.needs_entailment(full_completion=True)) == entailment
-    assert those(lambda row: row.needs_entailment(full_completion=False)) == {*entailment, "empo"}
-
 
 @every_method
 def test_a_method_reads_what_its_row_says_and_nothing_else_and_names_what_it_misses(method: str) -> None:
@@ -183,15 +142,9 @@ def test_an_unknown_method_is_an_error_with_the_nearest_name(name: Any, nearest:
     ("method", "option", "valid"),
     [
         ("se", "clustres", "form alpha_norm estimator clusters"),
-        ("rd_only", "clusters", "form alpha_norm alpha_rd"),
         ("gcpo_shuffled", "shufle", "form alpha_norm alpha_geo clusters alpha_rd shuffle"),
-        ("gcpo_bot", "shuffle", "form alpha_norm alpha_geo clusters alpha_rd"),
-        ("kle", "clusters", "form alpha_norm kernel t"),
         ("egpo", "form", "correct wrong renorm all_wrong scope epsilon"),
         ("clip_cov", "shares", "share band clip"),
-        ("kl_cov", "coeff", "share coefficient"),
-        ("care", "caps", "coefficient margin cap"),
-        ("gcpo_strong", "poer", "form alpha_norm alpha_geo clusters alpha_rd power"),
         ("grpo", "form", ""),
     ],
 )

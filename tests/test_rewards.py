@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from gcpo import mathematics
 from gcpo.grader import GraderProcess
 from gcpo.rewards import any_answer, bleu1, boxed_answer, exact_match, final_answer, math_correct, same_answer, token_f1
+from gcpo.runs.profiles import read_yaml
 from gcpo.tasks import gsm8k, mmlu_stem
 
+ANSWERS = read_yaml(Path(__file__).with_name("golden") / "answers.yaml")
 WORDS = st.lists(st.sampled_from(["cat", "dog", "map", "toy", "red"]), max_size=6)
 SOME_WORDS = WORDS.filter(bool)
 
@@ -139,45 +141,12 @@ def test_bleu1_is_clipped_precision_times_brevity_penalty(prediction: list[str],
 # --- extraction -----------------------------------------------------------------------------------------------------
 
 
-BOXED = {r"so \boxed{9}.": "9", r"first \boxed{1} then \boxed{ 2 }": "2", r"\boxed{\frac{1}{2}}": r"\frac{1}{2}"}
-BOXED |= {r"\boxed{\left\{1, 2\right\}}": r"\left\{1, 2\right\}", r"\boxed{\boxed{3}}": "3", r"\boxed {4}": "4"}
-BOXED |= {r"\boxed{\{} and more}": r"\{"}  # an escaped brace opens nothing
-BOXED |= {r"\boxed{5} and cut off \boxed{\frac{1}{": "5"}
-NO_BOX = [r"\boxed{1} \boxed{}", r"\boxed{ }", r"cut off \boxed{1", "no box 9", ""]
+READ = {"boxed": boxed_answer, "final": final_answer, "any": any_answer}
 
 
-def test_boxed_answer() -> None:
-    assert {text: boxed_answer(text) for text in BOXED} == BOXED
-    assert {boxed_answer(text) for text in NO_BOX} == {None}
-
-
-PARIS = ["Paris", "  Paris \nbecause it is", "\n\n Paris", "It may be Rome.\nANSWER:  Paris  ", "Answer:\n\nParis"]
-PARIS += ["Answer: Rome\nNo. answer: Paris\nrest", "ANSWER : Paris", "**Answer**: Paris", "**Answer: Paris**"]
-PARIS += ["It may be *Rome*.\n\n**Answer:** Paris"]
-
-
-def test_final_answer() -> None:
-    assert {final_answer(text) for text in PARIS} == {"Paris"}
-    assert final_answer("Answer: “Paris”") == "“Paris”"  # as references have them
-    assert {final_answer(text) for text in ("**Answer:**", "Paris. Answer:", "  \n ", "")} == {None}
-
-
-USUAL: dict[str, str | None] = {
-    "<think>2 or 3? Answer: 2</think>\n<answer> 3 </answer>": "3",
-    "3</answer>": "3</answer>",
-}
-USUAL |= {
-    "<think>so</think>It is Paris": "It is Paris",
-    "Half of 48 is 24.\n#### 72\n": "72",
-    "<answer> </answer>": None,
-}
-USUAL |= {"We compute.\nSo \\boxed{\\frac{1}{2}}.": r"\frac{1}{2}", r"Then \boxed{1}. Answer: 2": "2", " ": None}
-USUAL |= {"First line.\nSecond line.": "First line.\nSecond line.", "<think>no end": "<think>no end"}
-USUAL |= {"<answer>1 <answer>2</answer> <answer>3": "1 <answer>2"}
-
-
-def test_the_usual_formats_of_answers_are_read() -> None:
-    assert {text: any_answer(text) for text in USUAL} == USUAL
+@pytest.mark.parametrize("kind", READ)
+def test_the_answer_in_a_text(kind: str) -> None:
+    assert {text: READ[kind](text) for text in ANSWERS[kind]} == ANSWERS[kind]
 
 
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", "a", " "]), max_size=9).map("".join))
@@ -187,7 +156,7 @@ def test_the_last_tagged_answer_is_the_one_that_a_pattern_finds(text: str) -> No
 
 
 @pytest.mark.parametrize(
-    "repeated", ["<answer>", "</answer>", "answer ", "\\boxed{", "\\boxed{1} ", "#### ", "((", "\\text{"]
+    "repeated", ["<answer>", "</answer>", "answer ", "\\boxed{", "\\boxed{1} ", "#### ", "((", "\\text{", "{", "}"]
 )
 @pytest.mark.parametrize("extract", [any_answer, final_answer, boxed_answer, gsm8k.extract, mmlu_stem.extract])
 def test_every_extraction_ends_whatever_a_policy_repeats(extract: Callable[[str], str | None], repeated: str) -> None:
@@ -200,112 +169,24 @@ def test_every_extraction_ends_whatever_a_policy_repeats(extract: Callable[[str]
 # --- mathematics ----------------------------------------------------------------------------------------------------
 
 
-# What is read alike: pairs of a prediction and a gold answer.
-ACCEPTED = {
-    "numbers": [("9", "9"), ("09", "9"), ("+9", "9"), ("9", r"\boxed{9}"), ("9", "$9$"), ("7.", "7"), ("x=5", "5")],
-    "in a text": [(r"We get 7 and so \boxed{9}", "9"), ("The answer is 9.", "9"), ("The answer is $$9$$", "9")],
-    "fractions": [(r"\frac{1}{2}", "0.5"), (r"\frac12", r"so $\frac{1}{2}$"), (r"2\sqrt{2}", r"\sqrt{8}")],
-    "in prose": [(r"The result is $\frac{1}{2}$ in total", r"\frac{1}{2}"), (r"\text{Evelyn}", "Evelyn")],
-    "boxes side by side": [
-        (r"so \boxed{1} and \boxed{2}", r"\{1, 2\}"),
-        (r"$\boxed{2}$ or $\boxed{1}$.", "1, 2"),
-        (r"\boxed{7}, \boxed{7}", "7"),
-        (r"so \[\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}\]", "(2, 2), (6, 2)"),
-        (r"\(x_1 = \boxed{1}\) and \(x_2 = \boxed{2}\)", "1, 2"),
-    ],
-    "written elsewhere": [("10 000", "10000"), (r"1\,234\,567", "1234567"), ("1,000", "1000"), ("3,14", "3.14")],
-    "powers and sums": [("8.49e-4", "0.000849"), ("3 1/2", "3.5"), ("1+x", "x+1"), ("2yx", "2xy"), ("3x y", "3xy")],
-    "repeating": [(r"0.1\overline{6}", "1/6"), (r"-0.\bar{3}", "-1/3")],
-    "percent": [(r"15\%", "15"), ("5.5", r"5.5\%"), (r"12.5\%", r"\frac{1}{8}"), ("12 percent", "12")],
-    "percent in words": [("12 percent", r"12\%")],
-    "units in delimiters": [(r"\(5.4 \text{ cents}\)", "5.4"), (r"\( 15\mbox{ cm}^2 \)", "15")],
-    "currency": [(r"The price is \$18.00.", "18"), ("18 dollars", "18"), ("18dollars", "18")],
-    "units": [("30min", "30"), ("5km", "5"), ("2nd", "2"), ("27", r"27 \text{ cm}")],
-    "lists": [("x = 1 or x = -1", r"\{-1, 1\}"), (r"x = 1 \text{ or } x = -1", "1, -1")],
-    "rounded entries": [
-        ("(1/3, 2/3]", "(0.333, 0.667]"),
-        (r"\begin{pmatrix} 1/3 & 1 \\\\ 0 & 2 \end{pmatrix}", r"\begin{pmatrix} 0.33 & 1 \\\\ 0 & 2.00 \end{pmatrix}"),
-        (r"\frac{2}{3}", "0.667"),  # a decimal gold answer of two or more places is a rounded one
-    ],
-    "small numbers": [
-        (r"2.7778 \times 10^{-6}", "2.7778e-6"),
-        (r"\frac{2016}{2017^2}", r"\frac{4032}{2 \cdot 2017^2}"),
-    ],
-    "read in one form only": [
-        (r"\frac{e^{2it}}{2+2i}", r"\frac{e^{2 i t}}{(2+2 i)}"),
-        (r"\frac{2 E_2 + E_1}{3}", r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}"),
-        (r"\varnothing", r"\emptyset"),
-    ],
-    "words": [("twelve", "12"), ("12", "Twelve"), ("12 million", "12000000"), ("5 dozen", "60")],
-    "scale and unit": [("1.5 million dollars", "1,500,000")],
-    "signs": [("−5", "-5"), ("–3", "-3"), ("x – 1", "x-1"), ("5\u200b", "5")],
-    "set": [(r"\underline{12}", "12"), (r"\textbf{12}", "12")],
-    "ratios": [("1/2", "1:2"), ("3:30", "3:30")],
-    "intervals": [(r"x \le 3", r"(-\infty,3]"), (r"x \geq 3", r"[3,\infty)"), (r"1 < x \le 3", "(1,3]")],
-    "degrees": [(r"\sin 60^\circ", r"\frac{\sqrt{3}}{2}"), (r"2\cos{60^{\circ}}", "1"), ("60", r"60^\circ")],
-    "complex": [(r"\sqrt2 e^{i\pi/4}", "1+i")],
-}
-REJECTED: dict[str, list[tuple[Any, str]]] = {
-    "others": [(None, "9"), ("", "9"), ("8", "9"), ("-9", "9"), ("9", "90"), ("0.51", "0.5"), ("x", "y"), ("???", "9")],
-    "the box counts": [(r"9, but \boxed{8}", "9"), (r"9, but \boxed{}", "9")],
-    "two things": [(r"\boxed{3, 7}", "7"), ("3 or 7", "7"), (r"\boxed{1} and \boxed{2}", "2"), ("2 pi", "2")],
-    "corrected": [(r"first \boxed{1}, but then \boxed{3}", r"\{1, 3\}")],
-    "lists": [("1, 2, 3", "1, 2"), ("1, 1", "1, 2"), ("(1, 2)", "(2, 1)"), ("[0.333, 0.667]", "(1/3, 2/3]")],
-    "shapes": [(r"\begin{pmatrix} 1 & 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\\\ 2 \end{pmatrix}")],
-    "parts of a number": [("10 000", "10"), ("1,500", "1.5"), ("0.3", "1/3"), ("0.66", "0.667")],
-    "percent": [("55", r"5.5\%"), ("28", "0.28"), ("0", r"0.\overline{3}")],
-    "small numbers": [("5.3e-10", "5.3e-9"), (r"1.325 \times 10^{-20}", "1.325e-27"), ("0.0000001", "0.0000002")],
-    "unreadable": [  # of what it cannot read, Math-Verify takes the last number
-        (r"\frac{4}{3} E_{1}+\frac{2}{3} E_{2}", r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}"),
-        ("I_1 R", "I_0 R"),
-    ],
-    "scales": [("12 million", "12"), ("12 thousand", "12"), ("5 hundred", "5"), ("5 dozen", "5"), ("twelve", "13")],
-    "shares": [("12 percent of x", "12"), ("12 percent of x", r"12\%")],
-    "ranges, ratios and times": [("3–5", "-2"), ("1:2", r"\frac{1}{2}"), ("2:1", "1:2"), ("3:30", "3")],
-    "bounds": [(r"x < 3", r"(-\infty,3]"), (r"1 \le x \le 3", "(1,3]"), (r"\sin 60", r"\frac{\sqrt{3}}{2}")],
-    "variables are no unit": [("2", "2xy"), ("2xy", "2"), ("2ab", "2xy"), ("6", "6abc"), ("3", "3x y")],
-}
+GRADED = [(kind, verdict) for verdict in ("accepted", "rejected") for kind in ANSWERS[verdict]]
 
 
-@pytest.mark.parametrize(("kind", "expected"), [*((k, 1.0) for k in ACCEPTED), *((k, 0.0) for k in REJECTED)])
-def test_answers_are_graded_as_a_careful_person_would(kind: str, expected: float) -> None:
-    pairs = (ACCEPTED if expected else REJECTED)[kind]
-    assert [pair for pair in pairs if math_correct(*pair) != expected] == []
+@pytest.mark.parametrize(("kind", "verdict"), GRADED)
+def test_answers_are_graded_as_a_careful_person_would(kind: str, verdict: str) -> None:
+    expected = float(verdict == "accepted")
+    assert [pair for pair in ANSWERS[verdict][kind] if math_correct(*pair) != expected] == []
 
 
-SCALED: list[tuple[str, dict[str, str]]] = [  # the bare number, and what is written with words: what it means
-    ("12", {r"12\text{ million}": "12000000", r"$12$ \mbox{ millions}": "12000000", "12 mil": "12000000"}),
-    ("12", {r"\$12\text{ Million dollars}": "12000000", r"\$12\text{M}": "12000000", r"\text{12 thousand}": "12000"}),
-    ("12", {r"12\,\text{thousand}": "12000", r"12\text{k}": "12000", r"12\ \mathrm{billion}": "12000000000"}),
-    ("12", {r"12{\rm\,trillion}": "12000000000000", r"12\textbf{ hundred}": "1200", "12 tens": "120"}),
-    ("12", {r"12\text{ hundred-thousand}": "1200000", r"12\text{ score}": "240", "12 gross": "1728"}),
-    ("12", {r"12\text{ lakhs}": "1200000", "12 crore": "120000000", r"12\text{ bn}": "12000000000"}),
-    ("1.5", {r"1.5\text{ dozen}": "18"}),
-    ("1200", {r"1{,}200\text{ thousand}": "1200000"}),
-    (r"\frac12", {r"\frac12\text{ million}": "500000", "1/2 million": "500000"}),
-    ("3.5", {r"3\frac{1}{2}\text{ million}": "3500000", r"3.5\times\text{million}": "3500000"}),
-    ("8", {r"2^3\text{ thousand}": "8000"}),
-    ("-x", {r"-x\text{ thousand}": "-1000x"}),
-    ("(1, 2)", {r"(1\text{ million}, 2\text{ million})": "(1000000, 2000000)"}),
-    ("twelve", {"twelve hundred": "1200"}),
-]
-
-
-@pytest.mark.parametrize(("bare", "scaled"), SCALED)
-def test_a_number_with_words_on_a_scale_is_their_product_and_not_the_bare_number(
-    bare: str, scaled: dict[str, str]
-) -> None:
-    for written, meant in scaled.items():
+@pytest.mark.parametrize("bare", ANSWERS["scaled"])
+def test_a_number_with_words_on_a_scale_is_their_product_and_not_the_bare_number(bare: str) -> None:
+    for written, meant in ANSWERS["scaled"][bare].items():
         assert math_correct(written, meant) == math_correct(meant, written) == 1.0, written
         assert math_correct(written, bare) == math_correct(bare, written) == 0.0, written
         assert math_correct(gsm8k.extract(f"#### {written}"), meant) == 1.0, written
 
 
-@pytest.mark.parametrize(
-    "unit",
-    r"""\text{ cm}|\text{ inches}|\text{ m}|\mathrm{kg}|^\circ|\%|\text{ K}|\text{ M}|\text{ millimeters}| mm| dollars|
-\text{ mils}|\text{ scores}|\text{ tennis balls}|\text{ gross pay}|\text{ millionaires}|\text{ halves}""".split("|"),
-)
+@pytest.mark.parametrize("unit", ANSWERS["units"])
 def test_a_unit_is_none(unit: str) -> None:
     assert math_correct(f"12{unit}", "12") == math_correct("12", f"12{unit}") == 1.0
 
