@@ -242,22 +242,6 @@ def make_trainer(scratch: Path, folder: Path, method: str, **changes: Any) -> gc
     return gcpo.GCPOTrainer(model, args=args, **arguments)
 
 
-def laptop_trainer(folder: Path, **changes: Any) -> gcpo.GCPOTrainer:
-    """The trainer that a run of the laptop profile makes."""
-    import transformers
-
-    from gcpo.runs.params import validate
-    from gcpo.runs.plan import Plan
-    from gcpo.runs.profiles import load_profile
-    from gcpo.runs.train import build_trainer
-    from gcpo.world import resolve
-
-    plan = Plan("train", validate({**load_profile("laptop"), **changes}))
-    transformers.set_seed(0)
-    model, tokens = load_policy(resolve("tiny", "policy"))
-    return build_trainer(plan, model, tokens, plan.task.load("train", limit=100).rows, folder)
-
-
 def losses(trainer: trl.GRPOTrainer) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
     """(loss, gradient norm) of each step of a training, and the trained weights."""
     trainer.train()

@@ -9,13 +9,9 @@ from typing import Any
 import helpers as h
 import pytest
 import torch
-from transformers.distributed.fsdp import is_fsdp_managed_module
-from transformers.integrations import deepspeed
 from trl import GRPOConfig, GRPOTrainer
 
-from gcpo.runs.train import generate_together, weights_arithmetic
 from gcpo.tasks.sampling import load_policy
-from gcpo.trainer.collect import unsharded
 from gcpo.trainer.trainer import PASS
 
 pytestmark = pytest.mark.usefixtures("frozen")
@@ -64,20 +60,6 @@ def test_what_a_generation_holds(trl: Make, changes: dict[str, Any], more: set[s
     assert total.ndim == 0, f"{about} a number, which the split leaves whole"
 
 
-def test_logged_advantages_are_the_last_batch_in_order(trl: Make) -> None:
-    trainer = trl()
-    h.generate(trainer)
-    batch = h.generate(trainer)
-    assert list(trainer._logs["advantages"]) == batch["advantages"].tolist(), (
-        f"{GENERATE}: _logs['advantages'] ends with this batch, in the order of its rows"
-    )
-    for name in ("prompt", "completion", "advantages"):
-        assert trainer._logs[name].maxlen == h.ROWS, f"{GENERATE}: _logs[{name!r}] holds one generation batch"
-    assert trainer._logs["extra"]["any"].maxlen == h.ROWS, "our columns: _logs['extra'] makes columns of that length"
-    trainer.log({})
-    assert "reward" not in trainer._metrics["train"], "our columns: _metrics['train'] is emptied by every log"
-
-
 @pytest.mark.parametrize(
     ("accumulated", "steps", "iterations"),
     [(1, 1, 1), (4, 2, 2), (4, 4, 1), (2, 4, 1), (1, 1, 2), (3, 2, 1), (2, 2, 2)],
@@ -124,9 +106,8 @@ def test_log_probabilities_come_first_of_three_and_entropies_second(trl: Make) -
     logps, entropies, _ = passed(trainer, batch, batch_size=5, compute_entropy=True)
     assert {"pixel_values", "image_grid_thw", "num_images"} <= PASS.keys(), f"{LOGPS}: the names of images"
     ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
-    length = batch["completion_ids"].shape[1]
     with torch.no_grad():
-        plain = trainer.model(ids, attention_mask=mask).logits[:, -length - 1 : -1].log_softmax(-1)
+        plain = trainer.model(ids, attention_mask=mask).logits[:, -h.LONGEST - 1 : -1].log_softmax(-1)
     tokens = batch["completion_mask"].bool()
     chosen = plain.gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(logps[tokens].detach(), chosen[tokens], msg=f"{LOGPS}: log-probabilities first")
@@ -172,85 +153,3 @@ def test_training_sets_how_many_steps_are_accumulated(trl: Make) -> None:
     trainer = trl(**h.ACCUMULATED, max_steps=1)
     trainer.train()
     assert trainer.current_gradient_accumulation_steps == h.PROMPTS, "weights in the loss: the penalty's divisor"
-
-
-# --- the reference model --------------------------------------------------------------------------------------------
-
-
-def test_a_reference_exists_only_with_a_kl_term(trl: Make) -> None:
-    about = "GCPOConfig: care needs beta above 0, without which TRL keeps no reference"
-    assert trl().ref_model is None, about
-    assert trl(beta=1e-6).ref_model is not None, about
-    with pytest.raises(ValueError, match="sync_ref_model=True"):
-        trl(sync_ref_model=True)
-
-
-# --- private names ----------------------------------------------------------------------------------------------------
-
-OVERRIDDEN = ("_calculate_rewards", GENERATE, "_compute_loss", LOGPS, "log")
-CHECKPOINTED = ("_save_checkpoint", "_get_output_dir", "_load_optimizer_and_scheduler")
-
-
-def test_training_calls_every_method_that_the_trainer_overrides(trl: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: set[str] = set()
-
-    def spied(name: str) -> Callable[..., Any]:
-        inherited = getattr(GRPOTrainer, name)
-
-        def spy(self: Any, *arguments: Any, **keywords: Any) -> Any:
-            calls.add(name)
-            return inherited(self, *arguments, **keywords)
-
-        return spy
-
-    for name in (*OVERRIDDEN, *CHECKPOINTED):
-        monkeypatch.setattr(GRPOTrainer, name, spied(name))
-    saving = {"save_strategy": "steps", "save_steps": 1}
-    trl(max_steps=1, **saving).train()
-    trl(max_steps=2, **saving).train(resume_from_checkpoint=True)
-    assert calls == {*OVERRIDDEN, *CHECKPOINTED}, "GCPOTrainer overrides these, and nothing calls one of them"
-
-
-def test_the_tokenizer_and_the_names_on_a_model_card(trl: Make) -> None:
-    trainer = trl()
-    assert trainer._tokenizer is trainer.processing_class, "_tokenizer: decodes completions"
-    trainer._name, trainer._tag_names = "Name of a method", [*trainer._tag_names, "tag-of-a-method"]
-    trainer.create_model_card()
-    card = (Path(trainer.args.output_dir) / "README.md").read_text()
-    assert "Name of a method" in card, "_name: the trainer's name on a model card"
-    assert "- tag-of-a-method" in card, "_tag_names: the tags of a model card"
-
-
-def test_accelerate_keeps_the_forward_pass_that_mixed_precision_replaces(trl: Make) -> None:
-    trainer = trl(bf16=True, max_steps=1)
-    trainer.train()
-    model, ids = trainer.model, torch.arange(4)[None]
-    assert "_original_forward" in model.__dict__, "_original_forward: accelerate's name of the forward pass it replaces"
-    with torch.no_grad():
-        expected = type(model).forward(model, ids).logits
-        assert not torch.equal(model(ids).logits, expected), "training computes in bfloat16"
-        with weights_arithmetic(model):
-            assert torch.equal(model(ids).logits, expected), "evaluation computes in the type of the weights"
-
-
-def test_transformers_reads_the_mark_of_a_sharded_policy(trl: Make) -> None:
-    model = trl().model
-    assert not is_fsdp_managed_module(model)
-    generate_together(model)
-    assert is_fsdp_managed_module(model), "_is_fsdp_managed_module: generation goes on until all processes are done"
-
-
-def test_transformers_shards_no_model_while_its_deepspeed_config_is_unset() -> None:
-    class Stage3:
-        def is_zero3(self) -> bool:
-            return True
-
-    config = Stage3()
-    deepspeed.set_hf_deepspeed_config(config)
-    try:
-        assert deepspeed.is_deepspeed_zero3_enabled()
-        with unsharded():
-            assert not deepspeed.is_deepspeed_zero3_enabled(), "models are loaded whole"
-        assert deepspeed.is_deepspeed_zero3_enabled(), "_hf_deepspeed_config_weak_ref: the config that is set again"
-    finally:
-        deepspeed.unset_hf_deepspeed_config()

@@ -54,6 +54,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "infinite reward": (lambda: Rollouts(torch.tensor([[1.0, 2.0], [0.0, -INF]])), "response 1 of group 1"),
     "infinite range, RD": (lambda: measures.reward_dispersion(REWARDS, (0, INF)), "reward_range is .*inf"),
     "infinite range": (lambda: Rollouts(REWARDS, reward_range=(0, INF)), "reward_range .*inf"),
+    "a range without a width": (lambda: Rollouts(REWARDS, reward_range=(1.0, 1.0)), "reward_range must be"),
+    "a range of NaN": (lambda: Rollouts(REWARDS, reward_range=(0.0, NAN)), "reward_range must be"),
     "another number of seeds": (lambda: s.training_difference(zeros(3, 5)[0], zeros(10, 5)[0]), r"a is \(3, 5\) and b"),
     "no seeds": (lambda: s.training_difference(*zeros(5)), r"expected \(seeds, questions\)"),
     "one seed": (lambda: s.training_draws(*zeros(1, 5)), "1 seeds and 5 questions are too few"),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gcpo.methods import advantages, weights
 from gcpo.rollouts import MissingFeatureError, Rollouts
-from gcpo.semantics import NO_ANSWER, Embedder, Entailment, answer_mask, from_texts
+from gcpo.semantics import Embedder, Entailment, answer_mask, from_texts
 from gcpo.tasks.sampling import load_policy
 
 REWARDS = torch.tensor([[0.0, 1.0, 2.0, math.nan], [0.5, 0.5, 0.5, 0.5]])
@@ -52,22 +52,6 @@ def test_a_feature_is_given_as_it_is_or_evaluated_once_when_first_read(name: str
     assert feature.calls == 0
     assert getattr(rollouts, name) is getattr(rollouts, name) is value
     assert feature.calls == 1
-
-
-def test_methods_share_what_was_evaluated() -> None:
-    features = {
-        "embeddings": Counted(torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))),
-        "clusters": Counted(torch.tensor([[0, 0, 1, 1], [0, 1, 2, 3]])),
-        "nli": Counted(torch.full((2, 4, 4, 3), 1 / 3)),
-        "logps": Counted(torch.zeros(2, 4, 5)),
-    }
-    rollouts = Rollouts(REWARDS, **features)
-    for method in ("grpo", "rd_only"):
-        advantages(method, rollouts)
-    assert not any(feature.calls for feature in features.values())
-    for method in ("gcpo_cd", "gcpo_bot", "bot_only", "se", "gcpo_bot"):
-        advantages(method, rollouts)
-    assert [feature.calls for feature in features.values()] == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "correctness"])  # the reward says that one
@@ -129,68 +113,44 @@ def test_infinity_is_refused_where_it_would_decide_a_cluster_or_a_direction(name
     Rollouts(REWARDS, logps=torch.full((2, 4, 5), -math.inf))  # log 0
 
 
-def test_bidirectional_clusters_of_nan_are_refused_and_a_response_without_a_reward_joins_none() -> None:
-    nli = torch.tensor([0.9, 0.05, 0.05]).repeat(2, 4, 4, 1)
-    nli[0, 3] = nli[0, :, 3] = math.nan
-    assert Rollouts(REWARDS, nli=nli).cluster_labels("bidirectional").tolist() == [[0, 0, 0, 1], [0] * 4]
-    with pytest.raises(ValueError, match="nli is nan for response 1 of group 0"):
-        weights(
-            "se", Rollouts(REWARDS, nli=lambda: nli.index_fill(1, torch.tensor(1), math.nan)), clusters="bidirectional"
-        )
-
-
-@pytest.mark.parametrize("given", [[[0, 1, 2, 3]] * 2, None, "clusters", 3])
+@pytest.mark.parametrize("given", [[[0, 1, 2, 3]] * 2, "clusters", 3])
 def test_a_feature_that_is_no_tensor_is_refused(given: Any) -> None:
     about = rf"^clusters must be a tensor.*got a {type(given).__name__}\.$"
-    if given is not None:
-        with pytest.raises(TypeError, match=about):
-            Rollouts(REWARDS, clusters=given)
+    with pytest.raises(TypeError, match=about):
+        Rollouts(REWARDS, clusters=given)
     with pytest.raises(TypeError, match=about):
         Rollouts(REWARDS, clusters=lambda: given).clusters  # noqa: B018
     with pytest.raises(ValueError, match=r"^rewards must be a tensor of shape \(B, G\), got a list"):
         Rollouts([[1.0, 2.0]])  # type: ignore[arg-type]
 
 
-def test_clusters_are_of_the_kind_that_is_asked_for() -> None:
-    kinds = {name: torch.full((2, 4), i) for i, name in enumerate(("exact", "math", "task", "bidirectional"))}
-    features = {f"{name}_clusters": value for name, value in kinds.items()}
-    rollouts = Rollouts(REWARDS, clusters=torch.full((2, 4), 9), **features)
-    assert all(rollouts.cluster_labels(name) is value for name, value in kinds.items())
-    assert all(rollouts.cluster_labels(name).eq(9).all() for name in ("greedy", None))
-
-
-def test_clusters_of_a_kind_that_is_not_given_are_the_clusters() -> None:
-    clusters, exact = torch.tensor([[0, 0, 1, 2]] * 2), Counted(torch.zeros(2, 4))
-    rollouts = Rollouts(REWARDS, clusters=clusters, exact_clusters=exact)
+def test_clusters_are_of_the_kind_that_is_asked_for_or_else_the_clusters() -> None:
+    kinds = {name: Counted(torch.full((2, 4), i)) for i, name in enumerate(("exact", "math", "task", "bidirectional"))}
+    features, clusters = {f"{name}_clusters": kind for name, kind in kinds.items()}, torch.full((2, 4), 9)
+    rollouts = Rollouts(REWARDS, clusters=clusters, **features)
+    assert rollouts.cluster_labels("greedy") is rollouts.cluster_labels(None) is clusters
+    assert not any(kind.calls for kind in kinds.values())
+    assert all(rollouts.cluster_labels(name) is kind.value for name, kind in kinds.items())
+    rollouts = Rollouts(REWARDS, clusters=clusters, exact_clusters=kinds["exact"])
     assert rollouts.cluster_labels("math") is rollouts.cluster_labels("task") is clusters
-    assert exact.calls == 0
-    assert rollouts.cluster_labels("exact") is exact.value and exact.calls == 1
     with pytest.raises(MissingFeatureError, match=r"no 'clusters'.*rewards, exact_clusters"):
-        Rollouts(REWARDS, exact_clusters=exact).cluster_labels("math")
+        Rollouts(REWARDS, exact_clusters=kinds["exact"]).cluster_labels("math")
 
 
 def test_bidirectional_clusters_are_made_from_nli_once_where_they_are_not_given() -> None:
-    nli = Counted(torch.tensor([0.9, 0.05, 0.05]).expand(2, 4, 4, 3))
+    nli = Counted(torch.tensor([0.9, 0.05, 0.05]).repeat(2, 4, 4, 1))
+    nli.value[0, 3] = nli.value[0, :, 3] = math.nan  # of the response without a reward, which joins none
     rollouts = Rollouts(REWARDS, nli=nli, clusters=torch.zeros(2, 4))
-    assert rollouts.cluster_labels("bidirectional").tolist() == [[0, 0, 0, 1], [0] * 4]  # one has no reward
+    assert rollouts.cluster_labels("bidirectional").tolist() == [[0, 0, 0, 1], [0] * 4]
     assert rollouts.cluster_labels("bidirectional") is rollouts.cluster_labels("bidirectional")
     assert nli.calls == 1
-    answered = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1]])
-    assert Rollouts(REWARDS, nli=nli.value, answered=answered).cluster_labels("bidirectional").tolist() == [
-        [0, 1, 0, 2],
-        [0, 0, 0, 0],
-    ]
+    silent = Rollouts(REWARDS, nli=nli.value, answered=torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1]]))
+    assert silent.cluster_labels("bidirectional").tolist() == [[0, 1, 0, 2], [0] * 4]
     with pytest.raises(MissingFeatureError, match=r"no 'nli'.*rewards, clusters"):
         Rollouts(REWARDS, clusters=torch.zeros(2, 4)).cluster_labels("bidirectional")
 
 
 # --- rewards --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reward_range", [(2.0, 0.0), (0.0, math.nan)])
-def test_a_reward_range_has_a_width(reward_range: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="reward_range must be"):
-        Rollouts(REWARDS, reward_range=reward_range)
 
 
 def test_whole_number_rewards_count_as_real_ones() -> None:
@@ -246,12 +206,8 @@ def rollouts_of(groups: Sequence[Sequence[str]], **changes: Any) -> Rollouts:
     return from_texts(SCORES, groups, **{"extract": extract, "reward_range": (0.0, 2.0), **usual, **changes})
 
 
-@pytest.fixture
-def models() -> Models:
-    return Models()
-
-
-def test_models_are_asked_only_when_a_method_reads_what_they_give(models: Models) -> None:
+def test_models_are_asked_only_when_a_method_reads_what_they_give() -> None:
+    models = Models()
     rollouts = models.rollouts()
     advantages("rd_only", rollouts)
     assert models.embedded == models.asked == []
@@ -262,42 +218,6 @@ def test_models_are_asked_only_when_a_method_reads_what_they_give(models: Models
     advantages("kle", rollouts)
     assert models.embedded == asked_to_embed
     assert len(models.asked) == len(set(models.asked)) == 4  # a cat and cat, Rome and a dog, both ways round
-
-
-def test_answers_are_embedded_and_a_missing_one_as_a_fixed_text(models: Models) -> None:
-    found = models.rollouts().embeddings
-    shown = [["a cat", "cat", NO_ANSWER, "a cat"], [NO_ANSWER, "Rome", NO_ANSWER, "a dog"]]
-    assert found[..., 1].tolist() == [[len(text) for text in group] for group in shown]
-    assert sorted(models.embedded) == sorted({text for group in shown for text in group})
-
-
-def test_whole_completions_are_embedded_and_clustered_where_asked_for(models: Models) -> None:
-    rollouts = models.rollouts(full_completion=True)
-    assert rollouts.embeddings[..., 1].tolist() == [[len(text) for text in group] for group in GROUPS]
-    assert rollouts.clusters[0].tolist() == [0, 0, 1, 0]
-    assert ("Answer: a cat", "so, Answer: cat") in models.asked
-
-
-@pytest.mark.parametrize("full_completion", [False, True])
-def test_a_missing_answer_is_a_cluster_of_its_own(models: Models, full_completion: bool) -> None:
-    rollouts = models.rollouts(full_completion=full_completion)
-    assert rollouts.answered.tolist() == [[True, True, False, True], [False, True, False, True]]
-    assert len(set(rollouts.clusters[1].tolist())) == 4  # equal words without an answer do not join
-    assert (rollouts.clusters[0] == rollouts.clusters[0, 2]).sum() == 1
-
-
-def test_clusters_join_from_the_threshold_on(models: Models) -> None:
-    assert models.rollouts(threshold=0.9).clusters[0].tolist() == [0, 0, 1, 0]
-    assert Models().rollouts(threshold=0.91).clusters[0].tolist() == [0, 1, 2, 0]
-
-
-def test_nli_has_the_premise_first(models: Models) -> None:
-    nli = models.rollouts().nli
-    assert nli.shape == (2, 4, 4, 3)
-    assert nli[0, 0, 1].tolist() == pytest.approx([0.9, 0.1, 0.0])  # "a cat" entails "cat"
-    assert nli[0, 1, 0].tolist() == pytest.approx([0.1, 0.2, 0.7])  # and not the other way round
-    assert nli[0, 0, 3].tolist() == [1, 0, 0]  # equal texts, without asking
-    assert nli[0, 2, 0].tolist() == [0, 0, 1]  # a missing answer contradicts
 
 
 def test_without_a_model_its_features_are_absent_and_all_else_is_passed_on() -> None:
@@ -318,18 +238,13 @@ def test_clusters_of_answers_need_no_model() -> None:
 
 
 @pytest.mark.parametrize("full_completion", [False, True])
-def test_bidirectional_clusters_ask_for_entailment_both_ways(models: Models, full_completion: bool) -> None:
+def test_clusters_of_texts_are_those_of_the_task(full_completion: bool) -> None:
     """ "a cat" entails "cat" and not the other way round; whoever says nothing is alone, whatever is shown."""
-    rollouts = models.rollouts(full_completion=full_completion)
-    assert rollouts.cluster_labels("greedy").tolist() == [[0, 0, 1, 0], [0, 1, 2, 3]]
-    assert rollouts.cluster_labels("bidirectional").tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
-
-
-def test_the_tasks_clusters_are_those_of_entailment_where_it_is_not_mathematics(models: Models) -> None:
-    rollouts = models.rollouts()
-    assert rollouts.cluster_labels("task").tolist() == rollouts.clusters.tolist()
-    assert rollouts.cluster_labels("exact").tolist() != rollouts.clusters.tolist()  # "a cat" entails "cat"
-    assert models.rollouts(full_completion=True).cluster_labels("task").tolist() != rollouts.clusters.tolist()
+    rollouts = Models().rollouts(full_completion=full_completion)
+    found = {kind: rollouts.cluster_labels(kind).tolist() for kind in ("greedy", "bidirectional", "exact", "task")}
+    assert found["greedy"] == [[0, 0, 1, 0], [0, 1, 2, 3]]
+    assert found["bidirectional"] == found["exact"] == [[0, 1, 2, 0], [0, 1, 2, 3]]
+    assert found["task"] == found["exact" if full_completion else "greedy"]  # where it is mathematics, or not
 
 
 # --- the tokens of the answer ---------------------------------------------------------------------------------------

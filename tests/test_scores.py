@@ -159,8 +159,11 @@ def test_methods_that_measure_rewards_are_those_whose_result_depends_on_the_rang
 def test_only_a_method_that_measures_rewards_asks_what_they_can_reach(make: Make, method: str) -> None:
     setting = "reward_range" if method in MEASURING else "correctness_range"
     if method not in {*MEASURING, *ASKING_RIGHT}:
-        assert make(method, plain).range is None
+        assert make(method, plain, right).range is None  # any sum will do
         return
+    if method in ASKING_RIGHT:
+        with pytest.raises(ValueError, match=f"^{method} .*correctness_reward.* plain, right"):
+            make(method, plain, right, reward_range=(0, 3))
     with pytest.raises(
         ValueError, match=rf"^{method} measures rewards by .*GCPOConfig\({setting}=\[0, 1\]\), or plain\.rew"
     ):
@@ -177,7 +180,6 @@ UNKNOWN: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("gcpo_bot", [reaching(0, 2), plain], {"weights": [1.0, -2.0]}, "plain.*reward_range=.-2, 2."),
     ("gcpo_bot", [reaching(0, 2)], {"weights": [0.0]}, r"reward_weights \[0.0\]"),
     ("egpo", [reaching(0, 1), right], RIGHT, "right.*correctness_range=.0, 1"),
-    ("egpo", [plain, right], {}, "correctness_reward to one of plain, right"),
     ("egpo", [plain, right], TWICE, "<lambda>, <lambda>, each with a __name__"),
     ("egpo", [plain, plain], {"correctness_reward": "plain"}, "plain, plain, each with a __name__"),
     ("rd_only", [plain, right], {"correctness_reward": "rigth"}, "'rigth'. Did you mean 'right'"),
@@ -232,6 +234,32 @@ def test_a_first_batch_of_full_rewards_that_are_the_middle_of_the_range_stops(
         scores(full)
     with pytest.warns(UserWarning, match=about) if stops else contextlib.nullcontext():
         late(full)  # a run of days goes on
+
+
+@pytest.mark.parametrize("functions", [(right,), (plain, right)])
+@pytest.mark.parametrize(
+    ("changes", "value"),
+    [({"reward_range": (0, 2)}, 10), ({"correctness_range": (-1, 0.5)}, 1), ({"correctness_range": (0.5, 1)}, 0)],
+    ids=case_id,
+)
+def test_a_reward_outside_its_range_is_no_correctness_signal(
+    make: Make, functions: Any, changes: dict[str, Any], value: int
+) -> None:
+    scores = make("egpo", *functions, correctness_reward="right", **changes)
+    with pytest.raises(ValueError, match=rf"egpo asks which responses are right, and 'right' gave {value}, outside"):
+        scores(torch.full((3, len(functions)), float(value)))
+
+
+@pytest.mark.parametrize("value", [9, -9])
+def test_a_reward_outside_its_range_is_pointed_out_once(
+    make: Make, recwarn: pytest.WarningsRecorder, value: int
+) -> None:
+    scores = make("rd_only", plain, reward_range=(0, 2))
+    recwarn.clear()
+    for _ in range(3):
+        scores(rows(value, 2))
+    (said,) = recwarn
+    assert f"A reward of {value}, which measures clip, is outside reward_range (0.0, 2.0)" in str(said.message)
 
 
 @pytest.mark.parametrize(

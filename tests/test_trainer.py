@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,31 +73,17 @@ def test_on_policy_a_method_of_ratios_equals_grpo_bit_for_bit(make: Make, grpo_r
 # --- every method ---------------------------------------------------------------------------------------------------
 
 
-def check_training(trainer: GCPOTrainer, method: str, size: int) -> None:
-    """Every number of a training is finite, and its weights differ and keep to their range."""
-    h.check_finite(trainer)
-    low, high = weight_range(method, None, size)
-    history = trainer.state.log_history
-    if METHODS[method].factors:
-        name = "gcpo/loss_weight" if method in IN_LOSS else "gcpo/weight"
-        ends = [[entry[f"{name}_{end}"] for entry in history if "loss" in entry] for end in ("min", "max")]
-        assert low * (1 - 1e-6) <= min(ends[0]) < max(ends[1]) <= high * (1 + 1e-6)
-    assert any(entry.get("grad_norm", 0) > 0 for entry in history)
-    assert all(entry.get("gcpo/replaced_weights", 0) == 0 for entry in history)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_its_weights_keep_to_their_range(make: Make, method: str) -> None:
-    check_training(make(method), method, h.G)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_the_laptop_profile_within_its_range(tmp_path: Path, method: str) -> None:
-    size = 8  # half of the profile's, as are the prompts, and few steps, for time
-    off_policy = h.OFF_POLICY if method in IN_LOSS else {}
-    changes = {"method": method, "max_steps": 6, "group_size": size, "prompts_per_step": 2, "save_steps": 1000}
-    check_training(h.laptop_trainer(tmp_path, **changes, grpo=off_policy), method, size)
+    trainer = make(method)
+    h.check_finite(trainer)
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    if METHODS[method].factors:
+        (low, high), name = weight_range(method, None, h.G), "loss_weight" if method in IN_LOSS else "weight"
+        ends = [[entry[f"gcpo/{name}_{end}"] for entry in steps] for end in ("min", "max")]
+        assert low * (1 - 1e-6) <= min(ends[0]) < max(ends[1]) <= high * (1 + 1e-6)
+    assert any(entry["grad_norm"] > 0 for entry in steps)
+    assert all(entry.get("gcpo/replaced_weights", 0) == 0 for entry in steps)
 
 
 # --- what a loss reads ----------------------------------------------------------------------------------------------
@@ -162,7 +146,7 @@ def test_the_loss_reads_the_methods_advantages_of_whole_groups(
     assert spy.advantages.dtype == torch.float32
     h.assert_close(h.tokens_of(spy.advantages, spy.mask), h.tokens_of(expected, spy.mask), "what the loss reads")
     h.assert_close(h.logged_advantages(trainer), over_tokens(expected, spy.mask), "what is logged")
-    if METHODS.get(method, trainer.method).components:
+    if METHODS[method].components:
         h.assert_close(h.extra(trainer, "weight"), over_tokens(weight, spy.mask), "the logged weight")
         h.assert_close(h.extra(trainer, "abs_advantage"), over_tokens(expected.abs(), spy.mask), "its logged size")
         h.assert_close(h.extra(trainer, "no_answer"), ~rollouts.answered, "the logged missing answers")
@@ -316,51 +300,6 @@ def test_correctness_is_the_column_that_is_named(make: Make, spy: h.Spy, scripte
     expected = advantages("egpo", h.rollouts_of(trainer, spy, sums.tolist(), correctness=(rights + 1) / 3.5))
     h.assert_close(h.logged_advantages(trainer), expected)
     assert (expected != advantages("egpo", h.rollouts_of(trainer, spy, sums.tolist()))).any()
-
-
-ASKING = ["care", "care_agreement", "egpo", *(f"egpo_c{i}" for i in range(1, 7))]
-
-
-def test_methods_that_ask_what_is_right_need_its_name_among_several_rewards(make: Make) -> None:
-    for method in METHODS:
-        if method in ASKING:
-            with pytest.raises(ValueError, match=f"^{re.escape(method)} .*correctness_reward.* style, correct"):
-                make(method, reward_funcs=[style, correct])
-        else:
-            make(method, reward_funcs=[style, correct])  # any sum will do
-
-
-@pytest.mark.parametrize(
-    ("changes", "name", "value"),
-    [
-        ({"reward_funcs": style}, "style", 10),
-        ({"reward_funcs": [correct, style], "correctness_reward": "style"}, "style", 10),
-        ({"reward_funcs": correct, "correctness_range": (-1.0, 0.5)}, "correct", 1),
-        ({"reward_funcs": correct, "correctness_range": (0.5, 1.0)}, "correct", 0),
-    ],
-    ids=h.case_id,
-)
-def test_a_reward_outside_the_range_is_no_correctness_signal(
-    make: Make, changes: dict[str, Any], name: str, value: int
-) -> None:
-    trainer = make("egpo", **changes)
-    with pytest.raises(ValueError, match=rf"egpo asks which responses are right, and '{name}' gave {value}, outside"):
-        h.generate(trainer)
-
-
-def said(trainer: GCPOTrainer, part: str) -> int:
-    """How often a training warns of something."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trainer.train()
-    return sum(part in str(warning.message) for warning in caught)
-
-
-@pytest.mark.parametrize("outside", [9.0, -9.0])
-def test_a_reward_outside_its_range_warns_once_and_only_rd_is_clipped(make: Make, outside: float) -> None:
-    trainer = make("rd_only", reward_funcs=h.table(*[(outside, 0.0) * (h.G // 2)] * h.PROMPTS))
-    assert said(trainer, f"A reward of {outside:.0f}, which measures clip, is outside reward_range") == 1
-    assert set(trainer._logs["extra"]["rd"]) == {1.0}
 
 
 def test_a_bad_reward_late_in_a_run_does_not_end_it(make: Make) -> None:
@@ -594,37 +533,30 @@ def test_plain_prompts_and_a_custom_answer_extractor(make: Make) -> None:
 
 
 def no_direction_in_the_first_group(texts: list[str]) -> Tensor:
-    rows = torch.ones(len(texts), 4)
-    rows[: h.G] = 0  # no length, no direction
-    return rows
+    return torch.ones(len(texts), 4) * (torch.arange(len(texts)) >= h.G).unsqueeze(1)
 
 
-@pytest.mark.parametrize("equalize_mean", [False, True])
-def test_a_weight_that_is_not_finite_is_replaced_by_one_and_counted(make: Make, equalize_mean: bool) -> None:
-    trainer = make("cd_only", embedder=no_direction_in_the_first_group, equalize_mean=equalize_mean)
-    trainer.train()
-    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(steps) == h.STEPS
-    assert [entry["gcpo/replaced_weights"] for entry in steps] == [h.G] * h.STEPS
-    assert all(entry["gcpo/weight"] == 1 for entry in steps)
-
-
-@pytest.mark.parametrize("changes", [{}, h.ACCUMULATED, {"logging_steps": 2}, {"logging_steps": 5}], ids=h.case_id)
-def test_replaced_weights_are_counted_where_trl_would_log_their_mean(make: Make, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "generations"),
+    [
+        ({}, h.STEPS),
+        ({"equalize_mean": True}, h.STEPS),
+        *(({**h.OFF_POLICY, **more}, 2) for more in ({}, h.ACCUMULATED, {"logging_steps": 2}, {"logging_steps": 5})),
+    ],
+    ids=h.case_id,
+)
+def test_a_weight_that_is_not_finite_is_replaced_by_one_and_counted(
+    make: Make, changes: dict[str, Any], generations: int
+) -> None:
     """Over the passes of the loss, each of which counts its own, and over the steps between two logs."""
-    trainer = make("cd_only", embedder=no_direction_in_the_first_group, **h.OFF_POLICY, **changes)
+    trainer = make("cd_only", embedder=no_direction_in_the_first_group, **changes)
     trainer.train()
-    counts = [entry.get("gcpo/replaced_weights", 0) for entry in trainer.state.log_history]
-    assert sum(counts) == 2 * h.G  # in three steps there are two generations
+    history = trainer.state.log_history
+    assert sum(entry.get("gcpo/replaced_weights", 0) for entry in history) == h.G * generations
+    assert {entry["gcpo/weight"] for entry in history if "gcpo/weight" in entry} == {1}
 
 
-@pytest.mark.parametrize("shares", [True, False])
-def test_a_pass_takes_the_number_of_completion_tokens_by_place_and_by_name(make: Make, shares: bool) -> None:
-    trainer = make("grpo", share_prompts=shares)
-    ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 9, 8]])
+def test_a_pass_takes_the_number_of_completion_tokens_by_name_too(make: Make) -> None:
+    trainer, ids = make("grpo"), torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 9, 8]])
     given = trainer.model, ids, torch.ones_like(ids)
-    by_place, by_name = (
-        trainer._get_per_token_logps_and_entropies(*given, 2)[0],
-        trainer._get_per_token_logps_and_entropies(*given, logits_to_keep=2)[0],
-    )
-    assert by_place.shape == (2, 2) and torch.equal(by_place, by_name)
+    assert trainer._get_per_token_logps_and_entropies(*given, logits_to_keep=2)[0].shape == (2, 2)
