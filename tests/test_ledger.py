@@ -59,13 +59,11 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- what is declared -----------------------------------------------------------------------------------------------
 
 WRONG = {
-    "no list": ({"a": 1}, "valid list .*'a': 1"),
-    "no mapping": (["a"], r"claim 0: .*'a'"),
-    "an unknown key": ([{**CLAIM, "chekcs": []}], r"claim 0\.chekcs: "),
-    "a key missing": ([CLAIM, {"id": "x", "paper": "gcpo"}], r"claim 1\.place: .*'x'"),
-    "an unknown paper": ([{**CLAIM, "paper": "gpco"}], r"paper: .*'gcpo'.*'gpco'"),
-    "a long quote": ([{**CLAIM, "quote": "word " * 26}], "quote: .*26 words, 25 at most"),
-    "an id twice": ([CLAIM, CLAIM], "gcpo-one: two claims"),
+    "no list": ({"a": 1}, "valid list.*'a': 1"),
+    "no mapping": (["a"], r"0\b.*'a'"),
+    "an unknown key": ([{**CLAIM, "chekcs": []}], r"0\.chekcs\b"),
+    "a key missing": ([CLAIM, {"id": "x", "paper": "gcpo"}], r"1\.place\b.*'x'"),
+    "an unknown paper": ([{**CLAIM, "paper": "gpco"}], r"0\.paper\b.*'gcpo'.*'gpco'"),
 }
 
 
@@ -74,7 +72,7 @@ def test_claims_that_are_none_are_refused_by_file_claim_and_key(fault: str, tmp_
     entries, message = WRONG[fault]
     path = tmp_path / "claims.yaml"
     path.write_text(yaml_text(entries))
-    with pytest.raises(ParameterError, match=message) as raised:
+    with pytest.raises(ParameterError, match=f"(?s){message}") as raised:
         ledger.claims(path)
     assert str(path) in str(raised.value)
 
@@ -82,6 +80,8 @@ def test_claims_that_are_none_are_refused_by_file_claim_and_key(fault: str, tmp_
 def test_the_ledger_has_claims_of_every_paper_and_their_checks_exist() -> None:
     claims = ledger.claims()
     assert {claim.paper for claim in claims} == set(ledger.PAPERS)
+    assert len({claim.id for claim in claims}) == len(claims)
+    assert max(len(claim.quote.split()) for claim in claims) <= 25
     assert sum(bool(claim.checks) for claim in claims) >= 60
     assert all(claim.checks or claim.note or claim.scope == "real model" for claim in claims)
     assert ledger.unmatched_checks(claims, ledger.read_verdicts("laptop", reference=True)) == []

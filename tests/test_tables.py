@@ -135,4 +135,4 @@ def test_people_read_names_and_not_identifiers() -> None:
 
 
 def test_names_are_those_of_methods() -> None:
-    assert set(NAMES) <= set(METHODS) and len({display_name(name) for name in METHODS}) == len(METHODS)
+    assert set(NAMES["methods"]) <= set(METHODS) and len({display_name(name) for name in METHODS}) == len(METHODS)

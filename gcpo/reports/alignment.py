@@ -20,33 +20,11 @@ from scipy.stats import norm
 
 from gcpo import statistics
 from gcpo.methods import base_advantages
-from gcpo.reports.tables import with_interval
+from gcpo.reports.tables import NAMES, with_interval
 from gcpo.reports.verdicts import FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Evidence, Verdict, decide, family
 from gcpo.statistics import Array, Draws, draws_of, draws_over_seeds
 
-# Column -> what figures call it. The paper's four measures come first.
-MEASURES = {
-    "token_entropy": "Entropy",
-    "se": "SE",
-    "cd": "CD",
-    "bot": "BoT",
-    "se_rao": "SE (Rao)",
-    "se_mc": "SE (MC)",
-    "kle": "KLE",
-    "predictive_entropy": "Predictive entropy",
-    "sequence_entropy": "Sequence entropy",
-    "sequence_entropy_mean": "Sequence entropy per token",
-    "self_consistency": "1 - consistency",
-    "rd": "RD",
-}
-RIVALS = {  # of other papers, in ``rivals.csv``
-    "snne": "Nearest neighbours (SNNE)",
-    "eigenscore": "EigenScore",
-    "degree": "Graph: degree",
-    "eccentricity": "Graph: eccentricity",
-    "eigenvalues": "Graph: eigenvalues",
-    "density": "1 - density",
-}
+MEASURES, RIVALS = NAMES["measures"], NAMES["rivals"]  # column -> what figures call it
 FOUR = ("token_entropy", "se", "cd", "bot")
 TOP = 0.1  # the share of queries that App. D.5 is about
 NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddings, are near ones

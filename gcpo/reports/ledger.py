@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import pandas as pd
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from gcpo import paths
 from gcpo.errors import nearest
 from gcpo.reports import records
-from gcpo.reports.report import WORLDS
+from gcpo.reports.report import WORLDS, read_as
 from gcpo.reports.verdicts import DIFFERS, NUMBERS, RECORD, SHOWN, UNTESTED, overall
 from gcpo.runs.params import profile_name
-from gcpo.runs.profiles import ParameterError, read_yaml
 from gcpo.tasks import get_task
 
 CLAIMS = Path(__file__).parents[1] / "claims.yaml"
@@ -25,14 +23,7 @@ PAPERS = {"gcpo": "GCPO", "seed_grpo": "SEED-GRPO", "egpo": "EGPO", "cw_grpo": "
 Kind = Literal["finding", "theorem", "definition"]
 Scope = Literal["theorem", "toy", "printed", "embedded world", "real model"]
 REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which metric each kind of task is judged
-LONGEST = 25  # words of a quote
 DECIDED = [*NUMBERS, *"power parts because task heading notebook".split()]  # columns of a verdict that decided
-
-
-def _short(quote: str) -> str:
-    if (length := len(quote.split())) > LONGEST:
-        raise ValueError(f"the quote has {length} words, {LONGEST} at most")
-    return quote
 
 
 class Claim(BaseModel):
@@ -57,7 +48,7 @@ class Claim(BaseModel):
     id: str
     paper: Literal["gcpo", "seed_grpo", "egpo", "cw_grpo"]
     place: str
-    quote: Annotated[str, AfterValidator(_short)]
+    quote: str
     kind: Kind
     scope: Scope
     about: Literal["question answering", "mathematics"] | None = None
@@ -70,19 +61,9 @@ def claims(path: Path = CLAIMS) -> list[Claim]:
     """Return the claims as declared.
 
     Raises:
-        ParameterError: in one line with file, claim (its place, from 0), key and value: the first entry that is no
-            :class:`Claim`, or an id given twice.
+        ParameterError: an entry that is no :class:`Claim`; with file, its place (from 0), key and value.
     """
-    try:
-        declared = TypeAdapter(list[Claim]).validate_python(read_yaml(path))
-    except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(map(str, fault["loc"]))
-        raise ParameterError(f"{path}: claim {key}: {fault['msg']} (got {fault['input']!r:.90}).") from None
-    if len({claim.id for claim in declared}) < len(declared):
-        twice, _ = Counter(claim.id for claim in declared).most_common(1)[0]
-        raise ParameterError(f"{path}: {twice}: two claims have this id.")
-    return declared
+    return read_as(path, list[Claim])
 
 
 def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
@@ -98,9 +79,9 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
         folders = {each: paths.REFERENCE / each for each in dict.fromkeys([name, *WORLDS])}
     files = [("", path) for path in sorted(paths.VERDICTS.glob("*.csv"))]
     files += [(each, path) for each, folder in folders.items() for path in sorted(folder.glob("verdicts_*.csv"))]
+    nothing = pd.DataFrame(columns=[*RECORD, "profile"])
     parts = [pd.read_csv(path, dtype=str, keep_default_na=False).assign(profile=each) for each, path in files]
-    every = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    return every.reindex(columns=[*RECORD, "profile"]).fillna("")
+    return pd.concat([nothing, *parts], ignore_index=True)[[*nothing]].fillna("")
 
 
 def source(verdicts: pd.DataFrame, profile: str, reference: bool = False) -> str:
@@ -118,13 +99,9 @@ def reached(declared: Iterable[Claim], verdicts: pd.DataFrame) -> Iterator[tuple
     known = {check: [*found.itertuples()] for check, found in verdicts.groupby("id", sort=False)}
     for claim in declared:
         every = [line for check in claim.checks for line in known.get(check, [_unreached(check)])]
-        lines = [line for line in every if _in_scope(claim, line.task)]
+        metric = REWARDED.get(claim.about or "")  # of the tasks that it is about
+        lines = [line for line in every if not (metric and line.task) or get_task(line.task).reward_metric == metric]
         yield claim, lines, [line for line in every if line not in lines]
-
-
-def _in_scope(claim: Claim, task: str) -> bool:
-    """Whether a verdict on a task, or on none, is one on the claim."""
-    return not (claim.about and task) or get_task(task).reward_metric == REWARDED[claim.about]
 
 
 def _unreached(check: str) -> Any:
@@ -200,10 +177,9 @@ def counts(table: pd.DataFrame, by: str = "paper") -> pd.DataFrame:
     Columns: kind, paper (or scope), a column for each verdict that there is, and claims.
     """
     order = [word for word in SHOWN if word in set(table["verdict"])]
-    kinds = [kind for kind in get_args(Kind) if kind in set(table["kind"])]
     wide = pd.crosstab([table["kind"], table[by]], table["verdict"])[order]
-    rows = [(kind, value) for kind in kinds for value in table[by].unique() if (kind, value) in wide.index]
-    wide = wide.reindex(pd.MultiIndex.from_tuples(rows, names=["kind", by]))
+    rows = [(kind, value) for kind in get_args(Kind) for value in table[by].unique() if (kind, value) in wide.index]
+    wide = wide.loc[rows]
     return wide.assign(claims=wide.sum(axis=1)).rename_axis(columns=None).reset_index()
 
 

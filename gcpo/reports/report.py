@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
+from itertools import product
 from math import nan
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from gcpo.runs.grids import expand
 from gcpo.runs.params import profile_name
 from gcpo.runs.profiles import ParameterError, read_yaml
 from gcpo.runs.record import RecordError, Run
+from gcpo.tasks import get_task
 
 WORLDS = {"world_a": "world A", "world_b": "world B"}  # profile -> as people call it
 CONTROL_GRID = "headline"  # where the controls are
@@ -38,12 +40,10 @@ CONTROLS = ("drop_half", "se_shuffled", "gcpo_strong power=4.0", "gcpo_strong po
 GATE = "task decoding metric seeds start grpo gain low high std passes runs".split()
 
 # The claims whose power PROTOCOL.md printed (power.csv).
-UNCERTAIN, ALL, RD, SHUFFLED = (
-    "all uncertainty-based methods beat GRPO",
-    "GCPO beats all baselines",
-    "GCPO beats RD alone",
-    "GCPO-BoT beats its shuffled weights",
-)
+UNCERTAIN = "all uncertainty-based methods beat GRPO"
+ALL = "GCPO beats all baselines"
+RD = "GCPO beats RD alone"
+SHUFFLED = "GCPO-BoT beats its shuffled weights"
 GEOMETRY = "CD and BoT above Entropy and SE"  # of App. D.4
 STEPS = {  # what a step of GCPO is compared with
     "rd_only": "a step of GCPO gains more than one of RD alone",
@@ -87,19 +87,16 @@ def decides(grid: str, profile: str) -> bool:
     return grid in GRIDS and profile_name(profile) in WORLDS
 
 
-def waiting(grid: str, profile: str, finished: Collection[str]) -> dict[str, str]:
-    """Return why the runs of a task are not compared yet, by task: the protocol compares none before all are made.
+def read_as(path: Path, kind: Any) -> Any:
+    """Return what a YAML file declares, as a type says it.
 
-    Args:
-        grid: whose runs are asked for; of grids and profiles that are not the protocol's none wait.
-        profile: a profile's name, or a parameter file.
-        finished: ids of the runs that are.
+    Raises:
+        ParameterError: it is something else; with file, key and value.
     """
-    made: dict[str, list[bool]] = {}
-    for plan in expand(grid, profile) if decides(grid, profile) else ():
-        made.setdefault(plan.params.task, []).append(plan.id in finished)
-    said = "{} of {} runs are finished, and PROTOCOL.md compares none before all are."
-    return {task: said.format(sum(each), len(each)) for task, each in made.items() if not all(each)}
+    try:
+        return TypeAdapter(kind).validate_python(read_yaml(path))
+    except ValidationError as error:
+        raise ParameterError(f"{path}: {error}") from None
 
 
 def margins(path: Path | None = None) -> dict[str, dict[str, float]]:
@@ -109,12 +106,8 @@ def margins(path: Path | None = None) -> dict[str, dict[str, float]]:
     Raises:
         ParameterError: a margin that is no number above 0; with file, key and value.
     """
-    path = path or paths.PARAMS / "statistics" / "margins.yaml"
-    kind = dict[str, dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]]]
-    try:
-        return TypeAdapter(kind).validate_python(read_yaml(path))
-    except ValidationError as error:
-        raise ParameterError(f"{path}: {error}") from None
+    margin = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+    return read_as(path or paths.PARAMS / "statistics" / "margins.yaml", dict[str, dict[str, margin]])
 
 
 @dataclass(frozen=True)
@@ -156,17 +149,23 @@ class Report:
 
     @cached_property
     def waiting(self) -> dict[str, str]:
-        """Why the runs of a task are not compared yet, by task (:func:`waiting`)."""
+        """Why the runs of a task are not compared yet, by task: the protocol compares none before all are made. Of
+        grids and profiles that are not the protocol's none wait."""
         return self._waiting(self.grid)
 
     def _waiting(self, grid: str) -> dict[str, str]:
-        return waiting(grid, self.profile, {run.manifest["id"] for run in self._every if run.finished})
+        finished = {run.manifest["id"] for run in self._every if run.finished}
+        made: dict[str, list[bool]] = {}
+        for plan in expand(grid, self.profile) if decides(grid, self.profile) else ():
+            made.setdefault(plan.params.task, []).append(plan.id in finished)
+        said = "{} of {} runs are finished, and PROTOCOL.md compares none before all are."
+        return {task: said.format(sum(each), len(each)) for task, each in made.items() if not all(each)}
 
     @cached_property
     def metric(self) -> dict[str, str]:
         """The metric that each task of the grid is trained and judged on; of tasks whose runs are compared."""
-        every = tables.metrics(self.grid, self.profile)
-        return {task: metric for task, metric in every.items() if task not in self.waiting}
+        trained = [plan.params.task for plan in expand(self.grid, self.profile) if plan.kind == "train"]
+        return {task: get_task(task).reward_metric for task in trained if task not in self.waiting}
 
     @cached_property
     def margin(self) -> dict[str, float]:
@@ -208,20 +207,19 @@ class Report:
         """
         found = self._compared
         runs = found[(found["kind"] == "train") & found["label"].isin([START, BASE])]
+        scores = records.gather(runs, "eval", ["task", "label", "seed"])
         rows: list[dict[str, Any]] = []
-        for task, metric in self.metric.items():
-            scores = records.gather(runs[runs["task"] == task], "eval", ["label", "seed"])
-            for decoding in ("sampled", "greedy") if len(scores) else ():
-                part = scores[scores["decoding"] == decoding]
-                gain = compare(part, metric, [(BASE, START)]).iloc[0]
-                if gain["why"]:
-                    continue
-                # Means are over the seeds that both have, as the gain is.
-                of = part.groupby(["seed", "label"])[metric].mean().mul(100).unstack()[[START, BASE]].dropna()
-                row = {"task": task, "decoding": decoding, "metric": metric, "seeds": gain["n"]}
-                row |= {"start": of[START].mean(), "grpo": of[BASE].mean(), "std": of[BASE].std(ddof=1)}
-                row |= {"gain": gain["estimate"], "low": gain["low"], "high": gain["high"], "passes": gain["low"] > 0}
-                rows.append({**row, "runs": self._counted(task, BASE)})
+        for task, decoding in product(self.metric, ("sampled", "greedy")) if len(scores) else ():
+            part, metric = scores.query("task == @task and decoding == @decoding"), self.metric[task]
+            gain = compare(part, metric, [(BASE, START)]).iloc[0]
+            if gain["why"]:
+                continue
+            # Means are over the seeds that both have, as the gain is.
+            of = part.groupby(["seed", "label"])[metric].mean().mul(100).unstack()[[START, BASE]].dropna()
+            row = {"task": task, "decoding": decoding, "metric": metric, "seeds": gain["n"]}
+            row |= {"start": of[START].mean(), "grpo": of[BASE].mean(), "std": of[BASE].std(ddof=1)}
+            row |= {"gain": gain["estimate"], "low": gain["low"], "high": gain["high"], "passes": gain["low"] > 0}
+            rows.append({**row, "runs": self._counted(task, BASE)})
         return pd.DataFrame(rows, columns=GATE)
 
     def _counted(self, task: str, label: str) -> str:

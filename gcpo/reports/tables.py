@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from gcpo import paths, statistics
-from gcpo.errors import nearest
+from gcpo.errors import one_of
 from gcpo.methods import METHODS
-from gcpo.runs.grids import expand
 from gcpo.runs.params import Params, profile_name, validate
-from gcpo.runs.profiles import TOY, load_profile
-from gcpo.tasks import get_task
+from gcpo.runs.profiles import TOY, load_profile, read_yaml
 
 INTERVAL = 95  # per cent, of every interval the project reports
-# Those that are not the method's name in capitals.
-NAMES = {
-    "bot_only": "BoT alone",
-    "care_agreement": "CARE (agreement)",
-    "cd_only": "CD alone",
-    "clip_cov": "Clip-Cov",
-    "dr_grpo": "Dr. GRPO",
-    "drop_half": "half of the questions dropped",
-    "egspo": "EG-SPO",
-    "gcpo_bot": "GCPO-BoT",
-    "gcpo_shuffled": "GCPO-BoT with shuffled weights",
-    "gcpo_strong": "GCPO-BoT to a power",
-    "kl_cov": "KL-Cov",
-    "qhawkeye": "Q-Hawkeye",
-    "rd_only": "RD alone",
-    "se_shuffled": "SE with shuffled weights",
-}
+REPORTED = Path(__file__).parents[1] / "reported"  # the papers' tables
+NAMES: dict[str, dict[str, str]] = read_yaml(Path(__file__).parents[1] / "names.yaml")
 
 
 def display_name(label: str) -> str:
@@ -50,7 +32,7 @@ def display_name(label: str) -> str:
 
 
 def _named(method: str) -> str:
-    return NAMES.get(method, method.upper().replace("_", "-"))
+    return NAMES["methods"].get(method, method.upper().replace("_", "-"))
 
 
 def reported(name: str, **where: str) -> pd.DataFrame:
@@ -66,11 +48,8 @@ def reported(name: str, **where: str) -> pd.DataFrame:
         ValueError: there is no such table.
         KeyError: it has no such column.
     """
-    folder = resources.files("gcpo") / "reported"
-    known = sorted(file.name.removesuffix(".csv") for file in folder.iterdir())
-    if name not in known:
-        raise ValueError(f"Unknown table {name!r}.{nearest(name, known)}")
-    table = pd.read_csv(str(folder / f"{name}.csv"), dtype=str, keep_default_na=False)
+    one_of("table", name, sorted(path.stem for path in REPORTED.glob("*.csv")))
+    table = pd.read_csv(REPORTED / f"{name}.csv", dtype=str, keep_default_na=False)
     table = table[(table[list(where)] == pd.Series(where, dtype=str)).all(axis=1)]
     return table.assign(value=table["value"].astype(float), spread=pd.to_numeric(table["spread"]).astype(float))
 
@@ -96,12 +75,6 @@ def gcpo_means(benchmark: str) -> dict[str, float]:
     return {}
 
 
-def metrics(grid: str, profile: str) -> dict[str, str]:
-    """The metric that each task of a grid's training runs is trained and judged on, in the grid's order of tasks."""
-    trained = [plan.params.task for plan in expand(grid, profile) if plan.kind == "train"]
-    return {task: get_task(task).reward_metric for task in trained}
-
-
 def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:
     """'61.2 [60.1, 62.3]'."""
     return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
@@ -116,17 +89,16 @@ def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFr
     rows = table.set_index("label")
     rows = rows.loc[[label for label in names if label in rows.index]]
 
-    def written(column: str, digits: int) -> pd.Series:
-        return rows[column].map(lambda value: "" if pd.isna(value) else f"{value:.{digits}f}")
+    def written(column: str, form: str) -> pd.Series:
+        return rows[column].map(form.format, na_action="ignore").astype(object).fillna("")
 
-    spread = written("std", 1).map(lambda text: f" ± {text}" if text else "")
     gaps = rows[["difference", "low", "high"]].itertuples(index=False)
     shown = {
-        "method": [names[label] for label in rows.index],
-        "score": written("mean", 1) + spread,
+        "method": rows.index.map(names),
+        "score": written("mean", "{:.1f}") + written("std", " ± {:.1f}"),
         f"minus its base [{INTERVAL} %]": ["" if pd.isna(gap[0]) else with_interval(*gap) for gap in gaps],
-        "p (Holm)": written("p", 3),
-        "detectable": written("mde", 1),
+        "p (Holm)": written("p", "{:.3f}"),
+        "detectable": written("mde", "{:.1f}"),
         "equivalent": rows["equivalent"].map({True: "yes", False: "no"}).fillna(""),
         "seeds": [
             f"{own} seeds each" if own == n else f"{own} seeds, compared on {n}" if n else f"{own} seeds"
@@ -152,12 +124,9 @@ def departures(params: Params) -> pd.DataFrame:
 
 def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
     """Means over questions in per cent with a 95 % bootstrap interval over questions, a row per decoding."""
-    metrics = [column for column in scores.columns if column not in ("query", "decoding")]
-    rows: dict[Any, dict[str, str]] = {}
-    for decoding, part in scores.groupby("decoding"):
-        means = {m: statistics.mean_interval(100 * part[m].to_numpy()) for m in metrics}
-        rows[decoding] = {metric: with_interval(*mean) for metric, mean in means.items()}
-    return pd.DataFrame.from_dict(rows, "index").rename_axis(f"% [{INTERVAL} % interval]")
+    each = scores.drop(columns="query").groupby("decoding")
+    means = each.agg(lambda metric: with_interval(*statistics.mean_interval(100 * metric.to_numpy())))
+    return means.rename_axis(f"% [{INTERVAL} % interval]")
 
 
 def scores_table(scores: pd.DataFrame) -> pd.DataFrame:
@@ -165,24 +134,19 @@ def scores_table(scores: pd.DataFrame) -> pd.DataFrame:
 
     A row per metric, a column per statistic.
     """
-    shown = scores.assign(said=[with_interval(*(100 * row[["value", "low", "high"]])) for _, row in scores.iterrows()])
-    wide = shown.pivot(index="metric", columns="statistic", values="said")
-    return wide.reindex(index=scores["metric"].unique(), columns=scores["statistic"].unique()).rename_axis(
-        index=f"% [{INTERVAL} % interval]", columns=None
-    )
+    said = [with_interval(*row) for row in 100 * scores[["value", "low", "high"]].to_numpy()]
+    wide = scores.assign(said=said).set_index(["metric", "statistic"])["said"].unstack(sort=False)
+    return wide.rename_axis(index=f"% [{INTERVAL} % interval]", columns=None)
 
 
 def last_completions(folder: Path, prompts: int = 2, each: int = 3) -> pd.DataFrame:
     """Completions of the last step: ``each`` of the first ``prompts`` prompts, with rewards, scores and weights."""
     table = pd.read_parquet(max((folder / "completions").glob("*.parquet")))
-    table["prompt"] = [f"... {_words(messages)[-48:]}" for messages in table["prompt"]]
-    table["completion"] = [_words(messages) for messages in table["completion"]]
+    for column in ("prompt", "completion"):
+        table[column] = [messages[-1]["content"] for messages in table[column]]
+    table["prompt"] = "... " + table["prompt"].str[-48:]
     first = table.groupby("prompt", sort=False).head(each).head(prompts * each)
     return first.drop(columns="step").round(3).reset_index(drop=True)
-
-
-def _words(messages: Any) -> str:
-    return messages if isinstance(messages, str) else messages[-1]["content"]
 
 
 def write_table(table: pd.DataFrame, folder: Path | None, name: str, source: str | None) -> None:
