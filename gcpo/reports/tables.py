@@ -124,8 +124,11 @@ def departures(params: Params) -> pd.DataFrame:
 
 def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
     """Means over questions in per cent with a 95 % bootstrap interval over questions, a row per decoding."""
-    each = scores.drop(columns="query").groupby("decoding")
-    means = each.agg(lambda metric: with_interval(*statistics.mean_interval(100 * metric.to_numpy())))
+
+    def said(values: pd.Series) -> str:
+        return with_interval(*statistics.mean_interval(100 * values.to_numpy()))
+
+    means = scores.drop(columns="query").groupby("decoding").agg(said)
     return means.rename_axis(f"% [{INTERVAL} % interval]")
 
 
