@@ -27,9 +27,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module("gcpo.trainer" if name.startswith("GCPO") else "gcpo.measures"), name)
     except ModuleNotFoundError as error:
-        raise ImportError(
-            f'gcpo.{name} needs the extra trl ({error}): in a checkout of this project, pip install ".[trl]"'
-        ) from error
+        raise ImportError(f'gcpo.{name} needs the extra trl ({error}): in a checkout, pip install ".[trl]"') from error
 
 
 def __dir__() -> list[str]:

@@ -12,10 +12,7 @@ def main() -> int:
     try:
         from gcpo.cli import main as command
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("gcpo"):
-            raise
-        how = 'in a checkout of the project: pip install ".[repro]"'
-        print(f"gcpo: the command line needs the extra repro ({error}); {how}", file=sys.stderr)
+        print(f'gcpo: this needs the extra repro ({error}): in a checkout, pip install ".[repro]"', file=sys.stderr)
         return 2
     return command()
 

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
             names = {command.callback.__name__ for command in app.registered_commands if command.callback}
             if given[0] in names and not {"-h", "--help"}.intersection(given) and "torch" not in sys.modules:
                 print(f"gcpo {given[0]}: loading (seconds)", file=sys.stderr, flush=True)
-            status = typer.main.get_command(app)(joined(given), "gcpo", standalone_mode=False)
+            status = typer.main.get_command(app)(given, "gcpo", standalone_mode=False)
             sys.stdout.flush()
     except typer.TyperException as error:  # of the command line itself
         print(f"gcpo: {error.format_message()} (gcpo --help, gcpo COMMAND --help)", file=sys.stderr)
@@ -51,8 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         status = 2
     except (KeyboardInterrupt, SystemExit) as end:
         status = getattr(end, "code", 130)
-    if status in (130, 143):
-        how = "interrupted" if status == 130 else "ended by SIGTERM"
+    if how := {130: "interrupted", 143: "ended by SIGTERM"}.get(status):
         print(f"gcpo: {how}; what is finished stays. Go on with: gcpo {shlex.join(given)}", file=sys.stderr)
     try:
         sys.stdout.flush()
@@ -61,21 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
     return status or 0
 
 
-def joined(arguments: list[str]) -> list[str]:
-    """Return ``-p KEY VALUE``, as papermill has it, as ``-p KEY=VALUE``: typer has no option of two values, often."""
-    joined, left = [], iter(arguments)
-    for word in left:
-        joined.append(word)
-        if word == "-p":
-            key, value = next(left, None), next(left, None)
-            if value is None:
-                raise typer.BadParameter("Option '-p' requires KEY and VALUE.")
-            joined.append(f"{key}={value}")
-    return joined
-
-
 class WithParameters(TyperCommand):
-    """A command whose help ends with the parameters of a run and their defaults."""
+    """A command with ``-p KEY VALUE``, as papermill has it, whose help ends with the parameters and their defaults."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        next(option for option in self.params if option.name == "given").nargs = 2  # typer has no list of pairs
 
     def get_help(self, ctx: Any) -> str:
         width = min(shutil.get_terminal_size().columns, 120)
@@ -88,38 +78,21 @@ class WithParameters(TyperCommand):
         return super().get_help(ctx)
 
 
-def _named(names: list[str], begun: str) -> list[str]:
-    return [name for name in names if name.startswith(begun)]
-
-
-GRID: dict[str, Any] = {
-    "metavar": "GRID",
-    "autocompletion": lambda incomplete: _named(names_in(paths.PARAMS / "grids"), incomplete),
-}
-PROFILE: dict[str, Any] = {"metavar": "NAME", "autocompletion": lambda incomplete: _named(profiles(), incomplete)}
+GRID: dict[str, Any] = {"metavar": "GRID", "autocompletion": lambda: names_in(paths.PARAMS / "grids")}
+PROFILE: dict[str, Any] = {"metavar": "NAME", "autocompletion": lambda: profiles()}
 Profile = Annotated[str, typer.Option(help="a file of params/, or a path to one", **PROFILE)]
 Toy = Annotated[bool, typer.Option("--toy", help="the profile with params/toy.yaml laid over it")]
-Set = Annotated[list[str] | None, typer.Option("-p", metavar="KEY VALUE", help="set a parameter; may be given often")]
+Set = Annotated[list[Any] | None, typer.Option("-p", metavar="KEY VALUE", help="set a parameter; may be given often")]
 Kind = Annotated[Literal["train", "gradients", "evaluate", "one_step"], typer.Option(help="what is run")]
 Grids = Annotated[list[str], typer.Argument(help="of params/grids, or paths to such files", **GRID)]
-Jobs = Annotated[
-    int | None, typer.Option(min=1, help="runs at a time [as many as there are GPUs for, or cores up to 4]")
-]
+Jobs = Annotated[int | None, typer.Option(min=1, help="runs at a time [as many as GPUs, or cores up to 4, allow]")]
 Task = Annotated[str | None, typer.Option(metavar="TASK", help="only runs on this task")]
 Index = Annotated[int | None, typer.Option(min=1, metavar="N", help="only the run of this number, as --dry-run counts")]
 Reference = Annotated[bool, typer.Option("--reference", help="the committed reference, not this machine's runs")]
 
 
-def _values(given: list[str] | None) -> dict[str, Any]:
-    pairs = [pair.partition("=") for pair in given or []]
-    return {key: parse_yaml(value, f"-p {key}") for key, _, value in pairs}
-
-
-def _plan(kind: str, profile: str, given: list[str] | None) -> Plan:
-    from gcpo.runs.params import validate
-    from gcpo.runs.plan import Plan
-
-    return Plan(kind, validate(over(load_profile(profile), _values(given)), f"{profile} with -p"))
+def _values(given: list[Any] | None) -> dict[str, Any]:
+    return {key: parse_yaml(value, f"-p {key}") for key, value in given or []}
 
 
 def _make(plans: list[Plan], jobs: int | None = 1) -> int:
@@ -160,9 +133,18 @@ def _refuse(plans: list[Plan]) -> None:
 @app.command(cls=WithParameters)
 def run(profile: Profile = "smoke", kind: Kind = "train", given: Set = None, toy: Toy = False) -> int:
     """Make one run: training, or another kind with --kind."""
-    plan = _plan(kind, profile + TOY * toy, given)
+    from gcpo.runs.params import validate
+    from gcpo.runs.plan import Plan
+
+    profile += TOY * toy
+    plan = Plan(kind, validate(over(load_profile(profile), _values(given)), f"{profile} with -p"))
     if status := _make([plan]):
         return status
+    if kind == "evaluate":
+        from gcpo.reports.tables import scores_table
+        from gcpo.runs.record import read_table
+
+        print(scores_table(read_table(plan.folder / "scores.csv")).to_string())
     made = sorted(path.name + "/" * path.is_dir() for path in plan.folder.iterdir() if path.name[0] != ".")
     print(f"in {plan.folder}: {', '.join(made)}")
     return 0
@@ -171,15 +153,7 @@ def run(profile: Profile = "smoke", kind: Kind = "train", given: Set = None, toy
 @app.command(cls=WithParameters)
 def evaluate(profile: Profile = "smoke", given: Set = None) -> int:
     """Score a policy on the held-out questions of a task."""
-    plan = _plan("evaluate", profile, given)
-    if status := _make([plan]):
-        return status
-    import pandas as pd
-
-    from gcpo.reports.tables import scores_table
-
-    print(scores_table(pd.read_csv(plan.folder / "scores.csv")).to_string(), f"in {plan.folder}", sep="\n")
-    return 0
+    return run(profile, "evaluate", given)
 
 
 @app.command(cls=WithParameters)

@@ -20,29 +20,23 @@ def replacing(path: Path) -> Iterator[Path]:
     A draft that a kill left behind is removed first; an error removes its draft too. Only one process
     may write the path at a time.
     """
-    draft = path.with_name(f".{path.name}.draft")
+    draft, old = (path.with_name(f".{path.name}.{what}") for what in ("draft", "old"))
     _remove(draft)
     draft.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield draft
-        if draft.is_dir():
-            old = path.with_name(f".{path.name}.old")
+        if draft.is_dir() and path.exists():
             _remove(old)
-            if path.exists():
-                path.rename(old)
-            draft.rename(path)
-            _remove(old)
-        else:
-            draft.replace(path)
+            path.rename(old)
+        draft.replace(path)
+        _remove(old)
     finally:
         _remove(draft)
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)  # of no file, which is left
+    path.unlink(missing_ok=True)
 
 
 def write(path: Path, text: str) -> None:
@@ -88,10 +82,7 @@ def broken(folder: Path) -> str | None:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return f"{folder} is not complete (no {SUMS})"
-    for line in lines:
-        expected, _, name = line.partition("  ")
-        if not (folder / name).is_file():
-            return f"{folder / name} is missing"
-        if sha256(folder / name) != expected:
-            return f"{folder / name} is not what was written"
+    for expected, _, name in (line.partition("  ") for line in lines):
+        if not (path := folder / name).is_file() or sha256(path) != expected:
+            return f"{path} is {'not what was written' if path.is_file() else 'missing'}"
     return None

@@ -27,11 +27,9 @@ def exit_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def ends_by_sigterm() -> Iterator[None]:
-    """A SIGTERM ends this process as an interrupt would, with everything that it has started."""
-    main = threading.current_thread() is threading.main_thread()  # only there are signals received
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)) if main else None
+    """A SIGTERM ends this process as an interrupt would, with everything that it has started; for the main thread."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         yield
     finally:
-        if main:
-            signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)

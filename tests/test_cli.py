@@ -169,7 +169,7 @@ def test_what_trl_refuses_is_said_before_anything_is_made(
         (["replay", "x"], "Invalid value for 'N': "),
         (["run", "--porfile", "laptop"], "No such option: --porfile"),
         (["run", "--kind", "trian"], "Invalid value for '--kind': "),
-        (["run", "-p", "seed"], "Invalid value: Option '-p' requires KEY and VALUE."),
+        (["run", "-p", "seed"], "Option '-p' requires 2 arguments."),
         (
             ["replay", "1", "--profile", "smoke"],
             "profile smoke has no reference to make again: --profile takes ",
