@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 import trl
@@ -25,7 +24,6 @@ from trl.rewards import think_format_reward
 import gcpo
 from gcpo import GCPOConfig, GCPOTrainer
 from gcpo.methods import METHODS
-from gcpo.papers import papers
 from gcpo.semantics import Entailment
 from gcpo.tasks.sampling import load_policy
 
@@ -79,21 +77,13 @@ class ScriptConfig(GCPOConfig):
     benchmarks: list[str] = field(default_factory=list)
 
 
-class Counts(TrainerCallback):
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.steps += 1
-
-
 def own_config_and_callbacks(model: str, folder: Path) -> GCPOTrainer:
     """A recipe: a subclass of the config, read from a file, and callbacks."""
     path = folder / "recipe.yaml"
     path.write_text(json.dumps({**settings(folder), "benchmarks": ["one"], "method": "gcpo_cd"}))
     (args,) = TrlParser((ScriptConfig,)).parse_args_and_config(["--config", str(path)])
     assert args.benchmarks == ["one"]
-    return GCPOTrainer(model, vowels, args, questions(), callbacks=[Counts()], **MEANING)
+    return GCPOTrainer(model, vowels, args, questions(), callbacks=[TrainerCallback()], **MEANING)
 
 
 @pytest.mark.parametrize("script", [quick_start, sequence_ratios, own_config_and_callbacks])
@@ -117,36 +107,27 @@ def test_a_script_of_trls_trains_by_two_names_and_its_rd_is_the_formulas(
 # --- the model card -------------------------------------------------------------------------------------------------
 
 
-def card_of(trainer: GCPOTrainer) -> str:
-    trainer.create_model_card(model_name="mine")
-    return Path(trainer.args.output_dir, "README.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("method", "title", "arxiv", "key"),
     [
         ("grpo", "DeepSeekMath: Pushing the Limits", "2402.03300", "shao2024deepseekmath"),
-        ("dr_grpo", "Understanding R1-Zero-Like Training", "2503.20783", "liu2025drgrpo"),
         ("gcpo_bot", "Why Semantic Entropy Fails", "2605.21801", "zhang2026gcpo"),
-        ("kle", "Kernel Language Entropy", "2405.20003", "nikitin2024kle"),
         ("egpo", "Know What You Know", None, "egpo"),  # which is not on arXiv
-        ("cw_grpo", "Taming Extreme Tokens", "2605.11538", "wang2026cwgrpo"),
     ],
 )
 def test_the_card_credits_the_methods_own_paper(
-    make: Make, method: str, title: str, arxiv: str | None, key: str
+    make: Make, tmp_path: Path, method: str, title: str, arxiv: str | None, key: str
 ) -> None:
-    card = card_of(make(method, alpha=0.37 if "gcpo" in method else None))
+    make(method, alpha=0.37 if method == "gcpo_bot" else None).create_model_card(model_name="mine")
+    card = (tmp_path / "README.md").read_text()
     introduced = re.search(
-        r"trained with (\S+?)(, a method introduced in \[(.*)\]\(https://huggingface.co/papers/(.*)\))?\.\n", card
+        r"trained with (\S+?)(, a method .* \[(.*)\]\(https://huggingface.co/papers/(.*)\))?\.\n", card
     )
     assert introduced and introduced[1] == method and introduced[4] == arxiv
     assert introduced[3] is None or introduced[3].startswith(title)
-    assert f"{{{key}," in card and title in card
+    assert f"{{{key}," in card and title in card and METHODS[method].rule in card and "- gcpo\n" in card
     assert ("DeepSeekMath" in card) == (method == "grpo")
-    assert METHODS[method].rule in card
-    assert ("0.37" in card) == ("gcpo" in method)
-    assert f"Rewards: {(0.0, 2.0) if method not in ('cw_grpo',) else ''}" in card and "- gcpo\n" in card
+    assert "Rewards: (0.0, 2.0)" in card and ("0.37" in card) == (method == "gcpo_bot")
 
 
 def test_the_card_is_written_with_a_checkpoint(make: Make, tmp_path: Path) -> None:
@@ -155,22 +136,8 @@ def test_the_card_is_written_with_a_checkpoint(make: Make, tmp_path: Path) -> No
     assert "trained with gcpo_cd, a method introduced in [Why Semantic Entropy Fails" in card
 
 
-def test_every_method_has_papers_that_the_readme_and_the_citation_file_name_alike() -> None:
-    root = Path(gcpo.__file__).parents[1]
-    readme, citation = (root / "README.md").read_text(), (root / "CITATION.cff").read_text()
+def test_every_method_has_papers() -> None:
     assert all(row.papers for row in METHODS.values())
-    assert {paper for row in METHODS.values() for paper in row.papers} <= set(papers().values())
-    for name in ("GCPO", "SEED-GRPO", "EGPO", "CW-GRPO"):
-        title, arxiv, bibtex = papers()[name]
-        assert (
-            name in readme
-            and title in readme.replace("\n", " ")
-            and (arxiv is None or f"[{arxiv}](https://arxiv.org/abs/" in readme)
-        )
-        if arxiv:
-            reference = citation[citation.index(f'title: "{title}"') : citation.index(f"arXiv {arxiv}")]
-            people = re.findall(r"family-names: (.*?), given-names: (.*?)}", reference)
-            assert f"author = {{{' and '.join(f'{given} {family}' for family, given in people)}}}" in bibtex
 
 
 # --- arguments, names and the terminal ------------------------------------------------------------------------------
@@ -216,16 +183,6 @@ def test_the_name_of_a_model_is_no_model(tmp_path: Path, name: str) -> None:
         GCPOTrainer("no/policy", vowels, args, questions(), **{name: "x"})
     with pytest.raises(TypeError, match="GCPOConfig, got GRPOConfig"):
         GCPOTrainer("no/policy", vowels, GRPOConfig(**settings(tmp_path)), questions())
-
-
-def test_the_table_of_completions_has_all_columns(make: Make, tmp_path: Path) -> None:
-    def logs(completions: list[Any], log_extra: Callable[[str, list[Any]], None], **_: Any) -> list[float]:
-        log_extra("mine", ["seen"] * len(completions))
-        return [float(i % 3) for i in range(len(completions))]
-
-    make("gcpo_bot", reward_funcs=logs, log_completions=True, num_completions_to_print=0, max_steps=1).train()
-    table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    assert {"u_geo", "rd", "w_geo", "w_rd", "weight", "no_answer", "abs_advantage", "mine"} <= set(table.columns)
 
 
 @pytest.mark.parametrize("changes", [{"learning_rate": 1e30}, {"temperature": 1e-320}], ids=str)
