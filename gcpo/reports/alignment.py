@@ -10,7 +10,7 @@ The paper does not say of which checkpoint its Figure 1 is: :func:`at_checkpoint
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import permutations
+from itertools import combinations, permutations, product
 from math import nan
 
 import numpy as np
@@ -64,18 +64,10 @@ class Alignment:
         target: the column to rank by: V, or success_rate (Table 3).
         drop_top, keep_zero: the queries of each run that count, as in :func:`selected`.
         n: resamples of the queries.
-        seed: of the resampling.
     """
 
     def __init__(
-        self,
-        queries: pd.DataFrame,
-        target: str = "V",
-        *,
-        drop_top: float = 0.0,
-        keep_zero: bool = True,
-        n: int = 10000,
-        seed: int = 0,
+        self, queries: pd.DataFrame, target: str = "V", *, drop_top: float = 0, keep_zero: bool = True, n: int = 10000
     ) -> None:
         apart = [name for name in (TRAINING, "seed") if name in queries]
         runs = [part for _, part in queries.groupby(apart, dropna=False)] if apart else [queries]
@@ -83,10 +75,10 @@ class Alignment:
         self._trainings = [[i for i, training in enumerate(of) if training == one] for one in dict.fromkeys(of)]
         kept = [selected(run, drop_top=drop_top, keep_zero=keep_zero).set_index("query").sort_index() for run in runs]
         names = pd.Index(sorted(set(queries["query"])))
-        self.target, self.seed = target, seed
+        self.target = target
         self.seeds, self.queries = len(runs), min(map(len, kept))
         # The first row is what was seen, the others are resamples of it; a query is drawn alike for all runs.
-        counts = statistics.seen_and_resampled(len(names), n, seed)
+        counts = statistics.seen_and_resampled(len(names), n, 0)
         self._runs = [(table, counts[:, names.get_indexer(table.index)]) for table in kept]
         self._found: dict[tuple[str, str], Array] = {}
 
@@ -96,22 +88,17 @@ class Alignment:
         spearman (Eq. 21), auc and precision at the top 10 % (Eq. 22-23, ties in expectation), mae (in V's unit) and
         heldout_spearman of a line fitted on the other folds (App. D.7; folds of queries, which resamples keep apart).
         """
-        return draws_over_seeds(self._replicates(measure, statistic), self.seed)
+        return draws_over_seeds(self._replicates(measure, statistic))
 
     def less(self, measure: str, other: str, statistic: str = "spearman", of: Alignment | None = None) -> Draws:
         """The statistic of one measure less that of another, on the same resamples (App. D.6); the other's with another
         target where ``of`` is an alignment of the same queries."""
-        return draws_over_seeds(
-            self._replicates(measure, statistic) - (of or self)._replicates(other, statistic), self.seed
-        )
+        return draws_over_seeds(self._replicates(measure, statistic) - (of or self)._replicates(other, statistic))
 
     def table(self, measures: Sequence[str] = FOUR, kinds: Sequence[str] = STATISTICS) -> pd.DataFrame:
         """measure, statistic, estimate, low, high (95 %), p (of chance; two-sided, same resamples), queries, seeds."""
-        rows = [
-            (MEASURES[measure], kind, *_numbers(self.draws(measure, kind), CHANCE[kind]))
-            for measure in measures
-            for kind in kinds
-        ]
+        each = product(measures, kinds)
+        rows = [(MEASURES[name], kind, *_numbers(self.draws(name, kind), CHANCE[kind])) for name, kind in each]
         return pd.DataFrame(rows, columns=COLUMNS).assign(queries=self.queries, seeds=self.seeds)
 
     def differences(self, best: str, others: Sequence[str], statistic: str = "spearman") -> pd.DataFrame:
@@ -141,28 +128,24 @@ class Alignment:
         found = {name: self._across(*columns) for name, columns in pairs.items()}
         with np.errstate(invalid="ignore"):
             found["corrected"] = found["apart"] / np.sqrt(found["measure"] * found["target"])
-        return {name: draws_over_seeds(values, self.seed) for name, values in found.items()}
+        return {name: draws_over_seeds(values) for name, values in found.items()}
 
     def less_apart(self, measure: str, other: str) -> Draws:
         """:meth:`less` of rank correlations, of measures in one draw of answers with the target in another."""
-        values = self._across(measure, self.target) - self._across(other, self.target)
-        return draws_over_seeds(values, self.seed)
+        return draws_over_seeds(self._across(measure, self.target) - self._across(other, self.target))
 
     def _across(self, first: str, second: str) -> Array:
         """Return rho of a column in one draw of answers with a column in another: (1 + n, trainings), means over pairs;
         of queries that both draws have, and of 2,000 resamples at most."""
+        pairs = combinations if first == second else permutations  # of one column the other way round is the same
         each = []
         for runs in self._trainings:
             found = []
-            for i, j in permutations(runs, 2):
+            for i, j in pairs(runs, 2):
                 (one, counts), other = self._runs[i], self._runs[j][0]
-                if first == second and i > j:  # as the other way round
-                    continue
                 here = one.index.isin(other.index)
-                u, v = one.loc[here, first], other.loc[one.index[here], second]
-                found.append(
-                    statistics.replicates("spearman", u.to_numpy(float), v.to_numpy(float), counts[:2001, here])
-                )
+                u, v = (of.loc[one.index[here], name].to_numpy(float) for of, name in ((one, first), (other, second)))
+                found.append(statistics.replicates("spearman", u, v, counts[:2001, here]))
             each += [np.mean(found, axis=0)] if found else []
         return np.stack(each or [np.full(1, nan)], axis=1)
 
@@ -248,31 +231,31 @@ def of_either_sign(draws: Draws) -> Draws:
     return Draws(sign * draws.estimate, sign * draws.draws)
 
 
-def mean_over_queries(lines: pd.DataFrame, column: str, n: int = 10000, seed: int = 0) -> Draws:
+def mean_over_queries(lines: pd.DataFrame, column: str, n: int = 10000) -> Draws:
     """The mean of a column over lines that have it, and its resamples of queries with all their lines; of several
     trainings the mean over these, with an interval over them too (:func:`gcpo.statistics.draws_over_seeds`)."""
-    return _over_queries([lines.dropna(subset=[column])], column, n, seed)
+    return _over_queries([lines.dropna(subset=[column])], column, n)
 
 
-def contrast_over_queries(lines: pd.DataFrame, column: str, chosen: pd.Series, n: int = 10000, seed: int = 0) -> Draws:
+def contrast_over_queries(lines: pd.DataFrame, column: str, chosen: pd.Series, n: int = 10000) -> Draws:
     """The mean of a column over the chosen lines less that over the others, on the same resamples of queries; of
     several trainings as :func:`mean_over_queries`, of those that have lines of both."""
-    return _over_queries([lines[chosen], lines[~chosen]], column, n, seed)
+    return _over_queries([lines[chosen], lines[~chosen]], column, n)
 
 
-def _over_queries(sides: Sequence[pd.DataFrame], column: str, n: int, seed: int) -> Draws:
+def _over_queries(sides: Sequence[pd.DataFrame], column: str, n: int) -> Draws:
     sums = [side.groupby([_trainings(side), "query"])[column].agg(["sum", "size"]) for side in sides]
     common = sorted(set.intersection(*({*side.index.unique(0)} for side in sums)))
     names = pd.Index(sorted({query for side in sums for training, query in side.index if training in common}))
     if not common:
         return Draws(nan, np.empty(0))
-    counts, each = statistics.seen_and_resampled(len(names), n, seed), []
+    counts, each = statistics.seen_and_resampled(len(names), n, 0), []
     for training in common:
         filled = [side.loc[training].reindex(names, fill_value=0).to_numpy(float) for side in sums]
         with np.errstate(invalid="ignore"):  # a resample without lines of one side has no mean
             first, *rest = (counts @ part[:, 0] / (counts @ part[:, 1]) for part in filled)
         each.append(first - rest[0] if rest else first)
-    return draws_over_seeds(np.stack(each, axis=1), seed)
+    return draws_over_seeds(np.stack(each, axis=1))
 
 
 def rank_correlations(pairs: pd.DataFrame, column: str = "gradient_distance", within: float = NEAR) -> pd.DataFrame:

@@ -50,18 +50,14 @@ def sample_batch(folder: Path, n_prompts: int = 16, seed: int = 0, **settings: A
     changes nothing. ``settings`` are fields of `GCPOConfig` that take the place of those below.
     """
     quiet()
-    settings = {
-        "num_generations": 16,
-        "temperature": 0.7,
-        "max_completion_length": 16,
-        "learning_rate": 5e-4,
-    } | settings
-    settings |= {"method": "egspo", "method_options": {"correct": (1.0, 1.0), "wrong": (1.0, 1.0)}, "max_steps": 1}
-    settings |= {"per_device_train_batch_size": n_prompts * settings["num_generations"], "beta": 0.002, "seed": seed}
-    settings |= {"bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+    usual = {"num_generations": 16, "temperature": 0.7, "max_completion_length": 16, "learning_rate": 5e-4}
+    settings = usual | settings
+    neutral = {"correct": (1.0, 1.0), "wrong": (1.0, 1.0)}
+    settings |= {"method": "egspo", "method_options": neutral, "max_steps": 1, "beta": 0.002, "seed": seed}
+    settings |= {"per_device_train_batch_size": n_prompts * settings["num_generations"], "bf16": False}
+    settings |= {"report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
     task = get_task("tinyqa")
     rows = task.load("train", limit=n_prompts, seed=seed).rows
-    prompts = [[{"role": "user", "content": row.prompt}] for row in rows]
     transformers.set_seed(seed)
     policy, tokens = load_policy(world.resolve("tiny", "policy"))
     scored: list[Rollouts] = []
@@ -70,7 +66,7 @@ def sample_batch(folder: Path, n_prompts: int = 16, seed: int = 0, **settings: A
         processing_class=tokens,
         embedder=Embedder("all-MiniLM-L6-v2"),
         entailment=Entailment(world.resolve("tiny", "entailment")),
-        train_dataset=Dataset.from_dict({"prompt": prompts, "references": [list(row.references) for row in rows]}),
+        train_dataset=Dataset.from_list([{"prompt": row.messages, "references": [*row.references]} for row in rows]),
         answer_extractor=task.extract,
         callback=scored.append,
     )
@@ -83,9 +79,8 @@ def _in_order(trainer: _Trainer, scored: Rollouts) -> Batch:
     correct, dispute = scored.correctness.gt(0.5).sum(1), measures.semantic_entropy(scored.clusters)
     order = sorted(range(len(correct)), key=lambda i: (correct[i], -dispute[i]))
     moved, _ = trainer._policy_pass(trainer.generated)
-    features = {name: getattr(scored, name) for name in scored.features if name != "correctness"}
-    features["ratios"] = (moved.view_as(scored.logps) - scored.logps).exp()
-    known: dict[str, Any] = {name: values[order] for name, values in features.items()}
+    known = {name: getattr(scored, name)[order] for name in scored.features if name != "correctness"}
+    known["ratios"] = (moved.view_as(scored.logps) - scored.logps).exp()[order]
     known["max_completion_length"] = trainer.max_completion_length
     rewards, size = scored.rewards[order], trainer.num_generations
     prompts, texts = ([messages[-1]["content"] for messages in trainer._logs[of]] for of in ("prompt", "completion"))

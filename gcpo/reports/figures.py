@@ -124,11 +124,8 @@ def estimates(data: pd.DataFrame, x: str, y: str, hue: str = "", ax: Axes | None
         axes.grid(False, axis="x")
     apart = 0 if kind == "band" else 0.7
     for index, ((name, rows), look) in enumerate(zip(series, looks(), strict=False)):
-        place = (
-            rows[x]
-            if numeric
-            else rows[x].map(categories.index) + (index - (len(series) - 1) / 2) * apart / len(series)
-        )
+        shift = (index - (len(series) - 1) / 2) * apart / len(series)
+        place = rows[x] if numeric else rows[x].map(categories.index) + shift
         if kind == "band":
             axes.fill_between(place, rows["low"], rows["high"], color=look["color"], alpha=0.18, linewidth=0)
         else:
@@ -254,11 +251,8 @@ def forest(
     """
     drawn = table[table["difference"].notna() & table["label"].isin(list(names))]
     drawn = drawn.assign(block="" if rows is None else drawn[rows])
-    blocks = {
-        block: {label: name for label, name in names.items() if label in set(part["label"])}
-        for block, part in drawn.groupby("block", sort=False)
-    }
-    heights = [0.26 * len(listed) + 0.5 for listed in blocks.values()] or [0.5]
+    labels = {block: {*part["label"]} for block, part in drawn.groupby("block", sort=False)}
+    heights = [0.26 * len(some) + 0.5 for some in labels.values()] or [0.5]
     settings: dict[str, Any] = {"figsize": (9.6, 0.6 + sum(heights)), "height_ratios": heights, "sharex": "col"}
     figure, grid = panels(drawn, "task", "block", xlabel="difference, points", **settings)
     for axis, part in grid:
@@ -267,8 +261,9 @@ def forest(
             axis.axis("off")
             continue
         task, block = part[["task", "block"]].iloc[0]
-        _differences(axis, part, list(blocks[block]), reach[task] if isinstance(reach, Mapping) else reach)
-        line_per_name(axis, blocks[block], 0, written=task == drawn["task"].iloc[0])
+        listed = {label: name for label, name in names.items() if label in labels[block]}
+        _differences(axis, part, [*listed], reach[task] if isinstance(reach, Mapping) else reach)
+        line_per_name(axis, listed, 0, written=task == drawn["task"].iloc[0])
     return figure
 
 
@@ -456,9 +451,8 @@ def pairs_of_rollouts(pairs: pd.DataFrame, most: int = 3000, near: float | None 
         shown = rows.iloc[:: max(1, -(-len(rows) // most))]
         for same, label in ((False, "two clusters"), (True, "one cluster")):
             look = {"color": PALETTE[same], "markersize": 3, "alpha": 0.35, "markeredgewidth": 0, "label": label}
-            axis.plot(
-                *shown.loc[shown["same_cluster"].astype(bool) == same, columns].to_numpy().T, MARKERS[same], **look
-            )
+            points = shown.loc[shown["same_cluster"].astype(bool) == same, columns].to_numpy().T
+            axis.plot(*points, MARKERS[same], **look)
         bins = rows.groupby(pd.qcut(rows[columns[0]], 10, duplicates="drop"), observed=True)[columns]
         axis.plot(*bins.median().to_numpy().T, color="black", linewidth=1.6, label="median")
         if near is not None:

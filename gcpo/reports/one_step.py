@@ -63,13 +63,12 @@ def by_policy(lines: pd.DataFrame, n: int = 2000) -> dict[str, dict[tuple[str, s
     """Return :func:`relative_gains` of each step of training, "starting policy" or "after 64 steps", from the lines of
     ``updates.csv`` of one task and optimizer, with their run's id as "run", and at_step."""
     found = {}
-    for step in sorted(lines["at_step"].unique()):
-        own = lines[lines["at_step"] == step].groupby("run", sort=False)
-        found[policy_after(step)] = relative_gains({str(run): part for run, part in own}, n)
+    for step, part in lines.groupby("at_step"):
+        found[policy_after(step)] = relative_gains({str(run): own for run, own in part.groupby("run", sort=False)}, n)
     return found
 
 
-def policy_after(step: int) -> str:
+def policy_after(step: Any) -> str:
     """Return what the policies of so many steps of training are called."""
     return f"after {step} steps" if step else START
 

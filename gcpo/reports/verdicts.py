@@ -19,7 +19,7 @@ from IPython.display import display
 from scipy.stats import ttest_1samp
 
 from gcpo import io, statistics
-from gcpo.errors import nearest
+from gcpo.errors import one_of
 from gcpo.methods import METHODS
 from gcpo.reports.tables import display_name
 from gcpo.statistics import Interval
@@ -28,7 +28,6 @@ HOLDS, FAILS, RULED_OUT, INCONCLUSIVE, UNTESTED = "holds", "fails", "ruled out",
 PRECEDENCE = (FAILS, RULED_OUT, UNTESTED, INCONCLUSIVE, HOLDS)  # a claim gets the first that any of its parts has
 DIFFERS = "differs"  # of a claim that two worlds answer by two of these words
 SHOWN = (HOLDS, INCONCLUSIVE, RULED_OUT, FAILS, UNTESTED, DIFFERS)  # their order in a table
-WORDS = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}  # by what a check returns
 
 FAMILY = "estimate low high low_family high_family level p mde why n unit".split()
 NUMBERS = "label against estimate low high effect mde n level unit".split()
@@ -37,6 +36,7 @@ TABLE = {"estimate": "difference", "low": "low", "high": "high", "effect": "pape
 LEAST_RANGE = 0.01  # of a weight within a step, highest less lowest over its mean: with less it cannot act
 LOGGED = ("weight_max", "weight_min", "weight", "loss_weight_max", "loss_weight_min")
 Pair = tuple[str, str]
+ByPair = Mapping[Pair, str]
 Verdict = dict[str, Any]
 
 
@@ -72,7 +72,7 @@ def family(found: Mapping[Pair, Evidence | str], n: Mapping[Pair, int] | None = 
         (estimate, low, high), (_, low_family, high_family) = one.interval(0.95), one.interval(level)
         rows[pair] |= {"estimate": estimate, "low": low, "high": high, "level": level, "p": p}
         rows[pair] |= {"low_family": low_family, "high_family": high_family, "mde": one.detectable(level)}
-    index = pd.MultiIndex.from_arrays([*zip(*rows, strict=True)] or [[], []], names=["label", "against"])
+    index = pd.MultiIndex.from_tuples([*rows], names=["label", "against"])
     table = pd.DataFrame([*rows.values()], index, columns=FAMILY).astype(dict.fromkeys(FAMILY[:8], float))
     return table.assign(n=[(n or {}).get(pair, 0) for pair in rows], unit=unit)
 
@@ -85,9 +85,7 @@ def clear(table: pd.DataFrame) -> pd.Series:
 # --- comparisons of training runs -----------------------------------------------------------------------------------
 
 
-def compare(
-    scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: Mapping[Pair, str] | None = None
-) -> pd.DataFrame:
+def compare(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: ByPair | None = None) -> pd.DataFrame:
     """Return each first label minus the second in points, paired by seed and question on the seeds that both have.
 
     Args:
@@ -110,9 +108,7 @@ def compare(
     return _compared(scores, metric, pairs, evidence, "points", absent=absent)
 
 
-def spreads(
-    scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: Mapping[Pair, str] | None = None
-) -> pd.DataFrame:
+def spreads(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: ByPair | None = None) -> pd.DataFrame:
     """Return whether the first label's runs vary less than the second's, as :func:`compare`: ln of the ratio of
     standard deviations, second over first, over the seeds that both have (at least 3); without ``mde``."""
 
@@ -151,7 +147,7 @@ def _compared(
     evidence: Callable[..., Evidence | str],
     unit: str,
     fewest: int = 2,
-    absent: Mapping[Pair, str] | None = None,
+    absent: ByPair | None = None,
 ) -> pd.DataFrame:
     """Compare what labels have at the seeds of both (seeds x questions): by ``evidence``, or by no test where that says
     why."""
@@ -181,7 +177,7 @@ def differences(
         margin: the largest difference that does not matter, in points.
 
     Returns:
-        label, seeds (how many it has), mean and std (over these; n - 1), each (their scores), gaps (those less the
+        label, seeds (how many it has), mean and std (over these; n - 1), gaps (their scores less the
         base's, of the seeds that both have), against, compared (on how many seeds), difference with low and high (95 %,
         paired by seed and question), p (Holm, within this table), mde (the difference detectable with 80 % power after
         Holm), and equivalent (whether the interval lies within the margin). What too few seeds cannot tell is missing.
@@ -195,8 +191,8 @@ def differences(
         own, n = runs[label], 0 if label == base else found["n"][label, base]
         gaps = (own - runs[base]).dropna() if n else own[:0]
         row = {"label": label, "seeds": len(own), "mean": own.mean(), "std": own.std(ddof=1)}
-        row |= {"each": own.round(2).tolist(), "gaps": gaps.round(2).tolist()}
-        rows.append({**row, "against": "" if label == base else base, "compared": n})
+        row |= {"gaps": gaps.round(2).tolist(), "against": "" if label == base else base, "compared": n}
+        rows.append(row)
     numbers = found.rename(columns={"estimate": "difference"}).reindex([*bases.items()])
     table = pd.DataFrame(rows).join(numbers[["difference", "low", "high", "p", "mde"]].reset_index(drop=True))
     within = (-margin < table["low"]) & (table["high"] < margin)
@@ -226,7 +222,7 @@ def cannot_differ(
     scores: pd.DataFrame,
     metric: str,
     by: Mapping[Pair, str] | None = None,
-) -> dict[Pair, str]:
+) -> ByPair:
     """Return those pairs of methods that the records cannot tell apart, each with why: a claim on them is not tested.
 
     Args:
@@ -242,7 +238,7 @@ def cannot_differ(
     wide = scores.pivot_table(index=["seed", "decoding", "query"], columns="label", values=metric)
     found = {}
     for pair in pairs:
-        acting = [by[pair]] if by and pair in by else [label for label in pair if label not in plain]
+        acting = [by[pair]] if by and pair in by else {*pair} - plain
         most = max((known.get(label, 1) for label in acting), default=1)
         if most < LEAST_RANGE:
             found[pair] = f"weights range over {100 * most:.2f} % within a step: below 1 % they cannot act"
@@ -358,8 +354,8 @@ class Verdicts:
             because: the numbers that decided it, in a sentence.
             task: what it was decided on; empty for what is about no task.
         """
-        said = decided if decided is None or isinstance(decided, dict) else bool(decided)  # of numpy's bool too
-        verdict = said if isinstance(said, dict) else {"verdict": WORDS[said]}
+        word = INCONCLUSIVE if decided is None else HOLDS if decided else FAILS
+        verdict = decided if isinstance(decided, dict) else {"verdict": word}
         because = f"{verdict.get('because', '')} {because}".strip()
         place = f"{place}, {task}" if task else place
         named = {"id": check, "place": place, "task": task, "heading": heading, "because": because}
@@ -371,11 +367,10 @@ class Verdicts:
         Raises:
             ValueError: no verdict with this id was kept.
         """
-        shown = [row for row in self.rows if row["id"] == check and task in ("", row["task"])]
-        if not shown:
-            raise ValueError(f"{self.notebook} has no verdict {check!r}.{nearest(check, [r['id'] for r in self.rows])}")
-        for row in shown:
-            self._display(row)
+        one_of("a verdict's id", check, {row["id"]: None for row in self.rows})
+        for row in self.rows:
+            if row["id"] == check and task in ("", row["task"]):
+                self._display(row)
 
     @staticmethod
     def _display(row: Verdict) -> None:
