@@ -41,8 +41,6 @@ GRIDS: dict[str, tuple[str, str]] = {
     "no list of values": ("- {kind: train, seed: 1}", "seed must be a list of values, got 1"),
     "no values": ("- {kind: train, seed: []}", "seed must be a list of values, got []"),
     "a list as a key": ("- {kind: train, ? [a, b] : 1}", "('a', 'b')"),
-    "a misspelt exclusion": ("- {kind: train, method: [all, -gcpo_bott]}", "'gcpo_bot'?"),
-    "no method left": ("- {kind: train, method: [grpo, -grpo]}", "['grpo', '-grpo']"),
     "a password": ("- {kind: train, policy: 'http://bob:SECRET@host'}", "policy: a password or token"),
     "profile as an axis": ("- {kind: train, profile: [a, b]}", "--profile"),
 }

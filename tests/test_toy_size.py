@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,11 @@ from gcpo.reports.publish import publish
 from gcpo.runs.evaluate import evaluation
 from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.grids import expand
-from gcpo.runs.params import validate
-from gcpo.runs.plan import Plan
-from gcpo.runs.profiles import load_profile
 from gcpo.runs.record import RecordError, Run, load
 from gcpo.runs.train import train
 
 COMPANIONS = {"paper_seed": "seed_grpo", "paper_egpo": "egpo", "paper_cw": "cw_grpo"}  # each with its method
 REAL = pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")
-
-
-def test_a_plan_of_a_benchmark_can_be_sent_to_another_process() -> None:
-    plan = Plan("train", validate({**load_profile("paper"), "task": "qasper"}))
-    assert plan.id and pickle.loads(pickle.dumps(plan)) == plan
 
 
 def test_runs_of_toy_size_are_never_published() -> None:

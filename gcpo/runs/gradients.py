@@ -75,7 +75,9 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
         rng, found = np.random.default_rng(seed), []
         sampled = ask(plan, model, tokens, questions[chunk], params.group_size, params.temperature, generates)
         for tables in _statistics(plan, model, rollouts, questions[chunk], sampled, limit):
-            found.append({**tables, "pairs": _some(tables["pairs"], rng)})
+            count = len(tables["pairs"])
+            kept = np.sort(rng.choice(count, size=min(PAIRS, count), replace=False))
+            found.append({**tables, "pairs": tables["pairs"].iloc[kept]})
             run.progress(chunk.start + len(found), len(questions), "questions")
         return {name: pd.concat([tables[name] for tables in found]) for name in found[0]}
 
@@ -86,11 +88,6 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
     written = pd.read_csv(run.folder / "queries.csv", float_precision="round_trip")
     means = written[["success_rate", "zero_variance", "pair_spearman"]].mean().dropna().astype(float)
     run.manifest["results"] = {"queries": len(written), **means.to_dict()}
-
-
-def _some(pairs: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
-    kept = np.sort(rng.choice(len(pairs), size=min(PAIRS, len(pairs)), replace=False))
-    return pairs.iloc[kept]
 
 
 def uncertainties(rollouts: Rollouts) -> dict[str, Float[Tensor, " B"]]:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from gcpo import paths, world
-from gcpo.errors import nearest
-from gcpo.methods import METHODS
 from gcpo.runs.params import Params, refuse_secrets, validate
 from gcpo.runs.plan import KINDS, Plan, recorded
 from gcpo.runs.profiles import TOY, ParameterError, file_of, load_profile, names_in, over, profiles, read_yaml
@@ -30,10 +28,9 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
     """Return every run of a grid, checked: the profile's values, the grid's, then ``overrides``, by ``profiles.over``.
 
     A grid is a list of blocks; a block names a ``kind`` (a key of ``KINDS``) and gives lists of values for any
-    parameters, and every combination is a run. Among methods, "all" is every one, and "-name" leaves one out; an
-    ``at_step`` of "max_steps" is the end of the profile's training, whose runs the grid may have too, and one of
-    "max_steps / 2" its middle. A plan's ``varied`` are the parameters that its block lists and that differ within the
-    grid, beside task, method and seed.
+    parameters, and every combination is a run. An ``at_step`` of "max_steps" is the end of the profile's training,
+    whose runs the grid may have too, and one of "max_steps / 2" its middle. A plan's ``varied`` are the parameters
+    that its block lists and that differ within the grid, beside task, method and seed.
 
     Raises:
         ParameterError: no such grid, a block without a kind, or a bad parameter.
@@ -78,7 +75,7 @@ def _axes(block: dict[str, Any], path: Path, overrides: Mapping[str, Any]) -> tu
             raise ParameterError(f"{path}: {key} must be a list of values, got {value!r}.")
         if key in ("profile", *overrides):
             raise ParameterError(f"{path} lists {key}, which --profile or -p gives one value for all its runs.")
-    return kind, axes | ({"method": _methods(axes["method"], path)} if "method" in axes else {})
+    return kind, axes
 
 
 def _read(grid: str) -> tuple[Path, list[dict[str, Any]]]:
@@ -115,19 +112,6 @@ def fitting(profile: str) -> list[str]:
 
     blocks = {grid: _read(grid)[1] for grid in grids() if owner(grid) in (None, "paper")}
     return [grid for grid, listed in blocks.items() if all(fits(t) for b in listed for t in b.get("task", [own.task]))]
-
-
-def _methods(listed: list[Any], path: Path) -> list[Any]:
-    """Return the methods that a list means; entries that are no names are left for the check of parameters."""
-    named = [name for entry in listed for name in (METHODS if entry == "all" else [entry])]
-    minus = {entry[1:]: entry for entry in named if isinstance(entry, str) and entry.startswith("-")}
-    for name, entry in minus.items():
-        if name not in named:
-            raise ParameterError(f"{path}: method {entry!r} leaves out none of them.{nearest(name, METHODS)}")
-    kept = [name for place, name in enumerate(named) if name not in (*named[:place], *minus, *minus.values())]
-    if not kept:
-        raise ParameterError(f"{path}: no method is left of {listed}.")
-    return kept
 
 
 def comparison_key(kind: str, max_steps: int) -> tuple[str, bool]:

@@ -6,7 +6,6 @@ secrets, values by task, and values that do not go together.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -376,18 +375,6 @@ def validate(values: Mapping[str, Any], source: str = "parameters") -> Params:
         raise ParameterError(f"Bad {source}: " + "\n  ".join(problems)) from None
 
 
-def schema() -> dict[str, Any]:
-    """Return the JSON schema of a parameter file, for editors: ``params/schema.json``, written by
-    ``python -m gcpo.runs.params``."""
-    made = Params.model_json_schema()
-    for key, value in made["properties"].items():
-        if key not in WHOLE:
-            about = {name: value.pop(name) for name in ("description", "default") if name in value}
-            for_each_task = {"type": "object", "additionalProperties": value}
-            made["properties"][key] = {**about, "anyOf": [value, for_each_task]}
-    return made
-
-
 def from_notebook(namespace: Mapping[str, Any]) -> Params:
     """Return the parameters of a notebook: every plain value in its globals, as its cell and papermill set them.
 
@@ -403,7 +390,3 @@ def profile_name(profile: str) -> str:
     if is_file_name(profile):
         return validate(load_profile(profile), profile).profile
     return plain_name(profile, "profile")
-
-
-if __name__ == "__main__":
-    print(json.dumps(schema(), indent=2))

@@ -91,10 +91,6 @@ class Plan:
         if params.world_seed and not self.embedded:
             raise ParameterError(f"world_seed: {params.world_seed} has no use: no model of the run is an embedded one.")
 
-    def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
-        # A task may hold functions that no other process can be sent; there it is looked up again.
-        return Plan, (self.kind, self.params, self.varied)
-
     @cached_property
     def training(self) -> Plan | None:
         """The training run whose policy is looked at; None where it is the starting policy, or this is that run."""
