@@ -201,7 +201,6 @@ def test_olympiadbench_has_its_own_tolerance_and_wants_every_part() -> None:
 
 
 def test_olympiadbench_is_divided_by_the_hash_of_an_id() -> None:
-    assert olympiadbench.SPLITS["whole"] == olympiadbench.SPLITS["test"]
     ids = [str(number) for number in range(3000)]
     assert 0.27 < sum(map(olympiadbench.of_test, ids)) / len(ids) < 0.33
     assert [id_ for id_ in ids[:12] if olympiadbench.of_test(id_)] == HASHED

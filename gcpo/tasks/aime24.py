@@ -1,9 +1,6 @@
 """AIME 2024: thirty problems whose answers are integers (Hub: HuggingFaceH4/aime_2024; its one split is our test)."""
 
-from dataclasses import replace
-
-from gcpo.tasks import math
-from gcpo.tasks.base import Row, math_row
+from gcpo.tasks.base import Row, math_row, math_task
 from gcpo.tasks.reading import Source, Text, fields, reader
 
 
@@ -14,4 +11,4 @@ def rows(id: int, problem: Text, answer: Text) -> list[Row]:
 
 
 SPLITS = {"test": Source(rows, "aime24", "train", "HuggingFaceH4/aime_2024")}
-TASK = replace(math.TASK, name="aime24", load=reader(SPLITS))
+TASK = math_task("aime24", reader(SPLITS))

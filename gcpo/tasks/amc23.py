@@ -3,12 +3,9 @@
 Papers also use a set of 83; these are the 40 of Qwen's evaluation.
 """
 
-from dataclasses import replace
-
 from pydantic import FiniteFloat
 
-from gcpo.tasks import math
-from gcpo.tasks.base import Row, math_row
+from gcpo.tasks.base import Row, math_row, math_task
 from gcpo.tasks.reading import Source, Text, fields, reader, text_id
 
 
@@ -19,4 +16,4 @@ def rows(problem: Text, answer: FiniteFloat) -> list[Row]:
 
 
 SPLITS = {"test": Source(rows, "amc23", "train", "knoveleng/AMC-23")}
-TASK = replace(math.TASK, name="amc23", load=reader(SPLITS))
+TASK = math_task("amc23", reader(SPLITS))

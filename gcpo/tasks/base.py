@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gcpo.measures import REWARD_RANGE
-from gcpo.rewards import bleu1, math_correct, token_f1
+from gcpo.rewards import bleu1, boxed_answer, final_answer, math_correct, token_f1
 
 DATA_DIR = "GCPO_DATA_DIR"
 """The environment variable that names a folder of ``<benchmark>/<split>.jsonl`` to read instead of the Hub."""
@@ -116,6 +116,17 @@ def math_scores(prediction: str | None, references: Sequence[str]) -> dict[str, 
     one."""
     gold, tolerance = references if len(references) == 2 else (*references, "0")
     return {"accuracy": math_correct(prediction, gold, absolute=float(tolerance))}
+
+
+def text_task(name: str, load: Callable[..., Split], **others: Any) -> Task:
+    """Return a task whose answers are a few words; ``others`` are what differs from most such tasks."""
+    return replace(Task(name, ("accuracy", "bleu1", "f1"), load, final_answer, qa_scores, "f1", "short"), **others)
+
+
+def math_task(name: str, load: Callable[..., Split], **others: Any) -> Task:
+    """Return a task of mathematics, whose answers stand in a box; ``others`` are what differs from most such tasks."""
+    task = Task(name, ("accuracy",), load, boxed_answer, math_scores, "accuracy", "solution", full_completion=True)
+    return replace(task, **others)
 
 
 MATH_PROMPT = """Solve the problem step by step. Put the final answer in \\boxed{{}}.

@@ -5,11 +5,9 @@ line is the answer, read as mathematics: it is 9. Where a line is one number, as
 """
 
 import re
-from dataclasses import replace
 
 from gcpo.rewards import boxed_answer
-from gcpo.tasks import math
-from gcpo.tasks.base import Row, math_row
+from gcpo.tasks.base import Row, math_row, math_task
 from gcpo.tasks.reading import MalformedRowError, Source, Text, fields, reader, text_id
 
 _GOLD = re.compile(r"####\s*(-?[\d,]*\.?\d+)\s*", re.ASCII)
@@ -37,4 +35,4 @@ def rows(question: Text, answer: Text) -> list[Row]:
 
 
 SPLITS = {name: Source(rows, "gsm8k", name, "openai/gsm8k", "main") for name in ("train", "test")}
-TASK = replace(math.TASK, name="gsm8k", load=reader(SPLITS), extract=extract)
+TASK = math_task("gsm8k", reader(SPLITS), extract=extract)

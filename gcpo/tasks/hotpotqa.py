@@ -6,14 +6,12 @@ no validation split.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from gcpo.rewards import exact_match, token_f1
-from gcpo.tasks import narrativeqa
-from gcpo.tasks.base import Row, made_of, words
+from gcpo.tasks.base import Row, made_of, text_task, words
 from gcpo.tasks.reading import Anything, Fields, MalformedRowError, Source, Text, fields, reader
 
 MAX_CONTEXT_WORDS = 1200
@@ -68,5 +66,4 @@ SPLITS = {
     name: Source(rows, "hotpotqa", split, "hotpotqa/hotpot_qa", "distractor")
     for name, split in (("train", "train"), ("test", "validation"))
 }
-_SCORED = replace(narrativeqa.TASK, metrics=("accuracy", "em", "f1"), score=score)
-TASK = replace(_SCORED, name="hotpotqa", load=reader(SPLITS))
+TASK = text_task("hotpotqa", reader(SPLITS), metrics=("accuracy", "em", "f1"), score=score)

@@ -7,8 +7,7 @@ Dr. GRPO and SEED-GRPO. ``train_all`` has the 7,500 of all levels.
 
 from dataclasses import replace
 
-from gcpo.rewards import boxed_answer
-from gcpo.tasks.base import Row, Task, math_row, math_scores
+from gcpo.tasks.base import Row, math_row, math_task
 from gcpo.tasks.reading import Source, Text, boxed_gold, fields, reader, text_id
 
 LEVELS = ("Level 3", "Level 4", "Level 5")
@@ -46,13 +45,4 @@ SPLITS = {
     "train_12k": replace(_TRAIN, more=(replace(_TRAIN, split="test"),)),
     "test": Source(of_math500, "math500", "test", "HuggingFaceH4/MATH-500"),
 }
-TASK = Task(
-    name="math",
-    metrics=("accuracy",),
-    load=reader(SPLITS),
-    extract=boxed_answer,
-    score=math_scores,
-    reward_metric="accuracy",
-    answer_length="solution",
-    full_completion=True,
-)
+TASK = math_task("math", reader(SPLITS))

@@ -4,10 +4,10 @@ Answers are numbers given to two or three digits, or expressions. A number is ri
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gcpo.rewards import math_correct
 from gcpo.tasks import math
+from gcpo.tasks.base import math_task
 from gcpo.tasks.reading import Source, reader
 
 TOLERANCE = 0.01
@@ -21,4 +21,4 @@ def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]
 
 
 SPLITS = {"test": Source(math.solved, "minerva_math", "train", "knoveleng/Minerva-Math")}
-TASK = replace(math.TASK, name="minerva", load=reader(SPLITS), score=score)
+TASK = math_task("minerva", reader(SPLITS), score=score)

@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from gcpo.rewards import ANSWER_MARKER, boxed_answer
-from gcpo.tasks import math
-from gcpo.tasks.base import Row, made_of
+from gcpo.tasks.base import Row, made_of, text_task
 from gcpo.tasks.reading import Anything, Source, Text, fields, reader, text_id
 
 LETTERS = "ABCD"
@@ -71,5 +69,5 @@ def rows(
 
 
 SPLITS = {"test": Source(rows, "mmlu_stem", "test", "TIGER-Lab/MMLU-STEM")}
-_CHOICE = replace(math.TASK, answer_length="short", full_completion=False)
-TASK = replace(_CHOICE, name="mmlu_stem", load=reader(SPLITS), extract=extract, score=score)
+_BY_ACCURACY = {"metrics": ("accuracy",), "reward_metric": "accuracy"}
+TASK = text_task("mmlu_stem", reader(SPLITS), extract=extract, score=score, **_BY_ACCURACY)

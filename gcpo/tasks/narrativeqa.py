@@ -8,8 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gcpo.rewards import final_answer
-from gcpo.tasks.base import Row, Task, made_of, qa_scores, words
+from gcpo.tasks.base import Row, made_of, text_task, words
 from gcpo.tasks.reading import Fields, Source, Text, fields, reader, text_id
 
 MAX_CONTEXT_WORDS = 1000
@@ -51,12 +50,4 @@ SPLITS = {
     name: Source(rows, "narrativeqa", name, "deepmind/narrativeqa", columns=READ)
     for name in ("train", "validation", "test")
 }
-TASK = Task(
-    name="narrativeqa",
-    metrics=("accuracy", "bleu1", "f1"),
-    load=reader(SPLITS),
-    extract=final_answer,
-    score=qa_scores,
-    reward_metric="f1",
-    answer_length="short",
-)
+TASK = text_task("narrativeqa", reader(SPLITS))

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, FiniteFloat
 
-from gcpo.tasks import math
-from gcpo.tasks.base import Row, math_row
-from gcpo.tasks.reading import Anything, Source, Text, fields, reader
+from gcpo.tasks.base import Row, math_row, math_task
+from gcpo.tasks.reading import Anything, Rows, Source, Text, fields, reader
 
 TEST_SHARE = 0.3
 
@@ -39,10 +38,11 @@ def rows(id: int, question: Text, answer: Text, context: Anything | None = None,
     return [math_row(str(id), problem, answer.strip(), *([str(error)] if error else []))]
 
 
+def part(test: bool) -> Rows:
+    """Return the function that makes the problem of a record if it belongs to the test split, or if it does not."""
+    return lambda record: [row for row in rows(record) if of_test(row.id) == test]
+
+
 _WHOLE = Source(rows, "olympiadbench", "train", "knoveleng/OlympiadBench")
-SPLITS = dict.fromkeys(("train", "test", "whole"), _WHOLE)
-TASK = replace(
-    math.TASK,
-    name="olympiadbench",
-    load=reader(SPLITS, lambda split, row: split == "whole" or of_test(row.id) == (split == "test")),
-)
+SPLITS = {"train": replace(_WHOLE, rows=part(False)), "test": replace(_WHOLE, rows=part(True)), "whole": _WHOLE}
+TASK = math_task("olympiadbench", reader(SPLITS))

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from gcpo.tasks import math
-from gcpo.tasks.base import Row, Split, math_row
+from gcpo.tasks.base import Row, Split, math_row, math_task
 from gcpo.tasks.reading import Anything, Rows, Source, Text, fields, in_order, reader
 
 POOL, VALIDATION = 10_000, 128
@@ -105,4 +105,4 @@ def load(
     return Split(rows, found.source)
 
 
-TASK = replace(math.TASK, name="openr1", load=load)
+TASK = math_task("openr1", load)

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gcpo.tasks import narrativeqa
-from gcpo.tasks.base import Row, made_of, words
+from gcpo.tasks.base import Row, made_of, text_task, words
 from gcpo.tasks.reading import CONVERTED, Anything, Fields, MalformedRowError, Rows, Source, Text, fields, reader
 
 MAX_CONTEXT_WORDS = 2400
@@ -101,5 +101,5 @@ def _splits(evidence: bool) -> dict[str, Source]:
 
 
 SPLITS = _splits(evidence=False)
-TASK = replace(narrativeqa.TASK, name="qasper", load=reader(SPLITS))
+TASK = text_task("qasper", reader(SPLITS))
 CONTEXTS = {"evidence": reader(_splits(evidence=True))}

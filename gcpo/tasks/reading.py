@@ -106,17 +106,14 @@ def text_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def reader(
-    sources: Mapping[str, Source], keep: Callable[[str, Row], bool] = lambda split, row: True, choose: Choose = filter
-) -> Callable[..., Split]:
+def reader(sources: Mapping[str, Source], choose: Choose = filter) -> Callable[..., Split]:
     """Return the ``load`` of a public benchmark, whose splits have sources.
 
     Rows are read from ``$GCPO_DATA_DIR/<folder>/<split>.jsonl`` if the variable is set, else from the Hub at
-    ``revision``; ``keep`` says whether a row belongs to a split. Rows come in the order of a hash of the seed and their
-    id, so the first ``limit`` rows (at most; ``None``: all) are the same in either source and lie within those of any
-    larger limit. A repeated id is numbered ("id-2"). Gold answers of mathematics take long to try: a row with one that
-    no answer can equal is malformed where it would be chosen, which ``choose`` says of rows in order and a function
-    that tries one.
+    ``revision``. They come in the order of a hash of the seed and their id, so the first ``limit`` rows (at most;
+    ``None``: all) are the same in either source and lie within those of any larger limit. A repeated id is numbered
+    ("id-2"). Gold answers of mathematics take long to try: a row with one that no answer can equal is malformed where
+    it would be chosen, which ``choose`` says of rows in order and a function that tries one.
     ``source["revision"]`` is the resolved commit of a Hub data set, ``None`` if the Hub does not tell it;
     ``source["cut"]`` counts rows whose context was cut.
 
@@ -135,16 +132,15 @@ def reader(
         rows: dict[str, Row] = {}
         places: dict[str, str] = {}
         origins: list[dict[str, Any]] = []
-        skipped = 0
+        skipped: list[MalformedRowError] = []
 
         def tried(read: Callable[..., list[Row]], *of: Any) -> list[Row]:
-            nonlocal skipped
             try:
                 return read(*of)
-            except MalformedRowError:
+            except MalformedRowError as error:
                 if not skip_malformed:
                     raise
-                skipped += 1
+                skipped.append(error)
                 return []
 
         for source in (sources[split], *sources[split].more):
@@ -152,17 +148,16 @@ def reader(
             origins.append(origin)
             for where, record in records:
                 for row in tried(_rows, source, where, record):
-                    if keep(split, row):
-                        numbered = itertools.chain([row.id], (f"{row.id}-{number}" for number in itertools.count(2)))
-                        unique = next(name for name in numbered if name not in rows)
-                        rows[unique], places[unique] = replace(row, id=unique), where
+                    numbered = itertools.chain([row.id], (f"{row.id}-{number}" for number in itertools.count(2)))
+                    unique = next(name for name in numbered if name not in rows)
+                    rows[unique], places[unique] = replace(row, id=unique), where
         usable = choose(lambda row: bool(tried(_graded, places[row.id], row)), in_order(rows.values(), seed))
         chosen = tuple(itertools.islice(usable, limit))
         if not chosen:
             name = f"{sources[split].folder}/{sources[split].split}"
-            raise ValueError(f"{name} has no usable row ({skipped} malformed rows skipped)")
-        counts = {"skipped": skipped, "cut": sum(row.cut for row in chosen)}
-        return Split(chosen, origins[0] | ({"more": origins[1:]} if origins[1:] else {}) | counts)
+            raise ValueError(f"{name} has no usable row ({len(skipped)} malformed rows skipped)")
+        more = {"more": origins[1:]} if origins[1:] else {}
+        return Split(chosen, origins[0] | more | {"skipped": len(skipped), "cut": sum(row.cut for row in chosen)})
 
     return load
 
@@ -213,7 +208,7 @@ def _records(source: Source, revision: str | None, whole: bool = True) -> tuple[
     with contextlib.suppress(Exception):  # the HTTP library's own errors included; a cached data set can still be read
         commit = huggingface_hub.dataset_info(source.dataset, revision=revision).sha
     origin = {"dataset": source.dataset, "config": source.config, "split": source.split}
-    return hub_records(source, commit or revision, whole), origin | {"requested": revision, "revision": commit}
+    return _hub_records(source, commit or revision, whole), origin | {"requested": revision, "revision": commit}
 
 
 def _lines(path: Path) -> Records:
@@ -224,12 +219,12 @@ def _lines(path: Path) -> Records:
                 yield f"{path}, line {number}", line
 
 
-def hub_records(source: Source, revision: str | None = None, whole: bool = False) -> Records:
+def _hub_records(source: Source, revision: str | None, whole: bool) -> Records:
     """Yield the records of a split on the Hub, each with its place; unless ``whole`` as they are asked for, without
     loading the others. Raises ``OSError`` as a :func:`reader`."""
     import datasets  # slow to import, and not needed by the generated tasks
 
-    dataset, split, revision = source.dataset, source.split, revision or source.revision
+    dataset, split = source.dataset, source.split
     try:
         if source.columns:
             which = (dataset, source.config or "data", split, revision or "main", [*source.columns])

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gcpo.mathematics import NUMBERS  # words, but in the boxed answer: one token each, where digits are two or three
-from gcpo.rewards import boxed_answer
-from gcpo.tasks.base import Task, generator, math_scores
+from gcpo.tasks.base import generator, math_task
 
 PEOPLE = ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivan", "Jane"]
 THINGS = ["coins", "maps", "toys", "lamps", "shoes", "clocks"]
@@ -93,13 +92,4 @@ def draw(rng: random.Random, split: str) -> tuple[str, Sequence[str]]:
     return text(rng, drawn), (str(answer(drawn)),)
 
 
-TASK = Task(
-    name="tinymath",
-    metrics=("accuracy",),
-    load=generator("tinymath", SHARES, draw),
-    extract=boxed_answer,
-    score=math_scores,
-    reward_metric="accuracy",
-    answer_length="short",
-    full_completion=True,
-)
+TASK = math_task("tinymath", generator("tinymath", SHARES, draw), answer_length="short")

@@ -15,8 +15,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gcpo.rewards import final_answer
-from gcpo.tasks.base import Task, generator, qa_scores
+from gcpo.tasks.base import generator, text_task
 
 PEOPLE = """Ada Ben Cleo Dan Eva Finn Gus Hana Ivan Jane Karl Lena Mira Nils Olga Paul Rosa Sami Tina Uma Vera Walt
 Yara Zoe Amir Bela Carl Dora Emil Faye Gina Hugo Iris Jack Kira Leo Maya Noah Otto Ruth""".split()
@@ -196,12 +195,4 @@ def draw(rng: random.Random, split: str) -> tuple[str, Sequence[str]]:
     return f"{question.passage.text} {question.text}", question.references
 
 
-TASK = Task(
-    name="tinyqa",
-    metrics=("accuracy", "bleu1", "f1"),
-    load=generator("tinyqa", SHARES, draw),
-    extract=final_answer,
-    score=qa_scores,
-    reward_metric="f1",
-    answer_length="short",
-)
+TASK = text_task("tinyqa", generator("tinyqa", SHARES, draw))
