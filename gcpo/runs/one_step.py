@@ -14,8 +14,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -77,7 +76,7 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
     splits = check_disjoint(splits, skip=params.skip_malformed)
     run.manifest["data"] = {name: split.source for name, split in splits.items()}
     rows = splits["train"].rows
-    asker = Asker.of(plan, model, tokens, [*rows, *questions])
+    asker = Asker(plan, model, tokens, [*rows, *questions])
     chunks = [slice(at_once * batch, at_once * (batch + 1)) for batch in range(len(rows) // at_once)]
 
     @functools.cache
@@ -100,30 +99,25 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
     run.manifest["results"] = {"batches": len(chunks), "questions": len(questions), **reached}
 
 
-@dataclass(frozen=True)
 class Asker:
-    """A policy and the methods that are compared, with the models that these read."""
+    """A policy and the methods that are compared, with only the models that these read.
 
-    plan: Plan
-    model: Any
-    tokens: Any
-    parameters: list[torch.nn.Parameter]
-    methods: dict[str, Method]
-    read: Callable[..., Rollouts]
-    room: float  # bytes that a pass may take
+    Raises:
+        MemoryError: as :func:`gcpo.runs.gradients.limit_of`.
+    """
 
-    @classmethod
-    def of(cls, plan: Plan, model: Any, tokens: Any, questions: Sequence[Row]) -> Asker:
-        """Return that of a plan, with only the models that a method reads; errors as in ``gradients.limit_of``."""
-        params, task, methods = plan.params, plan.task, updates.of_one_step((BASE, *plan.params.compared))
-        embeds = any("embeddings" in row.reads for row in methods.values())
-        entails = any(row.needs_entailment(task.full_completion) for row in methods.values())
-        parameters = chosen_parameters(model, params.gradient_parameters)
+    def __init__(self, plan: Plan, model: Any, tokens: Any, questions: Sequence[Row]) -> None:
+        params, self.plan, self.model, self.tokens = plan.params, plan, model, tokens
+        self.methods = updates.of_one_step((BASE, *params.compared))
+        embeds = any("embeddings" in row.reads for row in self.methods.values())
+        entails = any(row.needs_entailment(plan.task.full_completion) for row in self.methods.values())
+        self.read = rollouts_of(plan, embeds, entails)
+        self.parameters = chosen_parameters(model, params.gradient_parameters)
+        self.size = sum(p.numel() for p in self.parameters)
         # Of each fold and part of an update, twice when it is scaled, a vector of all parameters; and some in between.
-        vectors = FOLDS + 4 + 2 * (params.prompts_per_step + len(methods))
-        kept = vectors * sum(4.0 * p.numel() for p in parameters)
-        room = limit_of(params, model, tokens, questions, params.group_size, kept) - kept
-        return cls(plan, model, tokens, parameters, methods, rollouts_of(plan, embeds, entails), room)
+        kept = 4.0 * self.size * (FOLDS + 4 + 2 * (params.prompts_per_step + len(self.methods)))
+        # Bytes that a pass may take.
+        self.room = limit_of(params, model, tokens, questions, params.group_size, kept) - kept
 
     def rollouts(self, rows: Sequence[Row]) -> tuple[Sampled, Rollouts]:
         """Return G answers to each question, and what methods read of them."""
@@ -139,7 +133,7 @@ class Asker:
         rows = slice(params.group_size * group, params.group_size * (group + 1))
         ids, attention, start = sampled.ids[rows], sampled.attention[rows], sampled.ids.shape[1] - sampled.mask.shape[1]
         if not any(of[group].any() for of in sets):
-            return [torch.zeros(sum(p.numel() for p in self.parameters), device=ids.device)] * len(sets)
+            return [torch.zeros(self.size, device=ids.device)] * len(sets)
         inputs = {"input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
         shares = sharing(params.share_prompts, self.model, width=start)
         fits = pass_bytes(self.model, len(ids), ids.shape[1], sampled.mask.shape[1] + 1) <= self.room
@@ -152,8 +146,7 @@ class Asker:
             return [torch.cat([part.flatten().float() for part in parts]) for parts in found]
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """Gradients of the expected reward on each fold of held-out questions, and the mean square of GRPO's updates."""
 
     gradients: Float[Tensor, "F P"]
@@ -161,8 +154,8 @@ class Held:
 
 
 def _held_out(asker: Asker, questions: Sequence[Row], said: Callable[[int], None]) -> Held:
-    at_once, size = asker.plan.params.prompts_per_step, sum(p.numel() for p in asker.parameters)
-    gradients = torch.zeros(FOLDS, size, device=asker.parameters[0].device)
+    at_once = asker.plan.params.prompts_per_step
+    gradients = torch.zeros(FOLDS, asker.size, device=asker.parameters[0].device)
     second = torch.zeros_like(gradients[0])
     starts = range(0, len(questions), at_once)
     for start in starts:

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -24,7 +25,6 @@ import pandas as pd
 import torch
 from filelock import FileLock
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from tqdm import tqdm
 
 from gcpo import io, paths, world
@@ -188,7 +188,7 @@ def _model(name: str, kind: str, seed: int, revision: str | None = None) -> dict
     place = world.folder(kind, name, seed) if world.embedded(name, kind) else Path(name)
     if place.exists():
         return {file: value for file, value in io.hashes(place).items() if not file.endswith(".md")}
-    with contextlib.suppress(HFValidationError):  # a path that is not there
+    with contextlib.suppress(ValueError):  # a path that is not there
         config = try_to_load_from_cache(name, "config.json", revision=revision)
         return {"commit": Path(config).parent.name} if isinstance(config, str) else {}
     return {}
@@ -261,19 +261,16 @@ def same_numbers(profile: str) -> frozenset[str]:
     return frozenset(read_yaml(path) or ()) if path.exists() else frozenset()
 
 
-def _git(*arguments: str) -> str | None:
+def _git(*words: str) -> str | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["git", *arguments]
-        done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout.strip()
+        return subprocess.check_output(["git", *words], cwd=paths.ROOT, stderr=subprocess.DEVNULL, text=True).strip()
     return None
 
 
 def _processor() -> str:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        if named := re.search(r"model name\s*:(.*)", Path("/proc/cpuinfo").read_text()):
+            return named[1].strip()
     return platform.processor() or platform.machine()
 
 
@@ -287,17 +284,17 @@ def claim(plan: Plan) -> Iterator[Run]:
     plan.folder.mkdir(parents=True, exist_ok=True)
     with FileLock(plan.folder / LOCKS[0]):
         run = load(plan.folder)
-        yield _set_aside(run) if run.fault else run
+        yield _set_aside(run, run.fault) if run.fault else run
 
 
-def _set_aside(run: Run) -> Run:
+def _set_aside(run: Run, why: str) -> Run:
     target = run.folder / f"{ASIDE}{1 + len(list(run.folder.glob(f'{ASIDE}*')))}"
     target.mkdir()
     for path in run.folder.iterdir():
         if path.name not in LOCKS and not path.name.startswith(ASIDE):
             path.rename(target / path.name)
-    (target / "why.txt").write_text(f"{run.fault}\n")
-    print(f"{run.folder.name}: {run.fault}; it is kept in {target.name} and made again", flush=True)
+    (target / "why.txt").write_text(f"{why}\n")
+    print(f"{run.folder.name}: {why}; it is kept in {target.name} and made again", flush=True)
     return Run(run.folder)
 
 
@@ -313,13 +310,15 @@ def record(plan: Plan) -> Iterator[Run]:
     """
     if plan.kind == "train" and plan.params.processes == 1:
         distributed.take_one_gpu()
-    here = environment()
-    run = _resume(plan, here)
+    here, run = environment(), load(plan.folder)
+    if run.manifest and (why := _begun_elsewhere(run.manifest, here)):
+        run = _set_aside(run, why)
+    io.write(run.folder / "params.yaml", yaml_text(plan.params.model_dump(mode="json")))
     distributed.forget_peak()
-    before, start, start_cpu = run.manifest, time.monotonic(), _cpu_seconds()
+    before, start = run.manifest, _clocks()
     run.manifest = {**describe(plan), **here, "status": "running", "exit": None, "pid": os.getpid()}
     run.manifest |= {"started": before.get("started") or _now(), "attempts": before.get("attempts", 0) + 1}
-    run.manifest |= {name: before.get(name, 0.0) for name in ("seconds", "cpu_seconds")}
+    run.manifest |= {name: before.get(name, 0.0) for name in start}
     run.write()
     try:
         yield run
@@ -333,25 +332,12 @@ def record(plan: Plan) -> Iterator[Run]:
     finally:
         if run.bar is not None:
             run.bar.close()
-        run.manifest["ended"] = _now()
-        run.manifest["seconds"] = round(before.get("seconds", 0.0) + time.monotonic() - start, 1)
-        run.manifest["cpu_seconds"] = round(before.get("cpu_seconds", 0.0) + _cpu_seconds() - start_cpu, 1)
-        run.manifest["peak_memory_gb"] = round(_peak_memory(), 2)
+        spent = {name: round(before.get(name, 0.0) + now - start[name], 1) for name, now in _clocks().items()}
+        run.manifest |= {**spent, "ended": _now(), "peak_memory_gb": round(_peak_memory(), 2)}
         of_gpu = [one.get("peak_gpu_memory_gb", 0.0) for one in (before, run.manifest)]  # of before, of its processes
         if peak := max(*of_gpu, distributed.peak_memory()):
             run.manifest["peak_gpu_memory_gb"] = round(peak, 2)
         run.write()
-
-
-def _resume(plan: Plan, here: dict[str, Any]) -> Run:
-    """Return the run as an earlier attempt left it, or set aside and empty if that attempt cannot be continued."""
-    run = load(plan.folder)
-    if run.manifest and (why := _begun_elsewhere(run.manifest, here)):
-        run.fault = why
-        run = _set_aside(run)
-    run.folder.mkdir(parents=True, exist_ok=True)
-    io.write(run.folder / "params.yaml", yaml_text(plan.params.model_dump(mode="json")))
-    return run
 
 
 def _begun_elsewhere(manifest: dict[str, Any], here: dict[str, Any]) -> str | None:
@@ -370,10 +356,10 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _cpu_seconds() -> float:
-    return sum(os.times()[:4])  # this process and its ended children
+def _clocks() -> dict[str, float]:
+    return {"seconds": time.monotonic(), "cpu_seconds": sum(os.times()[:4])}  # of it and its ended children
 
 
 def _peak_memory() -> float:
-    unit = 1024**3 if sys.platform == "darwin" else 1024**2  # bytes there, kilobytes on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    # Bytes on a Mac, kilobytes on Linux.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 ** (3 if sys.platform == "darwin" else 2)
