@@ -73,10 +73,8 @@ def quantities(answers: pd.DataFrame, questions: Iterable[str], n: int = 1000, s
     """
     asked = pd.Index(sorted(set(questions)))
     counts = seen_and_resampled(len(asked), n, seed)
-    each = {
-        run: statistics_of(own, counts[:, asked.get_indexer(pd.Index(own["query"]))])
-        for run, own in answers.groupby("seed")
-    }
+    runs = answers.groupby("seed")
+    each = {run: statistics_of(own, counts[:, asked.get_indexer(pd.Index(own["query"]))]) for run, own in runs}
     whole = pd.concat(each, axis=1).swaplevel(axis=1)
     return {str(name): pd.DataFrame(whole[name]) for name in whole.columns.unique(0)}
 

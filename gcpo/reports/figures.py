@@ -33,20 +33,9 @@ UNITS = {"token_entropy": "entropy (nats)", "se": "SE (nats)", "cd": "CD", "bot"
 
 def set_style() -> None:
     """Set the style of figures (colour-blind palette, lines that survive greyscale, small files) and of tables."""
-    settings = {
-        "axes.prop_cycle": cycler(color=PALETTE) + cycler(linestyle=LINES),
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "figure.constrained_layout.use": True,
-        "figure.dpi": 110,
-        "figure.figsize": (6.4, 3.6),
-        "hatch.linewidth": 0.6,
-        "legend.fontsize": "small",
-        "legend.frameon": False,
-        "savefig.dpi": 110,
-        "svg.hashsalt": "gcpo",  # otherwise the ids inside an SVG differ at every run
-    }
-    sns.set_theme(style="whitegrid", palette=PALETTE, rc=settings)
+    sns.set_theme(style="whitegrid", palette=PALETTE)
+    plt.style.use(Path(__file__).with_suffix(".mplstyle"))
+    plt.rc("axes", prop_cycle=cycler(color=PALETTE) + cycler(linestyle=LINES))
     pd.set_option("display.max_colwidth", None, "display.width", 120, "display.max_rows", 100)
 
 
@@ -308,14 +297,13 @@ def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, 
         place = own["label"].map(places)
         first.hlines(place, own["lowest"], own["highest"], color="0.75", linewidth=9, zorder=1)
         place = place + 0.22 * (number - (len(tasks) - 1) / 2)  # the first task above the second
-        look: dict[str, Any] = {"color": PALETTE[number + 1], "linewidth": 3, "label": task, "zorder": 2}
-        first.hlines(place, own["smallest"], own["largest"], **look)
+        first.hlines(place, own["smallest"], own["largest"], color=PALETTE[number + 1], lw=3, label=task, zorder=2)
         drawn = table[(table["task"] == task) & table["difference"].notna()]
         _differences(axis, drawn, list(shown), reach)
         paper = drawn[drawn["paper"].notna()]
         below = [places[label] + 0.3 for label in paper["label"]]  # ours, whose value may stand there
-        look = {"color": PALETTE[3], "markerfacecolor": "white", "label": "the paper's"}
-        axis.plot(paper["paper"], below, "D", **look if len(paper) else {})
+        said = "the paper's" if len(paper) else None
+        axis.plot(paper["paper"], below, "D", color=PALETTE[3], markerfacecolor="white", label=said)
         axis.set(title=task, xlabel="minus GRPO, points")
         line_per_name(axis, shown, 0, written=False)
     first.set(title="the weight of a group", xlabel="factor on its advantages")
@@ -338,8 +326,7 @@ def factor_ranges(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
         axes.hlines(place, 0, rows["allowed"], color="0.85", linewidth=11)
         axes.hlines(place, 0, rows["reached"], color=PALETTE[number], linewidth=5)
         axes.plot(rows["median"], place, MARKERS[number], color="white", markeredgecolor="black", markersize=6)
-        look: dict[str, Any] = {"color": PALETTE[number], "linewidth": 5, "markerfacecolor": "white"}
-        axes.plot([], [], MARKERS[number] + "-", label=factor, **look)
+        axes.plot([], [], MARKERS[number] + "-", label=factor, color=PALETTE[number], lw=5, markerfacecolor="white")
     axes.plot([], [], color="0.85", linestyle="-", linewidth=11, label="allowed by the formula")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     axes.set(xlabel="change of a group's advantages, %")

@@ -51,6 +51,9 @@ class Evidence(NamedTuple):
     detectable: Callable[[float], float] = lambda level: nan
 
 
+Test = Callable[[pd.DataFrame, pd.DataFrame], Evidence | str]
+
+
 def family(found: Mapping[Pair, Evidence | str], n: Mapping[Pair, int] | None = None, unit: str = "") -> pd.DataFrame:
     """Return estimates that are claimed to be above 0, corrected together by Holm: a row each, by label and against.
 
@@ -105,7 +108,7 @@ def compare(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: By
         draws = statistics.training_draws(a, b)
         return Evidence(draws.interval, draws.p, lambda level: statistics.minimal_detectable(a, b, level=level))
 
-    return _compared(scores, metric, pairs, evidence, "points", absent=absent)
+    return _compared(scores, metric, pairs, absent or {}, evidence, 2, "points")
 
 
 def spreads(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: ByPair | None = None) -> pd.DataFrame:
@@ -120,7 +123,7 @@ def spreads(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: By
         p = 1.0 if same else statistics.spread_p(b, a)
         return Evidence(lambda level: Interval(*map(log, statistics.spread_ratio(b, a, level))), p)
 
-    return _compared(scores, metric, pairs, evidence, "ln of a ratio", 3, absent)
+    return _compared(scores, metric, pairs, absent or {}, evidence, 3, "ln of a ratio")
 
 
 def by_seed(figures: pd.DataFrame, pairs: Sequence[Pair], unit: str) -> pd.DataFrame:
@@ -137,17 +140,11 @@ def by_seed(figures: pd.DataFrame, pairs: Sequence[Pair], unit: str) -> pd.DataF
         test, mean = ttest_1samp(gaps, 0), float(gaps.mean())
         return Evidence(lambda level: Interval(mean, *map(float, test.confidence_interval(level))), float(test.pvalue))
 
-    return _compared(figures.dropna(subset=["value"]).assign(query=""), "value", pairs, evidence, unit)
+    return _compared(figures.dropna(subset=["value"]).assign(query=""), "value", pairs, {}, evidence, 2, unit)
 
 
 def _compared(
-    scores: pd.DataFrame,
-    metric: str,
-    pairs: Sequence[Pair],
-    evidence: Callable[..., Evidence | str],
-    unit: str,
-    fewest: int = 2,
-    absent: ByPair | None = None,
+    scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: ByPair, evidence: Test, fewest: int, unit: str
 ) -> pd.DataFrame:
     """Compare what labels have at the seeds of both (seeds x questions): by ``evidence``, or by no test where that says
     why."""
@@ -160,7 +157,7 @@ def _compared(
         own, other = (each.get(label, pd.DataFrame()) for label in pair)
         seeds = sorted({*own.index} & {*other.index})
         few = "" if len(seeds) >= fewest else f"{len(own)} and {len(other)} seeds: {fewest} of both are needed"
-        why = (absent or {}).get(pair) or few
+        why = absent.get(pair) or few
         found[pair], shared[pair] = why or evidence(own.loc[seeds], other.loc[seeds]), len(seeds)
     return family(found, shared, unit)
 
