@@ -88,9 +88,8 @@ def gcpo_4_2_uncertainty_printed() -> Found:
 def gcpo_4_2_tens_printed() -> Found:
     """GCPO section 4.2: they gain 10 % on NarrativeQA and 20 % elsewhere."""
     stated, computed = gcpo_tens()
-    return (computed.round(-1) == stated).all(axis=None), {
-        f"{k} on Qasper, %": x for k, x in computed["qasper"].items()
-    }
+    found = {f"{method} on Qasper, %": gain for method, gain in computed["qasper"].items()}
+    return (computed.round(-1) == stated).all(axis=None), found
 
 
 def gcpo_4_2_baselines_printed() -> Found:
@@ -159,13 +158,9 @@ def seed_row(label: str) -> Any:
 def seed_gains() -> pd.DataFrame:
     """Return the four gains that SEED-GRPO's section 4 states, and what Table 2 gives."""
     over, more = seed_row(BEST) - seed_row(DR), seed_row(WIDE) - seed_row(BEST)
-    computed = {
-        "13.4 % on AIME24": (13.4, 100 * over["aime24"] / seed_row(DR)["aime24"]),
-        "+5.2": (5.2, over["average"]),
-        "+1.6, G = 16": (1.6, more["average"]),
-        "+10, G = 16": (10, more["aime24"]),
-    }
-    return pd.DataFrame(computed, ["stated", "computed"]).T
+    computed = [100 * over["aime24"] / seed_row(DR)["aime24"], over["average"], more["average"], more["aime24"]]
+    names = ["13.4 % on AIME24", "+5.2", "+1.6, G = 16", "+10, G = 16"]
+    return pd.DataFrame({"stated": [13.4, 5.2, 1.6, 10], "computed": computed}, names)
 
 
 def seed_table3() -> pd.DataFrame:
@@ -371,10 +366,8 @@ def cw_table_3_printed() -> Found:
     """CW-GRPO section 3.2: GRPO degrades and CW-GRPO keeps its level."""
     steps = wide("cw_grpo_table3", "setting", "method", task="math500")
     loss, moved = steps["grpo"].iloc[0] - steps["grpo"].iloc[-1], steps["cw_grpo"].max() - steps["cw_grpo"].min()
-    return bool(steps["grpo"].is_monotonic_decreasing and moved < loss / 2), {
-        "GRPO loses": loss,
-        "CW-GRPO moves": moved,
-    }
+    found = {"GRPO loses": loss, "CW-GRPO moves": moved}
+    return bool(steps["grpo"].is_monotonic_decreasing and moved < loss / 2), found
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -414,11 +407,8 @@ def all_gains() -> pd.DataFrame:
     }
     parts = []
     for where, (stated, computed, digits) in found.items():
-        flat = {
-            k: x if x.ndim == 1 else x.stack(x.columns.names)
-            for k, x in {"stated": stated, "computed": computed}.items()
-        }
-        part = pd.DataFrame(flat).dropna().assign(where=where)
+        flat = [x if x.ndim == 1 else x.stack(x.columns.names) for x in (stated, computed)]
+        part = pd.DataFrame(dict(zip(["stated", "computed"], flat, strict=True))).dropna().assign(where=where)
         as_tens = part["computed"].round(-1) == part["stated"]
         part["agrees"] = as_tens if digits < 0 else agrees(part["stated"], part["computed"], digits)
         parts.append(part.assign(name=[name if isinstance(name, str) else ", ".join(name) for name in part.index]))

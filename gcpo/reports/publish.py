@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import tempfile
 import time
@@ -103,9 +102,7 @@ def _lacks(own: str, grid: str, fit: list[str], profile: str, reference: bool) -
     if not {plan.kind for plan in asked} & {*records.find(profile, grid, reference, any_code=True)["kind"]}:
         return f"nothing has run of grid {grid} with {profile}: python -m gcpo grid {grid} --profile {profile}"
     tasks, there = ({plan.params.task for plan in plans} for plans in (asked, given))
-    needed, varied = (
-        {key for plan in plans if plan.kind == "train" for key in plan.varied} for plans in (asked, given)
-    )
+    needed, varied = ({key for plan in each if plan.kind == "train" for key in plan.varied} for each in (asked, given))
     lacks = [*sorted(tasks - there if len(tasks) == 1 else ()), *(key for key in DECIDES if key in needed - varied)]
     return f"grid {grid} compares nothing by {lacks[0]}: python -m gcpo grid {own} --profile {profile}" if lacks else ""
 
@@ -216,13 +213,12 @@ def clean(path: Path) -> None:
     parameters that papermill put in, so that it reads as if executed with its own. Outputs stay."""
     notebook = nbformat.read(path, as_version=4)
     notebook.cells = [cell for cell in notebook.cells if "injected-parameters" not in cell.metadata.get("tags", ())]
-    counts = itertools.count(1)
+    executed = [cell for cell in notebook.cells if cell.get("execution_count") is not None]
+    for count, cell in enumerate(executed, start=1):
+        for one in (cell, *cell.outputs):
+            if "execution_count" in one:
+                one.execution_count = count
     for cell in notebook.cells:
-        if cell.get("execution_count") is not None:
-            cell.execution_count = next(counts)
-            for output in cell.outputs:
-                if "execution_count" in output:
-                    output.execution_count = cell.execution_count
         for key in ("papermill", "execution", "ExecuteTime", *([] if cell.metadata.get("tags") else ["tags"])):
             cell.metadata.pop(key, None)
     notebook.metadata.pop("papermill", None)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from math import nan
 from pathlib import Path
@@ -26,6 +26,7 @@ from gcpo.runs.params import Params, profile_name, refuse_secrets
 from gcpo.runs.plan import label, recorded
 from gcpo.runs.record import CODES, RecordError, Run, another_version, load, read_table, same_numbers
 
+Runs = list[Run] | None
 RUNS = "runs.jsonl.gz"
 TABLES = ("eval", "validation", "metrics", "queries", "rivals", "pairs", "answers", "updates")  # beside manifests
 WAYS_OUT = {  # of runs that cannot be compared, by what differs
@@ -52,14 +53,8 @@ def _committed(path: Path) -> list[Run]:
         return []
     if broken := io.broken(path.parent):
         return [Run(path.parent, {"id": path.parent.name}, f"{broken}: restore it by git, or publish again")]
-    found = []
-    for number, line in enumerate(gzip.decompress(path.read_bytes()).splitlines(), start=1):
-        try:
-            manifest = dict(json.loads(line))
-            found.append(Run(path.parent, manifest, another_version(manifest)))
-        except (ValueError, TypeError, RecursionError):
-            found.append(Run(path.parent, {"id": f"line {number}"}, "not readable"))
-    return found
+    manifests = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
+    return [Run(path.parent, manifest, another_version(manifest)) for manifest in manifests]
 
 
 def faults(profile: str, reference: bool = False) -> list[str]:
@@ -83,11 +78,7 @@ def source(profile: str, reference: bool = False) -> str:
 
 
 def find(
-    profile: str,
-    grid: str | None = None,
-    reference: bool = False,
-    any_code: bool = False,
-    every: list[Run] | None = None,
+    profile: str, grid: str | None = None, reference: bool = False, any_code: bool = False, every: Runs = None
 ) -> pd.DataFrame:
     """Return finished runs of a profile, one line each, or those of a grid; ``reference`` as in :func:`runs`.
 
@@ -124,16 +115,12 @@ def _columns(manifest: dict[str, Any]) -> dict[str, Any]:
     could not write its own, and what an attempt made again counts twice.
     """
     resolved, timed = manifest["resolved"], manifest if manifest.get("attempts", 1) == 1 else {}
-    said = {name: manifest.get(name) for name in ("hardware", "started", "code", "commit", "dirty", "schema")}
-    measured = {name: manifest.get(name, nan) for name in ("peak_memory_gb", "peak_gpu_memory_gb")}
-    return {
-        **{key: recorded(manifest["params"], key) for key in Params.model_fields},
-        **(resolved["trainer"] or {}),
-        **{"alpha": (resolved["method"] or {}).get("alpha"), "reward_range": resolved["task"]["reward_range"]},
-        **manifest.get("results", {}),
-        **{"id": manifest["id"], "kind": manifest["kind"], **said, **measured},
-        **{name: timed.get(name, nan) for name in ("seconds", "cpu_seconds")},
-    }
+    found = {key: recorded(manifest["params"], key) for key in Params.model_fields} | (resolved["trainer"] or {})
+    found |= {"alpha": (resolved["method"] or {}).get("alpha"), "reward_range": resolved["task"]["reward_range"]}
+    found |= manifest.get("results", {})
+    found |= {name: manifest.get(name) for name in "id kind hardware started code commit dirty schema".split()}
+    found |= {name: manifest.get(name, nan) for name in ("peak_memory_gb", "peak_gpu_memory_gb")}
+    return found | {name: timed.get(name, nan) for name in ("seconds", "cpu_seconds")}
 
 
 def _refuse_mixtures(profile: str, manifests: list[dict[str, Any]]) -> None:
@@ -171,7 +158,7 @@ def _shared(manifest: dict[str, Any], known: Collection[str] = ()) -> dict[tuple
     return found
 
 
-def coverage(grid: str, profile: str, reference: bool = False, every: list[Run] | None = None) -> pd.DataFrame:
+def coverage(grid: str, profile: str, reference: bool = False, every: Runs = None) -> pd.DataFrame:
     """Return the coverage of a grid: its runs by status, per task and label, with remarks on them.
 
     ``left_out`` counts records that are damaged, edited, incomplete or foreign; where there are any, ``why`` names
@@ -184,21 +171,23 @@ def coverage(grid: str, profile: str, reference: bool = False, every: list[Run] 
     each += [("", "(of no run here)", 0, name, run) for name, run in found.items() if run.fault]
     rows = []
     for task, label_, wanted, name, run in each:
-        status = None if run.fault else run.manifest.get("status")
-        row = {"task": task, "run": label_, "wanted": wanted, "left_out": bool(run.fault)}
-        row |= {"finished": status == "finished", "failed": status == "failed"}
-        row |= {"dirty": bool(status and run.manifest.get("dirty"))}
-        row |= {"commits": (run.manifest.get("commit") or "none")[:7] if status else ""}
-        row |= {"why": f"{name}: {run.fault}" if run.fault else ""}
-        rows.append({**row, "made_with": _made_with(run.manifest) if status == "finished" else ""})
-    table = pd.DataFrame(rows)
-    texts = [column for column in ("why", "made_with") if len(set(table[column]) - {""}) > (column == "made_with")]
-    by_run = table.groupby(["task", "run"], sort=False)
-    counts = by_run[["wanted", "finished", "failed", "left_out", "dirty"]].sum()
-    for column, separator in {"commits": ", ", **dict.fromkeys(texts, "; ")}.items():
-        counts[column] = [separator.join(sorted({*said} - {""})) for _, said in by_run[column]]
-    counts.insert(list(counts).index("commits") + 1, "source", "reference" if reference else "this machine")
-    return counts.reset_index()
+        said = {} if run.fault else run.manifest
+        status, commit = said.get("status"), said.get("commit") or "none"
+        counts = wanted, status == "finished", status == "failed", bool(run.fault), bool(status and said.get("dirty"))
+        texts = commit[:7] if status else "", f"{name}: {run.fault}" if run.fault else ""
+        rows.append((task, label_, *counts, *texts, _made_with(said) if status == "finished" else ""))
+    counted = ["wanted", "finished", "failed", "left_out", "dirty"]
+    table = pd.DataFrame(rows, columns=["task", "run", *counted, "commits", "why", "made_with"])
+    ways: dict[str, Any] = dict.fromkeys(counted, "sum") | {"commits": _joined(", "), "source": "first"}
+    ways |= {
+        name: _joined("; ") for name, least in (("why", 1), ("made_with", 2)) if len({*table[name]} - {""}) >= least
+    }
+    table["source"] = "reference" if reference else "this machine"
+    return table.groupby(["task", "run"], sort=False).agg(ways).reset_index()
+
+
+def _joined(separator: str) -> Callable[[pd.Series], str]:
+    return lambda texts: separator.join(sorted({*texts} - {""}))
 
 
 def _made_with(manifest: dict[str, Any]) -> str:
@@ -218,8 +207,7 @@ def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = Fal
     """
     parts = []
     for _, run in table.iterrows():
-        part = table_of(Run(run["folder"], {"id": run["id"]}), name)
-        if part is not None:
+        if (part := table_of(Run(run["folder"], {"id": run["id"]}), name)) is not None:
             parts.append(part.assign(**{key: run[key] for key in keys}))
         elif not optional:
             raise FileNotFoundError(f"run {run['id']} has no table {name!r}")
@@ -235,7 +223,7 @@ def transfer_scores(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         task, label (the method, or "no training"), seed, query and the task's metrics, means over the samples.
     """
-    asked = table[table["kind"] == "evaluate"].reindex(columns=table.columns.union(["trained_on"], sort=False))
+    asked = table[table["kind"] == "evaluate"]
     asked = asked[asked["task"].isin(asked.loc[asked["trained_on"].notna(), "task"])]
     asked = asked.assign(label=asked["method"].where(asked["at_step"] > 0, "no training"))
     keys = ["task", "label", "seed"]
