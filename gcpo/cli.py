@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 # What takes seconds to import (torch, pandas, papermill) is imported where it is used: the first line is there at once.
-from gcpo import io, paths
+from gcpo import paths
 from gcpo.errors import UserError, nearest
 from gcpo.processes import ends_by_sigterm
 from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, names_in, over, parse_yaml, profiles
@@ -98,7 +98,7 @@ def _values(given: list[Any] | None) -> dict[str, Any]:
 def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     """Make runs, with the embedded models that they need first, and name those that fail; returns the exit status."""
     _refuse(plans)
-    io.check_writable(paths.OUTPUTS)
+    plans[0].folder.mkdir(parents=True, exist_ok=True)  # says now that it cannot be written
     from gcpo.runs.runner import outcome, run_grid
     from gcpo.world import resolve
 
@@ -238,7 +238,6 @@ def report(
     from gcpo.reports import publish, records, replay
 
     profile += TOY * toy
-    load_profile(profile)  # a name that is none leaves no folder behind
     made, left_out = publish.report(profile, grid, any_code=any_code, reference=reference)
     print(*made, *left_out, *(f"left out: {fault}" for fault in records.faults(profile, reference)), sep="\n")
     if not made:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,12 +42,6 @@ def write(path: Path, text: str) -> None:
     """Replace a text file in one step."""
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
-
-
-def check_writable(folder: Path) -> None:
-    """Raise the ``OSError`` that writing into a folder, which is made if need be, would raise."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()  # a unique name: other commands may test the folder at the same time
 
 
 def sha256(path: Path) -> str:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -99,12 +98,3 @@ def test_a_file_is_read_again_where_it_was_written_again(tmp_path: Path, monkeyp
     path.write_text("3")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert io.sha256(path) == hashlib.sha256(b"3").hexdigest()
-
-
-def test_commands_that_begin_together_find_a_folder_writable(tmp_path: Path) -> None:
-    def look(_: int) -> None:
-        io.check_writable(tmp_path / "outputs")
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(look, range(400)))
-    assert list((tmp_path / "outputs").iterdir()) == []

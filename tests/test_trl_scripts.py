@@ -159,9 +159,7 @@ def test_the_package_lists_what_is_imported_late() -> None:
 def test_without_its_extra_the_trainer_says_which_and_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(gcpo, "trainer")
     monkeypatch.setitem(sys.modules, "gcpo.trainer", None)
-    with pytest.raises(
-        ImportError, match=r'GCPOConfig needs the extra trl .*in a checkout, pip install "\.\[trl\]"$'
-    ):
+    with pytest.raises(ImportError, match=r'GCPOConfig needs the extra trl .*in a checkout, pip install "\.\[trl\]"$'):
         gcpo.__getattr__("GCPOConfig")
 
 
