@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,7 +20,6 @@ from gcpo.tasks.sampling import load_policy
 
 pytestmark = pytest.mark.slow
 
-CLASH = ("EADDRINUSE", "address already in use", "Address already in use")
 MINUTES = 8
 PROCESSES = 2
 SHARDED = {  # as in params/accelerate
@@ -43,12 +41,6 @@ SHARDED = {  # as in params/accelerate
 }
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def tails(folder: Path, characters: int = 4000) -> str:
     """The end of everything that the processes and their launcher have written."""
     found = sorted(path for path in folder.rglob("*.log") if path.stat().st_size)
@@ -62,7 +54,7 @@ def launch(scratch: Path, folder: Path, processes: int = PROCESSES, settings: Ma
     folder.mkdir()
     launcher = [
         *("-m", "torch.distributed.run", "--nproc_per_node", str(processes)),
-        *("--master_addr", "127.0.0.1", "--master_port", str(free_port())),  # port 0 would wait for ever
+        *("--standalone", "--local-addr", "127.0.0.1"),  # at a port that is free
         *("--redirects", "3", "--log-dir", str(folder / "ranks")),  # stdout and stderr of each process to files
     ]
     worker = [str(Path(__file__).with_name("distributed_worker.py")), str(scratch), str(folder)]
@@ -106,12 +98,9 @@ def shared_out(
 
 
 def of_two(scratch: Path, folder: Path, settings: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    status = launch(scratch, folder / "first", settings=settings)
-    if status and any(sign in tails(folder) for sign in CLASH):  # another process was faster to take the port
-        status = launch(scratch, folder / "second", settings=settings)
+    status = launch(scratch, folder / "two", settings=settings)
     assert status == 0, f"two processes ended with status {status}\n{tails(folder)}"
-    (last,) = {path.parent for path in folder.rglob("rank*.pt")}
-    return [torch.load(last / f"rank{rank}.pt", weights_only=True) for rank in range(PROCESSES)]
+    return [torch.load(folder / "two" / f"rank{rank}.pt", weights_only=True) for rank in range(PROCESSES)]
 
 
 @pytest.mark.parametrize("case", DISTRIBUTED)

@@ -12,15 +12,18 @@ import torch
 
 from gcpo import GCPOConfig, measures
 from gcpo import statistics as s
+from gcpo.gradients import variance_decomposition
 from gcpo.methods import advantages, get_method, weights
 from gcpo.rollouts import Rollouts
-from gcpo.semantics import from_texts
+from gcpo.semantics import cluster_nli, from_texts
 from gcpo.weights import alpha_g, weight_range
 
 INF, NAN = math.inf, math.nan
 REWARDS = torch.tensor([[2.0, 0.0, 1.0, 0.0]])
 LABELS = torch.tensor([[0.0, NAN, 1.0, 1.0]])
 NLI = torch.full((2, 2, 3), 1 / 3)
+PAIRS = r"\(3, 4, 3\).*\(\.\.\., G, G, 3\)"
+Z, LOGPS, ONES = torch.arange(3), torch.tensor([-1.0, -2.0, 0.0]), torch.ones(3, 2)
 
 
 @pytest.mark.parametrize("alpha", [-5, -1e-9, INF, NAN])
@@ -56,6 +59,39 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "infinite range": (lambda: Rollouts(REWARDS, reward_range=(0, INF)), "reward_range .*inf"),
     "a range without a width": (lambda: Rollouts(REWARDS, reward_range=(1.0, 1.0)), "reward_range must be"),
     "a range of NaN": (lambda: Rollouts(REWARDS, reward_range=(0.0, NAN)), "reward_range must be"),
+    "a mask of another shape": (
+        lambda: measures.self_consistency(torch.arange(4), mask=torch.ones(3) > 0),
+        r"mask has shape \(3,\), expected \(4,\)",
+    ),
+    "an estimator": (lambda: measures.semantic_entropy(Z, estimator="shannon"), "'shannon', expected one of counts, "),
+    "no logps": (lambda: measures.semantic_entropy(Z, estimator="mc"), "give logps"),
+    "logps": (
+        lambda: measures.semantic_entropy(Z, torch.zeros(2), estimator="rao"),
+        r"logps .*\(2,\), expected \(3,\)",
+    ),
+    "logps, density": (lambda: measures.semantic_density(NLI, torch.zeros(3)), r"logps .*\(3,\), expected \(2,\)"),
+    "groups, density": (lambda: measures.semantic_density(NLI, groups=Z), r"groups .*\(3,\), expected \(2,\)"),
+    "tau": (lambda: measures.nearest_neighbour_entropy(torch.eye(2), tau=0), "tau is 0"),
+    "alpha": (lambda: measures.eigenscore(torch.eye(2), alpha=-1), "alpha is -1"),
+    "an affinity": (lambda: measures.degree_uncertainty(NLI, affinity="jaccard"), "jaccard.*entail, contradict"),
+    "pairs, eccentricity": (lambda: measures.eccentricity(torch.rand(3, 4, 3)), PAIRS),
+    "pairs, KLE": (lambda: measures.kernel_language_entropy(torch.rand(3, 4, 3)), PAIRS),
+    "clusters": (lambda: measures.barycentric_transport(torch.ones(4, 2), Z), r"clusters.*\(3,\).*\(4,\)"),
+    "tokens": (lambda: measures.token_entropy(torch.ones(2, 2, 2), torch.ones(2, 2)), r"mask .*\(2, 2\), expected"),
+    "no lengths": (lambda: measures.sequence_entropy(LOGPS, normalise=True), "normalise=True .*: give lengths"),
+    "lengths": (
+        lambda: measures.sequence_entropy(LOGPS, normalise=True, lengths=Z[:2]),
+        r"lengths .*\(2,\), expected \(3,\)",
+    ),
+    "likelihoods for answers": (lambda: measures.predictive_entropy(LOGPS), "float32.*sequence_entropy"),
+    **{
+        f"{measure.__name__}, {ends}": (lambda measure=measure, ends=ends: measure(REWARDS, ends), "reward_range is")
+        for measure in (measures.reward_dispersion, measures.reward_variance)
+        for ends in ((1.0, 1.0), (2.0, 0.0), (0.0, NAN))
+    },
+    "pairs, clusters": (lambda: cluster_nli(torch.zeros(2, 3, 3)), r"shape \(2, 3\)"),
+    "weights": (lambda: variance_decomposition(ONES, Z, torch.ones(1)), r"weights .*\(1,\), expected \(3,\)"),
+    "weights of 0": (lambda: variance_decomposition(ONES, Z, torch.zeros(3)), "at least one above 0"),
     "another number of seeds": (lambda: s.training_difference(zeros(3, 5)[0], zeros(10, 5)[0]), r"a is \(3, 5\) and b"),
     "no seeds": (lambda: s.training_difference(*zeros(5)), r"expected \(seeds, questions\)"),
     "one seed": (lambda: s.training_draws(*zeros(1, 5)), "1 seeds and 5 questions are too few"),

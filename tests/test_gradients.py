@@ -390,11 +390,3 @@ def test_eq4_inter_is_half_the_mean_squared_distance_of_singletons(seed: int, si
     squared = ((g[:, :, None] - g[:, None]) ** 2).sum(-1)
     assert inter.numpy() == pytest.approx(0.5 * np.einsum("bi,bj,bij->b", p, p, squared), abs=1e-12)
     assert intra.numpy() == pytest.approx(np.zeros(2), abs=1e-12)
-
-
-def test_the_decomposition_refuses_weights_of_another_shape_or_none_above_0() -> None:
-    gradients, clusters = torch.ones(3, 2), torch.arange(3)
-    with pytest.raises(ValueError, match=r"weights has shape \(1,\), expected \(3,\)"):
-        variance_decomposition(gradients, clusters, torch.ones(1))
-    with pytest.raises(ValueError, match="at least one above 0"):
-        variance_decomposition(gradients, clusters, torch.zeros(3))

@@ -191,11 +191,6 @@ def test_a_group_without_kept_rows_is_zero(name: str) -> None:
     assert all_rows > 0 or name in SIGNED
 
 
-def test_a_mask_of_another_shape_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"mask has shape \(3,\), expected \(4,\)"):
-        m.self_consistency(torch.arange(4), mask=torch.ones(3, dtype=torch.bool))
-
-
 @for_all(seed=seeds, size=sizes)
 def test_identical_answers_have_no_uncertainty(seed: int, size: int) -> None:
     e, z = embeddings(seed, 1, 8).float().repeat(size, 1), torch.full((size,), seed)
@@ -296,16 +291,6 @@ def test_rao_of_a_share_that_float32_barely_holds_is_within_its_range(logp: floa
     assert 0 <= value < 1e-30
 
 
-def test_semantic_entropy_names_a_wrong_estimator_and_absent_likelihoods() -> None:
-    z = torch.arange(3)
-    with pytest.raises(ValueError, match="'shannon', expected one of counts, rao, mc"):
-        m.semantic_entropy(z, estimator="shannon")
-    with pytest.raises(ValueError, match="give logps"):
-        m.semantic_entropy(z, estimator="mc")
-    with pytest.raises(ValueError, match=r"logps has shape \(2,\), expected \(3,\)"):
-        m.semantic_entropy(z, torch.zeros(2), estimator="rao")
-
-
 # --- kernel language entropy ----------------------------------------------------------------------------------------
 
 
@@ -360,23 +345,6 @@ def test_density_counts_an_answer_once_and_by_its_likelihood() -> None:
     nli, answers = graph([0, 0, 0, 1]), torch.tensor([5, 5, 5, 9])
     assert m.semantic_density(nli).item() == pytest.approx(1 - (3 * 3 / 4 + 1 / 4) / 4)
     assert m.semantic_density(nli, groups=answers).item() == pytest.approx(1 / 2)
-    with pytest.raises(ValueError, match=r"logps has shape \(3,\), expected \(4,\)"):
-        m.semantic_density(nli, torch.zeros(3))
-    with pytest.raises(ValueError, match=r"groups has shape \(2,\), expected \(4,\)"):
-        m.semantic_density(nli, groups=answers[:2])
-
-
-def test_measures_name_what_they_do_not_take() -> None:
-    for call, said in (
-        (lambda: m.nearest_neighbour_entropy(angles(0, 90), tau=0), "tau is 0"),
-        (lambda: m.eigenscore(angles(0, 90), alpha=-1), "alpha is -1"),
-        (lambda: m.degree_uncertainty(graph([0, 1]), affinity="jaccard"), "jaccard.*entail, contradict"),
-        (lambda: m.eccentricity(torch.rand(3, 4, 3)), r"\(3, 4, 3\).*\(\.\.\., G, G, 3\)"),
-        (lambda: m.kernel_language_entropy(torch.rand(3, 4, 3)), r"\(3, 4, 3\).*\(\.\.\., G, G, 3\)"),
-        (lambda: m.barycentric_transport(torch.ones(4, 2), torch.arange(3)), r"clusters.*\(3,\).*\(4,\)"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            call()
 
 
 # --- token and predictive entropy, agreement ------------------------------------------------------------------------
@@ -393,8 +361,6 @@ def test_token_entropy_leaves_out_empty_completions() -> None:
     entropies = torch.tensor([[[1.0, 3.0], [torch.nan, 7.0]], [[2.0, 2.0], [2.0, 2.0]]])
     mask = torch.tensor([[[True, True], [False, False]], [[False, False], [False, False]]])
     assert m.token_entropy(entropies, mask).tolist() == [2.0, 0.0]
-    with pytest.raises(ValueError, match=r"mask has shape \(2, 2\), expected \(2, 2, 2\)"):
-        m.token_entropy(entropies, mask[0])
 
 
 def test_sequence_entropy_by_hand_in_sums_and_in_means() -> None:
@@ -403,16 +369,10 @@ def test_sequence_entropy_by_hand_in_sums_and_in_means() -> None:
     assert m.sequence_entropy(logps).item() == 1
     assert m.sequence_entropy(logps, normalise=True, lengths=tokens).item() == pytest.approx((1 + 0.5) / 2)
     assert m.sequence_entropy(logps, normalise=True, lengths=0 * tokens).item() == 0
-    with pytest.raises(ValueError, match="normalise=True divides by the number of tokens: give lengths"):
-        m.sequence_entropy(logps, normalise=True)
-    with pytest.raises(ValueError, match=r"lengths has shape \(2,\), expected \(3,\)"):
-        m.sequence_entropy(logps, normalise=True, lengths=tokens[:2])
 
 
-def test_predictive_entropy_is_of_answers_and_refuses_likelihoods() -> None:
+def test_predictive_entropy_is_of_answers() -> None:
     assert m.predictive_entropy(torch.tensor([3, 3, 5, 3])).item() == pytest.approx(papers.entropy([3 / 4, 1 / 4]))
-    with pytest.raises(ValueError, match=r"float32.*sequence_entropy"):
-        m.predictive_entropy(torch.tensor([-0.5, -1.5]))
 
 
 # --- dispersion and variance of rewards -----------------------------------------------------------------------------
@@ -461,10 +421,3 @@ def test_one_or_no_scorable_reward_does_not_differ_and_too_much_is_cut_at_1(meas
     nan = torch.nan
     rewards = torch.tensor([[nan, 1.7, nan], [nan, nan, nan], [0.0, 2.0, nan], [0, 50, nan]])
     assert measure(rewards).tolist() == [0, 0, 1, 1]
-
-
-@of_rewards
-@pytest.mark.parametrize("bounds", [(1.0, 1.0), (2.0, 0.0), (0.0, math.nan)])
-def test_an_empty_reward_range_is_an_error(measure: Callable[..., Tensor], bounds: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="reward_range is"):
-        measure(torch.rand(4), bounds)

@@ -203,12 +203,6 @@ def test_without_alpha_a_group_weight_leaves_the_methods_own_base_bit_for_bit(me
             assert torch.equal(advantages(method, rollouts, alpha=0.0, alpha_norm=norm), advantages(base, rollouts))
 
 
-@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.alpha is None])
-def test_a_method_without_alpha_does_not_read_it(method: str) -> None:
-    x = features_of(3, 4, 5)
-    assert_close(outcome(method, x, alpha=5.0), outcome(method, x), 0)
-
-
 @every_method
 @for_all(10, seed=seeds, size=st.integers(2, 8))
 def test_the_order_of_the_responses_does_not_matter(method: str, seed: int, size: int) -> None:

@@ -16,7 +16,6 @@ passes.
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 import importlib.metadata
 import json
@@ -24,11 +23,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 import trl  # now: later the clone, whose folder pytest puts first, would be taken for it
 
@@ -186,7 +185,6 @@ def outcomes(trainer: str, clone: Path, folder: Path, chosen: str) -> dict[str, 
         "CUDA_VISIBLE_DEVICES": "",
     }
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    (folder / f"{trainer}.txt").write_text(done.stdout + done.stderr)
     if not report.exists():
         sys.exit(f"no test of {clone} ran:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     found = {}
@@ -202,31 +200,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clone", type=Path, help="TRL's repository")
     parser.add_argument("-k", default="", help="as pytest's")
-    parser.add_argument("--trainers", nargs="*", default=[TRL, *OURS], choices=[TRL, *OURS])
-    parser.add_argument("--keep", type=Path, help="where pytest's outputs stay")
     options = parser.parse_args()
-    version = (options.clone / "VERSION").read_text().strip() if (options.clone / "VERSION").exists() else "unknown"
-    rows, differing = [], []
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.keep or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        hub(folder)
-        found = {name: outcomes(name, options.clone.resolve(), folder, options.k) for name in options.trainers}
-    for name, cases in found.items():
-        counts = Counter(cases.values())
-        rows.append([name, *(counts[kind] for kind in ("passed", "failed", "skipped"))])
-        print(name, dict(counts), flush=True)
-        for case, kind in cases.items():
-            if kind == "failed":
-                also = found.get(TRL, {}).get(case) == "failed"
-                print(f"  {case}" + (" (TRL's own fails too)" if also and name != TRL else ""))
-                differing += [case] if name != TRL and not also else []
+    with tempfile.TemporaryDirectory() as folder:
+        hub(Path(folder))
+        columns = {name: outcomes(name, options.clone.resolve(), Path(folder), options.k) for name in (TRL, *OURS)}
+    found = pd.DataFrame(columns)
+    counts = found.apply(pd.Series.value_counts).reindex(["passed", "failed", "skipped"]).fillna(0).astype(int).T
+    print(counts)
+    failed = found[list(OURS)].eq("failed")
+    differing = failed[found[TRL].ne("failed") & failed.any(axis=1)]
+    print(differing.to_string() if len(differing) else "TRL's own trainer fails in the same tests")
     if not options.k:
-        with RESULTS.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["trainer", "passed", "failed", "skipped", "trl", "tests"])
-            writer.writerows([*row, importlib.metadata.version("trl"), version] for row in rows)
-    sys.exit(1 if differing else 0)
+        version = options.clone / "VERSION"
+        tests = version.read_text().strip() if version.exists() else "unknown"
+        counts = counts.assign(trl=importlib.metadata.version("trl"), tests=tests)
+        counts.to_csv(RESULTS, index_label="trainer", lineterminator="\n")
+    sys.exit(1 if len(differing) else 0)
 
 
 if __name__ == "__main__":
