@@ -27,15 +27,12 @@ class Event(NamedTuple):
     operation: str
 
 
-EVENTS = (
-    Event("gets {k} more", "+"),
-    Event("finds {k}", "+"),
-    Event("buys {k} more", "+"),
-    Event("loses {k}", "-"),
-    Event("gives {k} away", "-"),
-    Event("sells {k}", "-"),
-    Event("then has {k} times as many", "*"),
-)
+_WORDS = {
+    "+": ("gets {k} more", "finds {k}", "buys {k} more"),
+    "-": ("loses {k}", "gives {k} away", "sells {k}"),
+    "*": ("then has {k} times as many",),
+}
+EVENTS = tuple(Event(words, operation) for operation, listed in _WORDS.items() for words in listed)
 OFTEN = (2, 2, 2, 2, 2, 2, 3)  # how often each event is drawn
 SHARES = {"train": (0.0, 0.7), "validation": (0.7, 0.8), "test": (0.8, 1.0)}
 

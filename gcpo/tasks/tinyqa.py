@@ -12,7 +12,7 @@ import functools
 import hashlib
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gcpo.tasks.base import generator, text_task
@@ -31,11 +31,11 @@ class Relation:
     """
 
     verb: str
+    asks: str
     wordings: tuple[str, str]
     general: str
     first: tuple[tuple[str, str], ...]
     second: tuple[tuple[str, str], ...]
-    asks: str = "what"
 
     def wording(self, value: tuple[int, int], form: int) -> str:
         """Return the value in words; ``form`` is 0 or 1."""
@@ -47,54 +47,42 @@ def _forms(attributes: str) -> tuple[tuple[str, str], ...]:
     return tuple((form.split("/")[0], form.split("/")[-1]) for form in attributes.split(", "))
 
 
-RELATIONS = {
-    "pet": Relation(
-        "keeps",
-        ("a {a} {b}", "a {b} that is {a}"),
-        "a {b}",
-        _forms("black, white, grey, brown, spotted"),
-        _forms("cat, dog, rabbit, parrot, horse, goat"),
-    ),
-    "work": Relation(
-        "works as",
-        ("a {a} at the {b}", "a {b} {a}"),
-        "a {a}",
-        _forms("nurse, teacher, cook, guard, painter, driver"),
-        _forms("hospital, school, hotel, museum, theatre, station"),
-    ),
-    "home": Relation(
-        "lives in",
-        ("a {a} {b}", "a {a} {b}"),
-        "a {a}",
-        _forms("house, flat, cabin, farm, boat"),
-        _forms(
-            "by the sea/on the coast, in the city/in the town, in the hills/up the mountain, "
-            "near the forest/close to the woods"
-        ),
-    ),
-    "hobby": Relation(
-        "enjoys",
-        ("{a} {b}", "{b} , {a} them"),
-        "{b}",
-        _forms("collecting/gathering, repairing/fixing, drawing/sketching, selling/trading, cleaning/washing"),
-        _forms("clocks, coins, maps, toys, lamps, shoes"),
-    ),
-    "trip": Relation(
-        "travels",
-        ("by {a} to {b}", "to {b} on a {a}"),
-        "to {b}",
-        _forms("train, bus, ship, plane, bicycle"),
-        _forms("Rome, Paris, Cairo, Delhi, Lima, Oslo"),
-        asks="how",
-    ),
-    "food": Relation(
-        "eats",
-        ("{a} {b}", "{b} that tastes {a}"),
-        "{b}",
-        _forms("sweet, spicy, salty, fresh, sour"),
-        _forms("soup, bread, rice, pie, salad, fish"),
-    ),
-}
+# Of each relation: name, verb, question word, both wordings and the general one; first attributes; second attributes.
+_TABLE = """
+pet; keeps; what; a {a} {b}; a {b} that is {a}; a {b}
+black, white, grey, brown, spotted
+cat, dog, rabbit, parrot, horse, goat
+
+work; works as; what; a {a} at the {b}; a {b} {a}; a {a}
+nurse, teacher, cook, guard, painter, driver
+hospital, school, hotel, museum, theatre, station
+
+home; lives in; what; a {a} {b}; a {a} {b}; a {a}
+house, flat, cabin, farm, boat
+by the sea/on the coast, in the city/in the town, in the hills/up the mountain, near the forest/close to the woods
+
+hobby; enjoys; what; {a} {b}; {b} , {a} them; {b}
+collecting/gathering, repairing/fixing, drawing/sketching, selling/trading, cleaning/washing
+clocks, coins, maps, toys, lamps, shoes
+
+trip; travels; how; by {a} to {b}; to {b} on a {a}; to {b}
+train, bus, ship, plane, bicycle
+Rome, Paris, Cairo, Delhi, Lima, Oslo
+
+food; eats; what; {a} {b}; {b} that tastes {a}; {b}
+sweet, spicy, salty, fresh, sour
+soup, bread, rice, pie, salad, fish
+"""
+
+
+def _relations() -> Iterator[tuple[str, Relation]]:
+    for block in _TABLE.strip().split("\n\n"):
+        says, first, second = block.splitlines()
+        name, verb, asks, one, other, general = says.split("; ")
+        yield name, Relation(verb, asks, (one, other), general, _forms(first), _forms(second))
+
+
+RELATIONS = dict(_relations())
 
 # Who is asked about indirectly in a two-hop question: the passage says "Tom is the brother of Ada ."
 LINKS = ("brother", "sister", "friend", "neighbour", "boss")
