@@ -123,14 +123,13 @@ def cluster_nli(
 
 def clusters_by(items: Sequence[str | None], same: Callable[[str, str], bool]) -> Int64[Tensor, " U"]:
     """Greedy clusters by a relation with the first member of each cluster; ``None`` is never the same as anything."""
-    members: dict[int, str] = {}  # label -> first member
+    firsts: list[str | None] = []  # the first member of each cluster
     labels: list[int] = []
     for item in items:
-        new = max(labels, default=-1) + 1
-        label = next((k for k, member in members.items() if item is not None and same(member, item)), new)
-        if label == new and item is not None:
-            members[label] = item
-        labels.append(label)
+        alike = (k for k, first in enumerate(firsts) if first is not None and item is not None and same(first, item))
+        labels.append(next(alike, len(firsts)))
+        if labels[-1] == len(firsts):
+            firsts.append(item)
     return torch.tensor(labels, dtype=torch.int64)
 
 

@@ -128,10 +128,9 @@ def boxed_answer(text: str) -> str | None:
             opened.append(brace.end())
         elif brace[0] == "}" and opened and (start := opened.pop()) in starts:
             boxes.append((starts[start], start, brace.start()))
-    boxes.sort()
     contents: dict[str, None] = {}  # from the last box to the first
     begins = None  # of the box that was read last
-    for outside, start, end in reversed(boxes):
+    for outside, start, end in sorted(boxes, reverse=True):
         between = text[end + 1 : begins]  # None: to the end
         if begins is not None and not (end < begins and len(between) <= 60 and _BETWEEN_BOXES.fullmatch(between)):
             break  # boxes further apart are answers of their own

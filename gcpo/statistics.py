@@ -373,7 +373,8 @@ def heldout(u: Array, v: Array, counts: Array, folds: int = 5, seed: int = 0) ->
     if len(u) < folds * FEWEST_POINTS:
         return np.full(len(counts), np.nan), np.full(len(counts), np.nan)
     errors, ranked = [], []
-    for test in _folds(len(u), folds, seed):
+    shuffled = np.random.RandomState(seed).permutation(len(u))  # the folds are those of scikit-learn's KFold
+    for test in map(np.sort, np.array_split(shuffled, folds)):
         train = np.setdiff1d(np.arange(len(u)), test)
         total = counts[:, train].sum(1)
         mean_u, mean_v = (counts[:, train] @ x[train] / total for x in (u, v))
@@ -386,11 +387,6 @@ def heldout(u: Array, v: Array, counts: Array, folds: int = 5, seed: int = 0) ->
         ranked.append(sign * rhos(u[test], v[test], counts[:, test]))
     known = ~np.isnan(ranked)
     return np.mean(errors, axis=0), np.where(known, ranked, 0).sum(0) / known.sum(0)
-
-
-def _folds(size: int, folds: int, seed: int) -> list[NDArray[np.intp]]:
-    """Return the places of each of some folds of shuffled entries, those of scikit-learn's ``KFold``."""
-    return [np.sort(fold) for fold in np.array_split(np.random.RandomState(seed).permutation(size), folds)]
 
 
 RANKINGS: dict[str, Callable[..., Array]] = {"spearman": rhos, "auc": aucs, "precision": precisions}

@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -91,13 +92,11 @@ def pool(usable: Callable[[Row], bool], rows: Iterable[Row]) -> Iterator[Row]:
 _read, _pool = reader(SPLITS), reader(SPLITS, choose=pool)
 
 
-def load(
-    split: str, *, limit: int | None, seed: int = 0, revision: str | None = None, skip_malformed: bool = False
-) -> Split:
+def load(split: str, *, limit: int | None, seed: int = 0, **how: Any) -> Split:
     """Return rows of a split, as :func:`gcpo.tasks.reading.reader` has it; the pool does not depend on the seed."""
     if split not in ("train", "validation"):
-        return _read(split, limit=limit, seed=seed, revision=revision, skip_malformed=skip_malformed)
-    found = _pool(split, limit=None, revision=revision, skip_malformed=skip_malformed)
+        return _read(split, limit=limit, seed=seed, **how)
+    found = _pool(split, limit=None, **how)
     held_out = len(found.rows) * VALIDATION // POOL
     rows = in_order(found.rows[:held_out] if split == "validation" else found.rows[held_out:], seed)[:limit]
     if not rows:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from gcpo.errors import UserError
 from gcpo.tasks.sampling import Prompt, ends, prompt_ids
@@ -64,12 +65,9 @@ def side_by_side(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return input_ids, attention_mask and completion_mask of prompts, padded on the left, and their answers, padded on
     the right: all (N, L)."""
-    before, after = max(map(len, prompts)), max(map(len, answers))
-    shape = (len(prompts), before + after)
-    ids, attention, completion = (torch.full(shape, value, device=device) for value in (pad, 0, 0))
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        start, stop = before - len(prompt), before + len(answer)
-        ids[row, start:stop] = torch.tensor([*prompt, *answer], device=device)
-        attention[row, start:stop] = 1
-        completion[row, before:stop] = 1
-    return ids, attention, completion
+    asked, said = ([torch.tensor(row, dtype=torch.long) for row in rows] for rows in (prompts, answers))
+    ids = torch.cat([pad_sequence(asked, True, pad, "left"), pad_sequence(said, True, pad)], dim=1)
+    before = pad_sequence([torch.ones_like(row) for row in asked], True, padding_side="left")
+    after = pad_sequence([torch.ones_like(row) for row in said], True)
+    masks = torch.cat([before, after], dim=1), torch.cat([torch.zeros_like(before), after], dim=1)
+    return ids.to(device), masks[0].to(device), masks[1].to(device)
