@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from gcpo.tasks.reading import Source
 
 GENERATED = ("tinyqa", "tinymath", "tinymath_think")  # by this package, without a file
-TASKS = (
-    *(*GENERATED, "narrativeqa", "qasper", "hotpotqa", "math", "aime24", "olympiadbench"),
-    *("amc23", "minerva", "gsm8k", "mmlu_stem", "open_rs", "openr1"),
-)
+PUBLIC = "narrativeqa qasper hotpotqa math aime24 olympiadbench amc23 minerva gsm8k mmlu_stem open_rs openr1".split()
+TASKS = (*GENERATED, *PUBLIC)
 REWARDS = ("metric", "binary")
 
 

@@ -79,10 +79,9 @@ def check_lengths(model: Any, tokens: Any, rows: Sequence[Row], max_new_tokens: 
     if wrong := [(row, length) for row, length in lengths if length + max_new_tokens > longest]:
         row, length = wrong[0]
         raise ValueError(
-            f"row {row.id!r} ({len(wrong)} of {len(rows)} rows): a prompt of {length} tokens and "
-            f"max_completion_length {max_new_tokens} are more than the {longest} positions of the policy "
-            "(max_position_embeddings). Lower max_completion_length, take a policy with more positions, or leave the "
-            "row out of the data."
+            f"row {row.id!r} ({len(wrong)} of {len(rows)} rows): a prompt of {length} tokens and max_completion_length "
+            f"{max_new_tokens} are more than the {longest} positions of the policy (max_position_embeddings). Lower "
+            "max_completion_length, take a policy with more positions, or leave the row out."
         )
 
 
