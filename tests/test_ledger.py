@@ -32,19 +32,11 @@ def declared(folder: Path, *entries: Any) -> list[ledger.Claim]:
     return ledger.claims(path)
 
 
-def written(folder: Path, notebook: str, *verdicts: tuple[str, str, str]) -> None:
-    """Write the verdicts of a notebook, of (id, place, label); an id is its own heading."""
+def written(folder: Path, notebook: str, *verdicts: tuple[str, str, str], **decisive: Any) -> None:
+    """Write the verdicts of a notebook, of (id, task, label), and the numbers that decided them."""
     found = Verdicts(notebook, "runs of p")
-    for check, place, label in verdicts:
-        found(check, place, check, {"verdict": label, "because": "By 1."})
-    found.write(folder)
-
-
-def on_tasks(folder: Path, check: str = "more", **words: str) -> None:
-    """Write a check's verdicts by task."""
-    found = Verdicts("21_b", "runs of p")
-    for task, word in words.items():
-        found(check, "Eq. 1", check, {"verdict": word}, task=task)
+    for check, task, label in verdicts:
+        found.add(check, "Eq. 1", f"{check} it is", {"verdict": label, "because": "By 1.", **decisive}, task=task)
     found.write(folder)
 
 
@@ -58,23 +50,21 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # --- what is declared -----------------------------------------------------------------------------------------------
 
-WRONG = {
-    "no list": ({"a": 1}, "valid list.*'a': 1"),
-    "no mapping": (["a"], r"0\b.*'a'"),
-    "an unknown key": ([{**CLAIM, "chekcs": []}], r"0\.chekcs\b"),
-    "a key missing": ([CLAIM, {"id": "x", "paper": "gcpo"}], r"1\.place\b.*'x'"),
-    "an unknown paper": ([{**CLAIM, "paper": "gpco"}], r"0\.paper\b.*'gcpo'.*'gpco'"),
-}
-
-
-@pytest.mark.parametrize("fault", WRONG)
-def test_claims_that_are_none_are_refused_by_file_claim_and_key(fault: str, tmp_path: Path) -> None:
-    entries, message = WRONG[fault]
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"a": 1}, "valid list.*'a': 1"),
+        (["a"], r"0.*'a'"),
+        ([CLAIM, {**CLAIM, "chekcs": []}], r"1\.chekcs"),
+        ([{"id": "x", "paper": "gcpo"}], r"0\.place.*'x'"),
+        ([{**CLAIM, "paper": "gpco"}], r"0\.paper.*'gcpo'.*'gpco'"),
+    ],
+)
+def test_claims_that_are_none_are_refused_by_file_claim_and_key(entries: Any, said: str, tmp_path: Path) -> None:
     path = tmp_path / "claims.yaml"
     path.write_text(yaml_text(entries))
-    with pytest.raises(ParameterError, match=f"(?s){message}") as raised:
+    with pytest.raises(ParameterError, match=f"(?s){path}.*{said}"):
         ledger.claims(path)
-    assert str(path) in str(raised.value)
 
 
 def test_the_ledger_has_claims_of_every_paper_and_their_checks_exist() -> None:
@@ -94,13 +84,13 @@ def test_a_claim_is_decided_by_the_verdict_of_its_own_id_unless_others_are_named
 
 
 def test_an_id_is_of_one_check_in_one_notebook() -> None:
-    found = ledger.read_verdicts("laptop", reference=True)
+    found, claims = ledger.read_verdicts("laptop", reference=True), ledger.claims()
     assert found["id"].str.fullmatch(r"[a-z0-9_.-]+").all()
     checks = found[["id", "notebook", "heading"]].drop_duplicates()
     assert not checks["id"].duplicated().any() and not checks[["notebook", "heading"]].duplicated().any()
-    for claim in ledger.claims():  # the verdict with a claim's name decides that claim, and no other
+    for claim in claims:  # the verdict with a claim's name decides that claim, and no other
         assert claim.id in claim.checks or claim.id not in set(found["id"])
-        assert all(claim.id not in other.checks for other in ledger.claims() if other.id != claim.id)
+        assert all(claim.id not in other.checks for other in claims if other.id != claim.id)
 
 
 @pytest.mark.skipif("GCPO_PAPERS_DIR" not in os.environ, reason="needs GCPO_PAPERS_DIR, a folder with the papers' text")
@@ -121,26 +111,18 @@ def test_every_quote_is_the_papers_words(paper: str) -> None:
 
 
 def test_a_claim_is_as_good_as_its_worst_check_whose_numbers_it_has(places: Path, tmp_path: Path) -> None:
-    written(places, "01_a", ("more", "Eq. 1", "holds"))
-    found = Verdicts("21_b", "runs of p")
-    decisive = {"verdict": "inconclusive", "estimate": 0.5, "low": -0.5, "high": 1.5, "level": 0.95, "label": "se"}
-    found("most", "Eq. 1", "most", {"verdict": "holds"}, task="tinyqa")
-    found("most", "Eq. 1", "most", decisive, task="tinymath")
-    found.write(places)
-    none = {**CLAIM, "id": "none", "checks": [], "scope": "real model"}
-    claims = declared(tmp_path, CLAIM, {**CLAIM, "id": "two", "checks": ["more"]}, none)
-    table = ledger.ledger(claims, ledger.read_verdicts("p")).set_index("id")
-    assert table["verdict"].tolist() == ["inconclusive", "holds", "not tested"]
-    assert table["notebook"].tolist() == ["21_b", "01_a", ""] and table["because"].tolist()[1] == "By 1."
+    written(places, "01_a", ("more", "", "holds"))
+    numbers = {"estimate": 0.5, "low": -0.5, "high": 1.5, "level": 0.95, "label": "se"}
+    written(places, "21_b", ("most", "tinymath", "inconclusive"), **numbers)
+    names = {"two": ["more"], "none": [], "gone": ["more", "moist"]}
+    claims = declared(tmp_path, CLAIM, *({**CLAIM, "id": name, "checks": checks} for name, checks in names.items()))
+    table = ledger.ledger(claims, found := ledger.read_verdicts("p")).set_index("id")
+    assert table["verdict"].tolist() == ["inconclusive", "holds", "not tested", "not tested"]
+    assert table["notebook"].tolist() == ["21_b", "01_a", "", ""] and table["because"].tolist()[1] == "By 1."
     shown = table.loc["gcpo-one", ["task", "label", "estimate", "low", "high", "level"]]
     assert shown.tolist() == ["tinymath", "se", "0.5", "-0.5", "1.5", "0.95"]
-
-
-def test_other_headings_change_nothing_else_in_the_reference() -> None:
-    found, claims = ledger.read_verdicts("laptop", reference=True), ledger.claims()
-    before, after = (ledger.ledger(claims, table) for table in (found, found.assign(heading="reworded")))
-    assert (before["heading"] != after["heading"]).sum() > 100
-    pd.testing.assert_frame_equal(before.drop(columns="heading"), after.drop(columns="heading"))
+    (line,) = ledger.unmatched_checks(claims, found)
+    assert "gone" in line and "'moist'" in line and "'most'" in line
 
 
 @pytest.mark.parametrize(
@@ -148,43 +130,19 @@ def test_other_headings_change_nothing_else_in_the_reference() -> None:
     [
         ("question answering", {"tinyqa": "holds", "tinymath": "fails"}, "holds", "tinymath: fails"),
         ("mathematics", {"tinyqa": "holds", "tinymath": "fails"}, "fails", "tinyqa: holds"),
-        (None, {"tinyqa": "holds", "tinymath": "fails"}, "fails", ""),
         ("question answering", {"tinymath": "holds"}, "not tested", "tinymath: holds"),
+        (None, {"tinyqa": "holds", "tinymath": "fails", "gsm8k": "not tested"}, "fails", ""),
+        (None, {"tinyqa": "holds", "tinymath": "not tested", "gsm8k": "ruled out"}, "ruled out", ""),
+        (None, {"tinyqa": "holds", "tinymath": "not tested", "gsm8k": "inconclusive"}, "not tested", ""),
     ],
 )
-def test_a_claim_is_decided_on_the_tasks_that_it_is_about(
+def test_a_claim_is_decided_by_the_worst_on_the_tasks_that_it_is_about(
     about: str | None, words: dict[str, str], verdict: str, beside: str, places: Path, tmp_path: Path
 ) -> None:
-    on_tasks(places, **words)
+    written(places, "21_b", *(("more", *of_task) for of_task in words.items()))
     claims = declared(tmp_path, {**CLAIM, "checks": ["more"], **({"about": about} if about else {})})
     row = ledger.ledger(claims, ledger.read_verdicts("p")).iloc[0]
     assert (row["verdict"], row["beside"]) == (verdict, beside)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["holds", "fails", "not tested"], "fails"),
-        (["holds", "not tested", "ruled out"], "ruled out"),
-        (["holds", "not tested", "inconclusive"], "not tested"),
-        (["holds", "holds"], "holds"),
-    ],
-)
-def test_the_words_of_checks_have_an_order(words: list[str], expected: str, places: Path, tmp_path: Path) -> None:
-    written(places, "01_a", *(("more", f"task {n}", word) for n, word in enumerate(words)))
-    claims = declared(tmp_path, {**CLAIM, "checks": ["more"]})
-    assert ledger.ledger(claims, ledger.read_verdicts("p"))["verdict"].tolist() == [expected]
-
-
-def test_a_check_that_was_not_reached_is_not_tested_and_one_that_does_not_exist_is_named(
-    places: Path, tmp_path: Path
-) -> None:
-    written(places, "01_a", ("more", "Eq. 1", "holds"))
-    found, claims = ledger.read_verdicts("p"), declared(tmp_path, CLAIM)
-    assert ledger.ledger(claims, found)["verdict"].tolist() == ["not tested"]
-    assert set(ledger.ledger(ledger.claims(), found.iloc[:0])["verdict"]) == {"not tested"}
-    (line,) = ledger.unmatched_checks(claims, found)
-    assert "gcpo-one" in line and "'most'" in line
 
 
 def test_the_history_of_verdicts_ends_where_the_ledger_is() -> None:
@@ -204,13 +162,11 @@ def test_no_claim_of_a_paper_is_decided_by_a_reading_of_ours() -> None:
 
 
 def test_verdicts_of_reports_are_those_of_the_runs_that_are_asked_for(places: Path) -> None:
-    read = Verdicts("01_a")
-    read("read", "Eq. 1", "read", True)
-    read.write(paths.VERDICTS)
-    written(paths.REFERENCE / "p", "21_b", ("committed", "Eq. 1", "holds"))
+    written(paths.VERDICTS, "01_a", ("read", "", "holds"))
+    written(paths.REFERENCE / "p", "21_b", ("committed", "", "holds"))
     assert ledger.read_verdicts("p", reference=True)["id"].tolist() == ["read", "committed"]
     assert ledger.read_verdicts("p")["id"].tolist() == ["read"]  # never the reference's in place of one's own
-    written(places, "21_b", ("own", "Eq. 1", "holds"))
+    written(places, "21_b", ("own", "", "holds"))
     assert ledger.read_verdicts("p")["id"].tolist() == ["read", "own"]
 
 
@@ -227,52 +183,22 @@ def test_verdicts_of_reports_are_those_of_the_runs_that_are_asked_for(places: Pa
 def test_two_worlds_are_two_answers(
     read: str, a: str, b: str, word: str, deciding: list[str], places: Path, tmp_path: Path
 ) -> None:
-    written(paths.VERDICTS, "01_a", ("more", "Eq. 1", read))
+    written(paths.VERDICTS, "01_a", ("more", "", read))
     for world, label in (("world_a", a), ("world_b", b)):
-        written(paths.REFERENCE / world, "21_b", ("most", "Eq. 1, tinyqa", label))
+        written(paths.REFERENCE / world, "21_b", ("most", "tinyqa", label))
     verdicts, claims = ledger.read_verdicts("p", reference=True), declared(tmp_path, CLAIM)
     (row,) = ledger.ledger(claims, verdicts).to_dict("records")
     worlds = [ledger.overall([read, label]) for label in (a, b)]
     assert (row["verdict"], row["worlds"]) == (word, "world A: {}; world B: {}".format(*worlds))
-    assert row["fixed"] == "yes"
     every = ledger.ledger(claims, verdicts, every=True)
     assert sorted(every["world"]) == deciding and set(every["verdict"]) == {word}
     assert ledger.source(verdicts, "p", reference=True) == "reference of profile p and of world A and of world B"
-    own = ledger.source(ledger.read_verdicts("p"), "p")
-    assert own == "this machine's runs of profile p"  # which has no part in a reference
 
 
 def test_a_verdict_says_whether_its_rules_are_older_than_its_runs(places: Path, tmp_path: Path) -> None:
     claims = declared(tmp_path, *({**CLAIM, "id": name, "checks": [name]} for name in ("a", "b", "c")))
-    written(paths.VERDICTS, "01_a", ("a", "Eq. 1", "holds"))
-    written(paths.REFERENCE / "laptop", "20_b", ("b", "Eq. 1", "holds"))
-    written(paths.REFERENCE / "world_b", "21_c", ("c", "Eq. 1", "holds"))
+    for folder, check in ((paths.VERDICTS, "a"), (paths.REFERENCE / "laptop", "b"), (paths.REFERENCE / "world_b", "c")):
+        written(folder, "21_b", (check, "", "holds"))
     found = ledger.ledger(claims, ledger.read_verdicts("laptop", reference=True)).set_index("id")
     assert found["fixed"].to_dict() == {"a": "", "b": "no", "c": "yes"}
     assert found["worlds"].to_dict() == {"a": "", "b": "", "c": "world B: holds"}
-
-
-def test_counts_have_findings_first_and_definitions_apart() -> None:
-    table = pd.DataFrame(
-        {
-            "paper": ["GCPO", "EGPO", "GCPO", "GCPO"],
-            "verdict": ["holds", "not tested", "fails", "holds"],
-            "kind": ["definition", "finding", "finding", "finding"],
-            "scope": "toy",
-        }
-    )
-    found = ledger.counts(table)
-    assert list(found) == ["kind", "paper", "holds", "fails", "not tested", "claims"]
-    assert found.to_numpy().tolist() == [
-        ["finding", "GCPO", 1, 1, 0, 2], ["finding", "EGPO", 0, 0, 1, 1], ["definition", "GCPO", 1, 0, 0, 1],
-    ]  # fmt: skip
-    assert ledger.counts(table, "scope")["claims"].tolist() == [3, 1]
-
-
-def test_one_in_twenty_verdicts_that_rest_on_an_interval_may_be_wrong(places: Path) -> None:
-    found = Verdicts("21_b", "runs of p")
-    for level in [0.95] * 30 + [0.99] * 10:  # a family's members are held to more, so that the family errs as often
-        found("more", "Eq. 1", "more", {"verdict": "holds", "estimate": 1.0, "level": level})
-    found("exact", "Eq. 1", "exact", True)
-    found.write(places)
-    assert ledger.expected_errors(ledger.read_verdicts("p")) == (40, pytest.approx(2))
