@@ -50,14 +50,15 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # --- what is declared -----------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
         ({"a": 1}, "valid list.*'a': 1"),
-        (["a"], r"0.*'a'"),
-        ([CLAIM, {**CLAIM, "chekcs": []}], r"1\.chekcs"),
-        ([{"id": "x", "paper": "gcpo"}], r"0\.place.*'x'"),
-        ([{**CLAIM, "paper": "gpco"}], r"0\.paper.*'gcpo'.*'gpco'"),
+        (["a"], r"0\b.*'a'"),
+        ([CLAIM, {**CLAIM, "chekcs": []}], r"1\.chekcs\b"),
+        ([{"id": "x", "paper": "gcpo"}], r"0\.place\b.*'x'"),
+        ([{**CLAIM, "paper": "gpco"}], r"0\.paper\b.*'gcpo'.*'gpco'"),
     ],
 )
 def test_claims_that_are_none_are_refused_by_file_claim_and_key(entries: Any, said: str, tmp_path: Path) -> None:
