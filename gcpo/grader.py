@@ -76,10 +76,8 @@ class GraderProcess:
                 if not line:
                     errors.seek(0)
                     reason = (errors.read().splitlines() or ["it does not say why"])[-1]
-                    raise RuntimeError(
-                        f"The process that compares mathematics cannot start: {reason}. If a package is missing: "
-                        'pip install "gcpo[trl]"'
-                    )
+                    way = 'If a package is missing: pip install "gcpo[trl]"'
+                    raise RuntimeError(f"The process that compares mathematics cannot start: {reason}. {way}")
 
     def close(self) -> None:
         """End the process: when this one ends, or what it would say next is not known."""

@@ -376,6 +376,5 @@ def serve() -> None:
         found = value(answer)  # to 6 decimals, all small numbers are equal
         return found is not None and abs(found - expected) <= 1e-6 * abs(expected)
 
-    answers: dict[str, Callable[..., Any]] = {"known": lambda gold: bool(parse(gold)), "equal": equal, "value": value}
-    answers["equal"](r"\frac{1}{2}", "x+1")  # loads the parser, so that no answer is charged for it
-    grader.serve(answers)
+    equal(r"\frac{1}{2}", "x+1")  # loads the parser, so that no answer is charged for it
+    grader.serve({"known": lambda gold: bool(parse(gold)), "equal": equal, "value": value})
