@@ -9,12 +9,8 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from gcpo import paths
-from gcpo.__main__ import main as command
 from gcpo.reports.real_answers import FOLDER
 from gcpo.runs.profiles import read_yaml
 
@@ -39,14 +35,6 @@ def needed(*extras: str) -> set[str]:
     """Names of the packages that the project and these extras ask for."""
     listed = [project()["dependencies"], *(project()["optional-dependencies"][extra] for extra in extras)]
     return {name_of(requirement) for part in listed for requirement in part} - {"gcpo"}
-
-
-def test_a_command_without_its_extra_says_which(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.delitem(sys.modules, "gcpo.cli", raising=False)
-    monkeypatch.setitem(sys.modules, "typer", None)  # as if it were not installed
-    assert command() == 2
-    said = capsys.readouterr().err
-    assert "needs the extra repro" in said and 'pip install ".[repro]"' in said and said.count("\n") == 1
 
 
 def test_a_wheel_has_what_an_installed_copy_looks_for() -> None:

@@ -97,7 +97,9 @@ def test_shared_prompts_give_the_same_gradients() -> None:
         assert any(of.any() for of in sets)
         for room in (asker.room, 0.0):  # with layers that are computed again
             asker.room = room
-            found.append(torch.stack([vector for group in range(3) for vector in asker.gradients(sampled, group, sets)]))
+            found.append(
+                torch.stack([vector for group in range(3) for vector in asker.gradients(sampled, group, sets)])
+            )
     assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
     torch.testing.assert_close(found[0], found[2], rtol=1e-3, atol=1e-6)
 

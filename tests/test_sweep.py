@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from record_builders import evaluated, finished, write_grid, write_profile
+from record_builders import evaluated, finished
 from scipy.stats import norm
 
-from gcpo.cli import main
 from gcpo.reports import records, sweep
 from gcpo.runs.grids import expand
 from gcpo.runs.params import validate
@@ -101,19 +100,6 @@ def test_the_time_that_a_run_took_is_the_processor_s_without_a_gpu_and_the_clock
     hardware = [{"gpus": []}, {"gpus": ["RTX 4090"]}]
     runs = pd.DataFrame({"hardware": hardware, "seconds": [232.0, 100.0], "cpu_seconds": [106.0, 60.0]})
     assert sweep.taken(runs).tolist() == [106, 100]
-
-
-@pytest.mark.usefixtures("places")
-def test_a_report_of_a_sweep_is_left_out_where_a_grid_has_one_rate(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_profile("p", {})
-    write_grid("sweep", [{"kind": "train", "method": ["grpo"], "learning_rate": [0.001, 0.002]}])
-    write_grid("one", [{"kind": "train", "method": ["grpo"]}])
-    monkeypatch.setattr("gcpo.reports.publish.reports", lambda: {"23_sweep": {"grid": "sweep"}})
-    finished(method="grpo", tables=evaluated(0.5))
-    assert main(["report", "--profile", "p", "--grid", "one"]) == 1
-    assert "23_sweep: grid one compares nothing by learning_rate" in capsys.readouterr().out
 
 
 # --- the operating point ----------------------------------------------------------------------------------------------
