@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int, Real, Shaped
@@ -20,13 +20,14 @@ from torch import Tensor
 from gcpo.errors import one_of
 from gcpo.masked import deviations, mean
 
-ESTIMATORS = ("counts", "rao", "mc")
-AFFINITIES = ("entail", "contradict")
+Estimator = Literal["counts", "rao", "mc"]
+Affinity = Literal["entail", "contradict"]
+Kernel = Literal["heat", "matern"]
 Mask = Bool[Tensor, "*groups G"] | None
 REWARD_RANGE = (0.0, 2.0)  # 2 F1 or 2 accuracy (GCPO, Table 5)
 
 # Function of a Laplacian eigenvalue and t; the Matern kernel (2 nu / kappa^2 + eigenvalue)^-nu has nu = kappa = 1.
-KERNELS: dict[str, Callable[[Tensor, float], Tensor]] = {
+KERNELS: dict[Kernel, Callable[[Tensor, float], Tensor]] = {
     "heat": lambda eigenvalue, t: torch.exp(-t * eigenvalue),
     "matern": lambda eigenvalue, t: 1 / (2 + eigenvalue),
 }
@@ -93,10 +94,7 @@ def cosine_dispersion(embeddings: Float[Tensor, "*groups G d"], *, mask: Mask = 
 
 
 def barycentric_transport(
-    embeddings: Float[Tensor, "*groups G d"],
-    clusters: Int[Tensor, "*groups G"],
-    *,
-    mask: Mask = None,
+    embeddings: Float[Tensor, "*groups G d"], clusters: Int[Tensor, "*groups G"], *, mask: Mask = None
 ) -> Float[Tensor, "*groups"]:
     """Barycentric transport BoT(q), GCPO Eq. 9-10: the mean cost (1 - cos)/2 from the clusters to their barycentre.
 
@@ -124,7 +122,7 @@ def semantic_entropy(
     clusters: Int[Tensor, "*groups G"],
     logps: Float[Tensor, "*groups G"] | None = None,
     *,
-    estimator: Literal["counts", "rao", "mc"] = "counts",
+    estimator: Estimator = "counts",
     mask: Mask = None,
 ) -> Float[Tensor, "*groups"]:
     """Semantic entropy SE(q) in nats: the entropy of the answer over its meanings, GCPO section 2.1.
@@ -139,7 +137,7 @@ def semantic_entropy(
 
     Raises ValueError for another estimator; "rao" and "mc" also for `logps` absent or not shaped like `clusters`.
     """
-    one_of("estimator", estimator, ESTIMATORS)
+    one_of("estimator", estimator, get_args(Estimator))
     kept = _kept(mask, clusters, clusters.shape)
     same = _same_cluster(clusters, kept)
     if estimator == "counts":
@@ -161,11 +159,7 @@ def semantic_entropy(
 
 
 def kernel_language_entropy(
-    nli: Float[Tensor, "*groups G G 3"],
-    *,
-    kernel: Literal["heat", "matern"] = "heat",
-    t: float = 0.3,
-    mask: Mask = None,
+    nli: Float[Tensor, "*groups G G 3"], *, kernel: Kernel = "heat", t: float = 0.3, mask: Mask = None
 ) -> Float[Tensor, "*groups"]:
     """Kernel language entropy KLE(q), the von Neumann entropy of a kernel on the entailment graph: nats, in [0, log G].
 
@@ -345,10 +339,7 @@ def eigenscore(
 
 
 def degree_uncertainty(
-    nli: Float[Tensor, "*groups G G 3"],
-    *,
-    affinity: Literal["entail", "contradict"] = "entail",
-    mask: Mask = None,
+    nli: Float[Tensor, "*groups G G 3"], *, affinity: Affinity = "entail", mask: Mask = None
 ) -> Float[Tensor, "*groups"]:
     """Degree uncertainty: trace(G I - D) / G^2, one minus the mean similarity of two responses; in [0, (G - 1)/G].
 
@@ -364,11 +355,7 @@ def degree_uncertainty(
 
 
 def eccentricity(
-    nli: Float[Tensor, "*groups G G 3"],
-    *,
-    affinity: Literal["entail", "contradict"] = "entail",
-    threshold: float = 0.9,
-    mask: Mask = None,
+    nli: Float[Tensor, "*groups G G 3"], *, affinity: Affinity = "entail", threshold: float = 0.9, mask: Mask = None
 ) -> Float[Tensor, "*groups"]:
     """Eccentricity: how far responses lie from their centre, in the eigenvectors of the graph's normalised Laplacian.
 
@@ -383,10 +370,7 @@ def eccentricity(
 
 
 def eigenvalue_uncertainty(
-    nli: Float[Tensor, "*groups G G 3"],
-    *,
-    affinity: Literal["entail", "contradict"] = "entail",
-    mask: Mask = None,
+    nli: Float[Tensor, "*groups G G 3"], *, affinity: Affinity = "entail", mask: Mask = None
 ) -> Float[Tensor, "*groups"]:
     """Sum over eigenvalues of the graph's normalised Laplacian of max(0, 1 - eigenvalue): how many meanings there are.
 
@@ -435,7 +419,7 @@ def _symmetric(similar: Tensor, kept: Tensor) -> Tensor:
 
 def _similarities(nli: Tensor, affinity: str, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return Lin's graph W of each group, and the responses that are kept."""
-    one_of("affinity", affinity, AFFINITIES)
+    one_of("affinity", affinity, get_args(Affinity))
     kept = _kept_in_pairs(nli, mask)
     entail, _, contradict = _real(nli).unbind(-1)
     return _symmetric(entail if affinity == "entail" else 1 - contradict, kept), kept

@@ -3,14 +3,4 @@
 from gcpo.methods.apply import weight_range
 from gcpo.methods.forms import FORMS, alpha_g, boost, damp, damp_square, exponential, focal, reciprocal
 
-__all__ = [
-    "FORMS",
-    "alpha_g",
-    "boost",
-    "damp",
-    "damp_square",
-    "exponential",
-    "focal",
-    "reciprocal",
-    "weight_range",
-]
+__all__ = ["FORMS", "alpha_g", "boost", "damp", "damp_square", "exponential", "focal", "reciprocal", "weight_range"]

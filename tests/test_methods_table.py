@@ -12,7 +12,7 @@ from helpers import for_all, seeds
 from hypothesis import strategies as st
 from papers import LONGEST, features, sampled
 
-from gcpo.methods import METHODS, Method, advantages, base_advantages, get_method, modulate, permutation, weights
+from gcpo.methods.apply import METHODS, Method, advantages, base_advantages, get_method, modulate, permutation, weights
 from gcpo.rollouts import MissingFeatureError, Rollouts
 from gcpo.weights import FORMS, alpha_g, boost, damp, damp_square, exponential, focal, reciprocal, weight_range
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -45,14 +46,15 @@ def get_method(name: str, *, alpha: float | None = None, seed: int = 0, **option
 
 def _with_constants(row: Method, alpha: float | None, options: Mapping[str, Any]) -> Method:
     """Return a row whose components have these constants, and this alpha where none of their own is given."""
-    shuffle, power = options.get("shuffle", row.shuffle), options.get("power", row.power)
+    constants: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
+    }
+    shuffle, power = constants.get("shuffle", row.shuffle), constants.get("power", row.power)
     if row.permuted:
         one_of("shuffle", shuffle, ("both", "geo", "rd"))
-    check_alpha(power, "power")
-    constants = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    alphas: dict[str, Any] = {"alpha": alpha, **{key: constants.pop(key, None) for key in ("alpha_geo", "alpha_rd")}}
+    alphas = {"alpha": alpha, **{key: constants.pop(key, None) for key in ("alpha_geo", "alpha_rd")}}
     alphas = {key: value for key, value in alphas.items() if value is not None}
-    for key, value in alphas.items():
+    for key, value in {"power": power, **alphas}.items():
         check_alpha(value, key)
 
     def bound(one: Any) -> Any:
@@ -61,14 +63,9 @@ def _with_constants(row: Method, alpha: float | None, options: Mapping[str, Any]
             changed["alpha"] = alphas.get(f"alpha_{one.alpha_key}", alphas.get("alpha", one.alpha))
         return dataclasses.replace(one, **changed)
 
-    return dataclasses.replace(
-        row,
-        factors=tuple(map(bound, row.factors)),
-        reward=row.reward and bound(row.reward),
-        penalty=row.penalty and bound(row.penalty),
-        shuffle=shuffle,
-        power=power,
-    )
+    rest = {name: bound(getattr(row, name)) for name in ("reward", "penalty") if getattr(row, name)}
+    factors = tuple(map(bound, row.factors))
+    return dataclasses.replace(row, factors=factors, shuffle=shuffle, power=power, **rest)
 
 
 def permutation(size: int, seed: int) -> Tensor:
@@ -248,11 +245,7 @@ def weight_range(method: str, alpha: float | None, group_size: int, **options: A
     Raises:
         ValueError: unknown method or option (with the nearest valid name).
     """
-    low = high = 1.0
-    if group_size > 1:
-        row = get_method(method, alpha=alpha, **options)
-        for factor in row.factors:
-            lowest, highest = factor.bounds(group_size)
-            low, high = low * lowest, high * highest
-        low, high = low**row.power, high**row.power
+    row = get_method(method, alpha=alpha, **options)
+    ends = [factor.bounds(group_size) for factor in row.factors if group_size > 1]
+    low, high = (math.prod(end) ** row.power for end in zip((1.0, 1.0), *ends, strict=True))
     return low, high

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from jaxtyping import Bool, Float
@@ -126,7 +126,8 @@ class Factor(Component):
 
     def seeded(self, seed: int) -> Self:
         """Return the factor with another seed, if the factor draws random numbers."""
-        return self
+        changes: dict[str, Any] = {"seed": seed} if hasattr(self, "seed") else {}
+        return replace(self, **changes)
 
     @abstractmethod
     def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -72,7 +72,7 @@ class SemanticEntropy(GroupFactor):
     OPTIONS = ("form", "alpha_norm", "estimator", "clusters")
     measure: str = "se"
     weight: str = "w_se"
-    estimator: Literal["counts", "rao", "mc"] = "counts"
+    estimator: measures.Estimator = "counts"
     clusters: str | None = "greedy"
 
     @property
@@ -101,13 +101,12 @@ class KernelEntropy(GroupFactor):
     NOT_NEGATIVE = ("t",)
     measure: str = "kle"
     weight: str = "w_kle"
-    kernel: Literal["heat", "matern"] = "heat"
+    kernel: measures.Kernel = "heat"
     t: float = 0.3
     reads = frozenset({"nli"})
 
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
-        kept = rollouts.scorable
-        return measures.kernel_language_entropy(rollouts.nli, kernel=self.kernel, t=self.t, mask=kept)
+        return measures.kernel_language_entropy(rollouts.nli, kernel=self.kernel, t=self.t, mask=rollouts.scorable)
 
     def highest(self, group_size: int) -> float:
         return math.log(group_size)
@@ -203,9 +202,6 @@ class RandomHalf(Factor):
 
     def bounds(self, group_size: int) -> tuple[float, float]:
         return 0.0, 1.0
-
-    def seeded(self, seed: int) -> Self:
-        return replace(self, seed=seed)
 
     def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
         kept = torch.ones_like(rollouts.rewards[:, 0])

@@ -7,17 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from gcpo.methods import group
 from gcpo.methods.components import Component, Factor, RewardStage
-from gcpo.methods.group import (
-    BarycentricTransport,
-    CosineDispersion,
-    GroupFactor,
-    KernelEntropy,
-    RandomHalf,
-    RewardDispersion,
-    RewardVariance,
-    SemanticEntropy,
-)
 from gcpo.methods.response import EntropyFactor, RatioVariance
 from gcpo.methods.reward import AgreementBonus, ClusterShare, OverlongPenalty, ReferenceBonus
 from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty
@@ -136,7 +127,7 @@ class Method:
     @property
     def alpha(self) -> float | None:
         """Return the alpha_base that all group factors share, or None."""
-        alphas = {factor.alpha for factor in self.factors if isinstance(factor, GroupFactor)}
+        alphas = {factor.alpha for factor in self.factors if isinstance(factor, group.GroupFactor)}
         return alphas.pop() if len(alphas) == 1 else None
 
     def clipped(self, epsilon: float, epsilon_high: float | None) -> Method:
@@ -152,10 +143,10 @@ class Method:
         return replace(self, seed=seed, factors=tuple(factor.seeded(seed) for factor in self.factors))
 
 
-SE = SemanticEntropy()
-SEED = SemanticEntropy(clusters="exact", estimator="rao", form="reciprocal", alpha=0.0417)
-KLE, CD, BOT = KernelEntropy(), CosineDispersion(), BarycentricTransport()
-RD, VARIANCE = RewardDispersion(), RewardVariance()
+SE = group.SemanticEntropy()
+SEED = group.SemanticEntropy(clusters="exact", estimator="rao", form="reciprocal", alpha=0.0417)
+KLE, CD, BOT = group.KernelEntropy(), group.CosineDispersion(), group.BarycentricTransport()
+RD, VARIANCE, HALF = group.RewardDispersion(), group.RewardVariance(), group.RandomHalf()
 
 WRONG_CLAMP, CORRECT_CLAMP, JOINT_CLAMP = (0.8, 1.0), (1.0, 2.0), (0.8, 2.0)  # EGPO's bounds of a weight
 EGPO = EntropyFactor(correct=CORRECT_CLAMP, wrong=WRONG_CLAMP, all_wrong="weighted", epsilon=1e-5)
@@ -190,7 +181,7 @@ METHODS: dict[str, Method] = {
                           power=16.0),
     "se_shuffled": Method(paper="GCPO (our control)", rule="se's weights, permuted across groups", factors=(SE,),
                           shuffle="both"),
-    "drop_half": Method(paper="GCPO (our control)", rule="0 for a random half of the groups", factors=(RandomHalf(),)),
+    "drop_half": Method(paper="GCPO (our control)", rule="0 for a random half of the groups", factors=(HALF,)),
     # a rule for rewards
     "empo": Method(paper="EMPO", rule="r = share of the response's cluster", acts="reward", reward=ClusterShare()),
     "care": Method(paper="GRPO-CARE", rule="bonus for right answers that an EMA reference finds likely", acts="reward",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -91,9 +90,6 @@ class CovarianceClip(Factor):
 
     def bounds(self, group_size: int) -> tuple[float, float]:
         return 0.0, 1.0
-
-    def seeded(self, seed: int) -> Self:
-        return replace(self, seed=seed)
 
     def columns(self, rollouts: Rollouts, base: Float[Tensor, "B G"]) -> dict[str, Tensor]:
         covariance, kept = token_covariance(rollouts, base)
