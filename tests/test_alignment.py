@@ -93,9 +93,8 @@ def test_several_trainings_widen_the_interval_by_their_spread() -> None:
     own = found.less("bot", "se")
     assert own.estimate == pytest.approx(np.mean([one.estimate for one in each]))
     over_queries = np.mean([one.draws for one in each], axis=0).std()
-    over_trainings = (
-        np.std([one.estimate for one in each], ddof=1) / 2 * np.sqrt(3 / (3 - 2))
-    )  # t with 3 has variance 3
+    # Student's t with 3 has the variance 3.
+    over_trainings = np.std([one.estimate for one in each], ddof=1) / 2 * np.sqrt(3 / (3 - 2))
     assert own.draws.std() == pytest.approx(np.hypot(over_queries, over_trainings), rel=0.15)
     alone = alignment.Alignment(parts[0].assign(training_seed=nan), n=4000).less("bot", "se")
     np.testing.assert_array_equal(alone.draws, each[0].draws)  # of the starting policy: queries alone

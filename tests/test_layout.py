@@ -92,13 +92,8 @@ def test_there_is_no_circle() -> None:
     assert set(order) >= set(MODULES)
 
 
-LAZY = (
-    "gcpo",
-    "gcpo.__main__",
-    "gcpo.cli",
-    "gcpo.reports",
-    "gcpo.tasks",
-)  # each import in them would be paid for by those who need another
+# Each import in them would be paid for by those who need another.
+LAZY = ("gcpo", "gcpo.__main__", "gcpo.cli", "gcpo.reports", "gcpo.tasks")
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module not in LAZY])

@@ -109,9 +109,8 @@ def setting(prompts: int, steps: int, rate: float, sampled: float, late: float, 
     places = [(task, world) for task in ("tinyqa", "tinymath") for world in (0, 1)]
     columns = ["task", "world_seed", *sweep.STEPS[2:], "sampled", "late", "mde_hour"]
     rows = [(*place, prompts, steps, rate, sampled, late, mde) for place in places]
-    return pd.DataFrame(rows, columns=columns).assign(
-        fell=[False, False, False, fell], seeds=3, sampled_std=1.0, hours=1
-    )
+    told = {"fell": [False, False, False, fell], "seeds": 3, "sampled_std": 1.0, "hours": 1}
+    return pd.DataFrame(rows, columns=columns).assign(**told)
 
 
 def chosen(*settings: pd.DataFrame) -> tuple[Any, ...]:
