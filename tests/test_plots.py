@@ -159,7 +159,6 @@ def test_a_forest_has_intervals_and_an_arrow_for_what_lies_beyond_it() -> None:
 
 def test_a_forest_may_have_panels_one_below_the_other_and_none_at_all() -> None:
     figure = figures.forest(GAPS, {"se": "SE", "empo": "EMPO"}, reach=8, rows="kind")
-    shown = [axis.get_title() for axis in figure.axes if axis.axison]
-    assert shown == ["qa, one", "maths, two"]  # the two others are empty
+    assert [axis.get_title() for axis in figure.axes if axis.axison] == ["qa, one", "maths, two"]  # others are empty
     figures.forest(GAPS.iloc[3:], {"absent": "Absent"}, reach=8)
     figures.forest(GAPS.iloc[:0], {}, reach=8)
