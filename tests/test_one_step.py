@@ -97,9 +97,7 @@ def test_shared_prompts_give_the_same_gradients() -> None:
         assert any(of.any() for of in sets)
         for room in (asker.room, 0.0):  # with layers that are computed again
             asker.room = room
-            found.append(
-                torch.stack([vector for group in range(3) for vector in asker.gradients(sampled, group, sets)])
-            )
+            found.append(torch.stack([vector for i in range(3) for vector in asker.gradients(sampled, i, sets)]))
     assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
     torch.testing.assert_close(found[0], found[2], rtol=1e-3, atol=1e-6)
 
@@ -155,7 +153,7 @@ def test_gains_by_hand() -> None:
     assert found.to_dict() == pytest.approx(
         {("grpo", "own"): 0, ("se", "own"): 0.25, ("se", "ceiling"): 0.5, ("se", "even"): -1, ("se", "odd"): -0.5}
     )
-    several = relative_gains({"a": lines(BY_HAND), "b": lines(BY_HAND)}, n=200)
+    several = relative_gains(pd.concat(lines(BY_HAND).assign(run=run) for run in "ab"), n=200)
     assert several["se", "own"].estimate == pytest.approx(0.25)
     assert several["se", "halves"].estimate == pytest.approx(-0.75)  # (0 + 1/2) / (1 + 1) - 1
     assert several["grpo", "own"].draws == pytest.approx(np.zeros(200))
@@ -165,14 +163,14 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     """A method gains 10 %, in runs, batches and folds that vary: 50 of 60 intervals at the least."""
     rng, held = np.random.default_rng(0), 0
     for trial in range(60):
-        runs, fold = {}, rng.normal(0, 0.1, FOLDS)
+        runs, fold = [], rng.normal(0, 0.1, FOLDS)
         for run in range(8):
             level = rng.normal(1, 0.1)
             base = level + fold + rng.normal(0, 0.3, (12, FOLDS))
             other = 1.1 * base + rng.normal(0, 0.3, (12, FOLDS))
             rows = {("grpo", "own"): base, ("se", "own"): other}
-            runs[str(run)] = lines({key: [([*dots], 1.0) for dots in of] for key, of in rows.items()})
-        _, low, high = relative_gains(runs, n=300, seed=trial)["se", "own"].interval()
+            runs.append(lines({key: [([*dots], 1.0) for dots in of] for key, of in rows.items()}).assign(run=run))
+        _, low, high = relative_gains(pd.concat(runs), n=300, seed=trial)["se", "own"].interval()
         held += low <= 0.1 <= high
     assert held >= 50
 

@@ -22,7 +22,7 @@ from gcpo.updates import total_gain
 KINDS = {"own": ["own"], "ceiling": ["ceiling"], "halves": ["even", "odd"]}  # what is shown -> kinds of weights
 
 
-def relative_gains(runs: Mapping[str, pd.DataFrame], n: int = 2000, seed: int = 0) -> dict[tuple[str, str], Draws]:
+def relative_gains(lines: pd.DataFrame, n: int = 2000, seed: int = 0) -> dict[tuple[str, str], Draws]:
     """Return the gain over GRPO's, less 1, of each method and kind of weights ("own", "ceiling", "halves"), with draws.
 
     Resampled are the runs, within each its batches, and the held-out questions, which all runs share, by folds; of one
@@ -30,12 +30,13 @@ def relative_gains(runs: Mapping[str, pd.DataFrame], n: int = 2000, seed: int = 
     draw the same batches and folds count for every method, and for GRPO.
 
     Args:
-        runs: the lines of ``updates.csv`` of one optimizer, by run.
+        lines: of ``updates.csv``, of one optimizer, with their run's id as "run".
         n: how many draws.
         seed: of the resampling.
     """
+    runs = [own for _, own in lines.groupby("run", sort=False)]
     counts, folds = (statistics.seen_and_resampled(size, n, seed + of) for of, size in enumerate((len(runs), FOLDS)))
-    draws = [_totals(lines, folds, n, seed + 2 + place) for place, lines in enumerate(runs.values())]
+    draws = [_totals(own, folds, n, seed + 2 + place) for place, own in enumerate(runs)]
     totals = {key: np.sum([counts[:, i] * own[key] for i, own in enumerate(draws)], axis=0) for key in draws[0]}
     found = {}
     for name, (shown, kinds) in product(dict.fromkeys(name for name, _ in totals), KINDS.items()):
@@ -62,10 +63,7 @@ def leads(gains: Mapping[tuple[str, str], Draws], other: str) -> dict[str, Draws
 def by_policy(lines: pd.DataFrame, n: int = 2000) -> dict[str, dict[tuple[str, str], Draws]]:
     """Return :func:`relative_gains` of each step of training, "starting policy" or "after 64 steps", from the lines of
     ``updates.csv`` of one task and optimizer, with their run's id as "run", and at_step."""
-    found = {}
-    for step, part in lines.groupby("at_step"):
-        found[policy_after(step)] = relative_gains({str(run): own for run, own in part.groupby("run", sort=False)}, n)
-    return found
+    return {policy_after(step): relative_gains(part, n) for step, part in lines.groupby("at_step")}
 
 
 def policy_after(step: Any) -> str:
@@ -111,7 +109,7 @@ def table(updates: pd.DataFrame, by: list[str], n: int = 2000, seed: int = 0) ->
     lines = []
     for names, some in updates.groupby(by, sort=False):
         spreads = some[some["weights"] == "own"].groupby("method")["spread"].median()
-        found = relative_gains({str(run): own for run, own in some.groupby("run", sort=False)}, n, seed)
+        found = relative_gains(some, n, seed)
         for (method, kind), draws in found.items():
             gain, low, high = (100 * value for value in draws.interval())
             line = {"method": method, "weights": kind, "gain": gain, "low": low, "high": high, "p": draws.p}

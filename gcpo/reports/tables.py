@@ -116,8 +116,7 @@ def departures(params: Params) -> pd.DataFrame:
     own: dict[str, Any] = {"task": params.task, "profile": params.profile}
     if (paths.PARAMS / f"{params.profile.removesuffix(TOY)}.yaml").exists():
         own = {**load_profile(params.profile), **own}
-    usual = validate(own)
-    pairs = zip(usual.model_dump().items(), params.model_dump().values(), strict=True)
+    pairs = zip(validate(own).model_dump().items(), params.model_dump().values(), strict=True)
     rows = {name: (str(before), str(value)) for (name, before), value in pairs if before != value}
     return pd.DataFrame.from_dict(rows, "index", columns=["the profile has", "this run has"])
 

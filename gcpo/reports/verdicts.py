@@ -183,15 +183,14 @@ def differences(
     labels = [str(label) for label in scores["label"].unique()]
     bases = {label: against if isinstance(against, str) else against.get(label, label) for label in labels}
     found = compare(scores, metric, [pair for pair in bases.items() if pair[0] != pair[1]])
+    found = found.rename(columns={"estimate": "difference"}).reindex([*bases.items()])
     rows = []
-    for label, base in bases.items():
-        own, n = runs[label], 0 if label == base else found["n"][label, base]
+    for (label, base), n in zip(bases.items(), found["n"].fillna(0).astype(int), strict=True):
+        own = runs[label]
         gaps = (own - runs[base]).dropna() if n else own[:0]
         row = {"label": label, "seeds": len(own), "mean": own.mean(), "std": own.std(ddof=1)}
-        row |= {"gaps": gaps.round(2).tolist(), "against": "" if label == base else base, "compared": n}
-        rows.append(row)
-    numbers = found.rename(columns={"estimate": "difference"}).reindex([*bases.items()])
-    table = pd.DataFrame(rows).join(numbers[["difference", "low", "high", "p", "mde"]].reset_index(drop=True))
+        rows.append(row | {"gaps": gaps.round(2).tolist(), "against": "" if label == base else base, "compared": n})
+    table = pd.DataFrame(rows).join(found[["difference", "low", "high", "p", "mde"]].reset_index(drop=True))
     within = (-margin < table["low"]) & (table["high"] < margin)
     return table.assign(equivalent=within.astype(object).where(table["low"].notna() & (margin > 0)))
 
