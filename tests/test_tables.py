@@ -34,24 +34,6 @@ def test_the_evaluation_table_has_means_and_intervals_in_per_cent() -> None:
     assert found.loc["greedy", "answered"] == "100.0 [100.0, 100.0]"
 
 
-def test_a_page_shows_what_is_compared_in_the_order_of_its_names() -> None:
-    columns = "label seeds mean std compared difference low high p mde equivalent".split()
-    none = [0, *[math.nan] * 5, None]
-    rows = [
-        ["se", 3, 61.25, 0.44, 3, 1.25, -0.5, 3.0, 0.1234, 2.345, False],
-        ["grpo", 10, 60.0, 1.0, *none],
-        ["once", 1, 59.0, math.nan, *none],
-    ]
-    names = {"grpo": "GRPO", "kle": "KLE", "se": "SE", "once": "Once"}
-    shown = tables.comparison_table(pd.DataFrame(rows, columns=columns), names)
-    assert shown.to_numpy().tolist() == [
-        ["GRPO", "60.0 ± 1.0", "", "", "", "", "10 seeds"],
-        ["SE", "61.2 ± 0.4", "1.2 [-0.5, 3.0]", "0.123", "2.3", "no", "3 seeds each"],
-        ["Once", "59.0", "", "", "", "", "1 seeds"],
-    ]
-    assert list(shown)[:4] == ["method", "score", "minus its base [95 %]", "p (Holm)"]
-
-
 # --- files ----------------------------------------------------------------------------------------------------------
 
 TABLE = pd.DataFrame({"method": ["grpo", "cd_only"], "share in %": [12.5, math.nan], "each": [[1, 2], None]})
@@ -94,16 +76,6 @@ def test_what_departs_from_a_profile_is_shown_and_nothing_else() -> None:
 def test_the_page_of_methods_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
     assert capsys.readouterr().out in (paths.ROOT / "METHODS.md").read_text()
-
-
-def test_the_table_of_methods_has_a_line_for_each_and_its_range() -> None:
-    table = methods.methods_table(16).set_index("method")
-    assert table.index.tolist() == [f"`{name}`" for name in METHODS]
-    ranges = table["weight at G = 16"]
-    assert ranges["`se`"] == "0.4 to 1"
-    assert ranges["`grpo`"] == "1"
-    assert ranges["`edge_grpo`"] == "0.0625 to ∞"
-    assert table.loc["`egpo`", ["paper", "acts on", "per"]].tolist() == ["EGPO", "advantage", "response"]
 
 
 # --- completions ----------------------------------------------------------------------------------------------------
