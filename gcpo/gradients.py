@@ -290,10 +290,9 @@ def checkpointed(model: nn.Module) -> list[nn.Module]:
 def computed_again(layers: Sequence[nn.Module]) -> Iterator[dict[str, Any]]:
     """Let layers keep their inputs alone, and compute the rest again in the backward pass; yields what the model is
     called with for that."""
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, early_stop=False)
     for layer in layers:
-        layer.forward = partial(
-            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, early_stop=False
-        )
+        layer.forward = partial(again, layer.forward)
     try:
         yield {"use_cache": False} if layers else {}
     finally:
