@@ -12,7 +12,6 @@ import pytest
 from record_builders import TINY, failed, finished, planned, publish, write_grid, write_profile
 
 from gcpo import io, paths, world
-from gcpo.methods import METHODS
 from gcpo.reports import records
 from gcpo.runs import record
 from gcpo.runs.grids import expand, varied
@@ -338,11 +337,6 @@ def test_a_grid_overrules_the_profile_and_other_values_overrule_both() -> None:
     assert [(q.alpha, q.beta) for q in params_of("g", beta=0.2)] == [(0.2, 0.2), (0.3, 0.2)]
     with pytest.raises(ParameterError, match=r"g\.yaml .*seed"):
         params_of("g", seed=9)
-
-
-def test_all_methods_are_those_of_the_table_less_what_is_left_out() -> None:
-    write_grid("g", [{"kind": "train", "method": ["all", "-r2vpo"]}])
-    assert [q.method for q in params_of("g")] == [name for name in METHODS if name != "r2vpo"]
 
 
 def test_a_grid_chooses_the_value_of_its_task() -> None:
