@@ -88,7 +88,14 @@ Grids = Annotated[list[str], typer.Argument(help="of params/grids, or paths to s
 Jobs = Annotated[int | None, typer.Option(min=1, help="runs at a time [as many as GPUs, or cores up to 4, allow]")]
 Task = Annotated[str | None, typer.Option(metavar="TASK", help="only runs on this task")]
 Index = Annotated[int | None, typer.Option(min=1, metavar="N", help="only the run of this number, as --dry-run counts")]
-Reference = Annotated[bool, typer.Option("--reference", help="the committed reference, not this machine's runs")]
+Kept = Annotated[bool, typer.Option("--reference", help="the committed reference, not this machine's runs")]
+AnyGrids = Annotated[list[str] | None, typer.Argument(help="grids [those that fit the profile]", **GRID)]
+Grid = Annotated[str | None, typer.Option(help="a grid for all of them, not each report's own", **GRID)]
+AnyCode = Annotated[bool, typer.Option("--any-code", help="compare runs of different code of gcpo")]
+Partial = Annotated[bool, typer.Option("--partial", help="though grids are not finished")]
+Pages = Annotated[bool, typer.Option("--reference", help="all but the records, again")]
+Anew = Annotated[bool, typer.Option("--reference", help="in place of what was trained here")]
+Seed = Annotated[int, typer.Option(min=0, help="that draws all of it; runs ask for it by world_seed")]
 
 
 def _values(given: list[Any] | None) -> dict[str, Any]:
@@ -197,11 +204,7 @@ def grid(
 
 
 @app.command()
-def check(
-    name: Annotated[list[str] | None, typer.Argument(help="grids [those that fit the profile]", **GRID)] = None,
-    profile: Profile = "smoke",
-    toy: Toy = False,
-) -> int:
+def check(name: AnyGrids = None, profile: Profile = "smoke", toy: Toy = False) -> int:
     """Check parameter files, grids and data, and count what is run."""
     from gcpo.reports import records
     from gcpo.runs import preflight
@@ -228,11 +231,7 @@ def check(
 
 @app.command()
 def report(
-    profile: Profile = "smoke",
-    reference: Reference = False,
-    any_code: Annotated[bool, typer.Option("--any-code", help="compare runs of different code of gcpo")] = False,
-    grid: Annotated[str | None, typer.Option(help="a grid for all of them, not each report's own", **GRID)] = None,
-    toy: Toy = False,
+    profile: Profile = "smoke", reference: Kept = False, any_code: AnyCode = False, grid: Grid = None, toy: Toy = False
 ) -> int:
     """Execute the report notebooks."""
     from gcpo.reports import publish, records, replay
@@ -249,11 +248,7 @@ def report(
 
 
 @app.command()
-def publish(
-    profile: Profile = "smoke",
-    partial: Annotated[bool, typer.Option("--partial", help="though grids are not finished")] = False,
-    reference: Annotated[bool, typer.Option("--reference", help="all but the records, again")] = False,
-) -> None:
+def publish(profile: Profile = "smoke", partial: Partial = False, reference: Pages = False) -> None:
     """Make these runs the reference, with all pages made from it."""
     from gcpo.reports import publish as pages
 
@@ -289,10 +284,7 @@ def methods() -> None:
 
 
 @app.command()
-def world(
-    reference: Annotated[bool, typer.Option("--reference", help="in place of what was trained here")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="that draws all of it; runs ask for it by world_seed")] = 0,
-) -> None:
+def world(reference: Anew = False, seed: Seed = 0) -> None:
     """Put the embedded models where runs find them."""
     from gcpo.world import bootstrap
 

@@ -4,10 +4,10 @@ and a grid that this machine has made: identical, within the interval of fresh s
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import shutil
 from collections.abc import Sequence
+from math import isnan, nan, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -133,15 +133,13 @@ def _beside(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], kept: list
     figure = _figure(theirs[0], set.intersection(*({*manifest["results"]} for manifest in ours + theirs)))
     same = {_settings(manifest) for manifest in theirs}
     every = [manifest for manifest in kept if _settings(manifest) in same]
-    here, committed, seeds = (
-        [100 * manifest["results"].get(figure, math.nan) for manifest in part] for part in (ours, theirs, every)
-    )
+    here, committed, seeds = ([100 * m["results"].get(figure, nan) for m in each] for each in (ours, theirs, every))
     low, high = predicted(seeds, len(here))
-    found = UNKNOWN if math.isnan(low) else WITHIN if low <= fmean(here) <= high else OUTSIDE
+    found = UNKNOWN if isnan(low) else WITHIN if low <= fmean(here) <= high else OUTSIDE
     if all(own["files"] == other["files"] for own, other in zip(ours, theirs, strict=True)):
         found = IDENTICAL
     row = {"figure": figure, "here": round(fmean(here), 1), "committed": round(fmean(committed), 1)}
-    return row | {"expected": "" if math.isnan(low) else f"{low:.1f} to {high:.1f}", "found": found}
+    return row | {"expected": "" if isnan(low) else f"{low:.1f} to {high:.1f}", "found": found}
 
 
 def _figure(manifest: dict[str, Any], names: set[str]) -> str:
@@ -161,6 +159,6 @@ def _settings(manifest: dict[str, Any]) -> str:
 def predicted(values: Sequence[float], fresh: int) -> tuple[float, float]:
     """Return the 95 % prediction interval of the mean of so many fresh values, from normal ones; nan below two."""
     if len(values) < 2:
-        return math.nan, math.nan
-    width = stats.t.ppf(0.975, len(values) - 1) * float(np.std(values, ddof=1)) * math.sqrt(1 / len(values) + 1 / fresh)
+        return nan, nan
+    width = stats.t.ppf(0.975, len(values) - 1) * float(np.std(values, ddof=1)) * sqrt(1 / len(values) + 1 / fresh)
     return fmean(values) - width, fmean(values) + width
