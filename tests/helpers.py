@@ -415,10 +415,7 @@ def rollouts_of(
         **features,
     }
     return Rollouts(
-        numbers(rewards),
-        reward_range=args.reward_range,
-        max_completion_length=trainer.max_completion_length,
-        **found,
+        numbers(rewards), reward_range=args.reward_range, max_completion_length=trainer.max_completion_length, **found
     )
 
 

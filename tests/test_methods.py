@@ -53,10 +53,7 @@ def rollouts_of(x: Features) -> Rollouts:
 def outcome(method: str, x: Features, **options: Any) -> Features:
     """All that a method makes of rollouts: weights, advantages, and which tokens pay in the loss."""
     rollouts = rollouts_of(x)
-    found = {
-        "weights": weights(method, rollouts, **options),
-        "advantages": advantages(method, rollouts, **options),
-    }
+    found = {"weights": weights(method, rollouts, **options), "advantages": advantages(method, rollouts, **options)}
     penalty = METHODS[method].penalty
     if penalty is not None and not tied(rollouts):
         found["paid"] = penalty.coefficients(rollouts, base_advantages(rollouts.rewards))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import OFF_POLICY, G, case_id, settings
+from papers import features, sampled
 from trl import rewards as trls
 
 from gcpo import GCPOConfig
@@ -131,26 +132,11 @@ MEASURING += ["rd_only"]
 
 
 def test_methods_that_measure_rewards_are_those_whose_result_depends_on_the_range() -> None:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.rand(*shape, generator=generator)
-
-    features = {
-        **{name: draw(4, 4, 5) for name in ("entropies", "ratios")},
-        **{name: -draw(4, 4, 5) for name in ("logps", "ref_logps")},
-        "mask": torch.arange(5) < torch.tensor([[1], [3], [4], [5]]),
-        "embeddings": draw(4, 4, 3),
-        "clusters": torch.tensor([0, 0, 1, 2]).expand(4, 4),
-        "nli": torch.full((4, 4, 4, 3), 1 / 3),
-        "answered": torch.ones(4, 4),
-        "correctness": torch.tensor([1.0, 0, 1, 0]).expand(4, 4),
-    }
-    features |= {"mask": features["mask"].expand(4, 4, 5), "answer_mask": torch.ones(4, 4, 5)}
-    rewards = torch.tensor([1.0, 0, 1, 0.5]).expand(4, 4)
+    given = features(*sampled(0, 4, 4))
+    given["correctness"] = given["rewards"] / 2
     changed = []
     for method in METHODS:
-        one, other = (advantages(method, Rollouts(rewards, reward_range=(0, high), **features)) for high in (1, 2))
+        one, other = (advantages(method, Rollouts(**given, reward_range=(0, high))) for high in (2, 4))
         changed += [method] if not torch.equal(one, other) else []
     assert sorted(changed) == MEASURING == sorted(name for name, row in METHODS.items() if row.reads_range)
 

@@ -95,17 +95,12 @@ def test_app_f4_embeddings_have_their_share_of_the_squared_distances_between_gra
     assert np.median(of_embeddings[usual] / together[usual]) == pytest.approx(share, abs=0.05)
 
 
-@pytest.mark.parametrize("kind", ["ordinary", "half hopeless", "trivial stakes"])
-def test_prompts_are_policies_with_rewards_in_range(kind: str) -> None:
-    p, features, rewards = toys.prompts(kind, 200, seed=1)
-    assert p.shape == rewards.shape == (200, 4) and features.shape == (200, 4, 8)
-    torch.testing.assert_close(p.sum(1), torch.ones(200, dtype=torch.float64))
-    torch.testing.assert_close(features.norm(dim=-1), torch.ones(200, 4, dtype=torch.float64))
-    assert rewards.min() >= 0 and rewards.max() <= 2 and p.min() >= 0
-
-
 def test_prompts_tie_entropy_to_reward_as_documented() -> None:
     ordinary, hopeless, trivial = (toys.prompts(kind, 400) for kind in ("ordinary", "half hopeless", "trivial stakes"))
+    for p, features, rewards in (ordinary, hopeless, trivial):
+        torch.testing.assert_close(p.sum(1), torch.ones(400, dtype=torch.float64))
+        torch.testing.assert_close(features.norm(dim=-1), torch.ones(400, 4, dtype=torch.float64))
+        assert rewards.min() >= 0 and rewards.max() <= 2 and p.min() >= 0
     assert (ordinary.rewards.sum(1) == 2).all() and (ordinary.rewards.amax(1) == 2).all()
     favoured = (ordinary.probabilities * ordinary.rewards / 2).sum(1).mean()
     assert favoured > 0.4

@@ -186,14 +186,6 @@ def test_gcpo_from_texts_and_rewards_to_the_loss(make: Make, spy: h.Spy) -> None
     assert len(weight.unique()) == h.PROMPTS
 
 
-def test_a_callback_sees_the_groups_of_each_step(make: Make) -> None:
-    seen: list[Any] = []
-    trainer = make("rd_only", callback=seen.append)
-    trainer.train()
-    assert len(seen) == trainer.state.global_step > 1
-    assert {rollouts.rewards.shape[1] for rollouts in seen} == {trainer.num_generations}
-
-
 def test_empo_rewards_agreement_and_logs_the_tasks_rewards(make: Make, scripted: Script) -> None:
     # Clusters by first letter; "" says nothing. Two of three agree; all differ; two pairs, one without a reward.
     scripted(["apple", "ant", "", "bee", "a", "b", "c", "d", "up", "us", "it", "in"])
