@@ -19,44 +19,15 @@ from gcpo.tasks.base import Split, Task
 
 COPIES = "MULTI_GPU"  # accelerate's name of processes that have a whole policy each
 SCHEMA = 2  # version of records; raised when the meaning of a record changes
-KINDS = {  # kind -> its notebook
-    "train": "10_train",
-    "gradients": "11_gradient_statistics",
-    "evaluate": "12_evaluate",
-    "one_step": "13_one_step",
-}
 SAME = ("seed", "max_steps", "learning_rate", "beta", "temperature", "max_completion_length", "save_steps")  # as TRL's
 
-# Values added after the first records: a path in `Plan.values`, by kind of run (of a part of a method by its `kind`),
-# and the value that means "as before", which stays out of the hash. A new parameter has a line here for each kind of
-# run that reads it, and the ids of all runs made before it stay as they are.
-SINCE: dict[str, Any] = {
-    "train.params.processes": 1,
-    "train.method.power": 1.0,
-    **{f"{kind}.params.share_prompts": False for kind in ("train", "gradients", "evaluate")},
-    **{f"{kind}.params.entailment_error": 0.0 for kind in ("train", "gradients")},
-    "gradients.params.lora_rank": 0,
-    **{f"{kind}.params.{key}": None for kind in KINDS for key in ("system_prompt", "prompt_template")},
-    **{f"{kind}.params.chat_template_kwargs": {} for kind in KINDS},
-    **{f"{kind}.params.context": "text" for kind in KINDS},
-    **{f"{kind}.params.engine": "transformers" for kind in ("gradients", "evaluate")},
-    "train.params.format_reward": None,
-    "train.params.format_weight": 1.0,
-}
-
-# Parameters that decide a result, by kind of run; the method, the trainer's settings, the task's reward, the world and
-# the training of the policy that is looked at stand resolved beside them (`Plan.values`).
-_ALWAYS = """task seed policy policy_revision dtype system_prompt prompt_template chat_template_kwargs context
-    share_prompts temperature max_completion_length eval_split eval_limit data_revision""".split()
-_GROUPS = "lora_rank embedder entailment entailment_threshold entailment_error group_size gradient_parameters".split()
-_TRAINING = """method format_reward format_weight equalize_mean prompts_per_step processes max_steps learning_rate beta
-    save_steps train_split train_limit validation_split validation_limit eval_samples""".split()
+_KNOWN: dict[str, Any] = read_yaml(Path(__file__).with_name("plan.yaml"))
+KINDS: dict[str, str] = _KNOWN["notebooks"]  # kind -> its notebook
 READ = {
-    "train": {*_ALWAYS, *_GROUPS, *_TRAINING},
-    "gradients": {*_ALWAYS, *_GROUPS, "engine"},
-    "evaluate": {*_ALWAYS, "eval_samples", "engine"},
-    "one_step": {*_ALWAYS, *_GROUPS, "prompts_per_step", "train_split", "step_batches"},
+    kind: {name for kinds, names in _KNOWN["read"] if kind in kinds.split() for name in names.split()} for kind in KINDS
 }
+# Values that mean "as before", by path in `Plan.values` from the kind of run on (of a part of a method by its `kind`).
+SINCE = {f"{kind}.{path}": value for kinds, path, value in _KNOWN["since"] for kind in kinds.split()}
 
 
 @dataclass(frozen=True)
