@@ -283,6 +283,5 @@ def pair_correlations(pairs: pd.DataFrame) -> dict[str, float]:
 
 
 def _rho(pairs: pd.DataFrame, column: str) -> float:
-    if len(pairs) < statistics.FEWEST_POINTS:
-        return float("nan")
-    return statistics.spearman(pairs["embedding_distance"].to_numpy(), pairs[column].to_numpy())
+    enough = len(pairs) >= statistics.FEWEST_POINTS
+    return statistics.spearman(pairs["embedding_distance"], pairs[column]) if enough else np.nan

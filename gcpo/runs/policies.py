@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import peft
 import transformers
 
 from gcpo import io, world
@@ -29,8 +30,7 @@ def starting_policy(plan: Plan) -> tuple[Any, Any]:
     params = plan.params
     name = world.resolve(params.policy, "policy", params.world_seed)
     transformers.set_seed(params.seed)
-    template = params.chat_template_kwargs
-    return load_policy(name, revision=params.policy_revision, dtype=params.dtype, template=template)
+    return load_policy(name, revision=params.policy_revision, dtype=params.dtype, template=params.chat_template_kwargs)
 
 
 def trained_policy(plan: Plan, folder: Path) -> tuple[Any, Any]:
@@ -41,10 +41,8 @@ def trained_policy(plan: Plan, folder: Path) -> tuple[Any, Any]:
     params = plan.params
     if not params.lora_rank:
         return load_policy(str(folder), dtype=params.dtype, template=params.chat_template_kwargs)
-    from peft import PeftModel
-
     model, tokens = starting_policy(plan)  # training with adapters saves the adapters alone
-    return PeftModel.from_pretrained(model, str(folder), is_trainable=True).eval(), tokens
+    return peft.PeftModel.from_pretrained(model, str(folder), is_trainable=True).eval(), tokens
 
 
 def load_policy_to_evaluate(plan: Plan, run: Run, trained: Run | None) -> tuple[Sequence[Row], Any, Any]:
@@ -65,9 +63,7 @@ def load_policy_to_evaluate(plan: Plan, run: Run, trained: Run | None) -> tuple[
     else:
         model, tokens = starting_policy(plan)
         if params.lora_rank and plan.kind != "evaluate":  # of gradients
-            from peft import get_peft_model
-
-            model = get_peft_model(model, lora(params)).eval()
+            model = peft.get_peft_model(model, lora(params)).eval()
     check_lengths(model, tokens, split.rows, params.max_completion_length)
     run.manifest["models"] = models(params, model)
     return split.rows, model, tokens
@@ -102,21 +98,14 @@ def cut_by(*models: Embedder | Entailment | None) -> dict[str, dict[str, int]]:
 
 def lora(params: Params) -> Any:
     """Return the adapters of a run, whose ``lora_rank`` is above 0."""
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=params.lora_rank, lora_alpha=2 * params.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
+    rank = params.lora_rank
+    return peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def models(params: Params, policy: Any) -> dict[str, Any]:
     """Return the models of a run for its manifest, with the commit of a policy from the Hub."""
-    return {
-        "policy": params.policy,
-        "policy_revision": getattr(policy.config, "_commit_hash", None),
-        "embedder": params.embedder,
-        "entailment": params.entailment,
-    }
+    named = {kind: getattr(params, kind) for kind in ("policy", "embedder", "entailment")}
+    return {**named, "policy_revision": getattr(policy.config, "_commit_hash", None)}
 
 
 def quiet() -> None:

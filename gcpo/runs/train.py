@@ -38,7 +38,7 @@ from gcpo.trainer.trainer import REPLACED, text_of
 
 SHOWN = {"reward": "reward", "weight": "gcpo/weight"}  # numbers of a step that are shown, in TRL's log
 # Columns of TRL's log that depend on the clock and not on the run.
-_TIMES = ("step_time", "runtime", "per_second", "total_flos", "epoch", "num_tokens")
+_TIMES = "step_time|runtime|per_second|total_flos|epoch|num_tokens"
 
 
 def train(params: Params) -> Run:
@@ -221,13 +221,12 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
     if params.report_to not in (trackers := ["none", *get_available_reporting_integrations()]):
         hint = nearest(params.report_to, trackers)
         raise ValueError(f"report_to: no tracker {params.report_to!r} is installed here.{hint} metrics.csv has it all.")
+    same = ("method", "method_options", "alpha", "equalize_mean", "entailment_threshold", "report_to")
     return GCPOConfig(
         output_dir=str(folder),
+        run_name=folder.name,
         resolved=plan.method,
-        method=params.method,
-        method_options=params.method_options,
-        alpha=params.alpha,
-        equalize_mean=params.equalize_mean,
+        **{name: getattr(params, name) for name in same},
         # Of two rewards each function says what it reaches, and one which answers are right.
         reward_range=None if params.format_reward else list(task.reward_range),
         reward_weights=[1.0, params.format_weight] if params.format_reward else None,
@@ -235,12 +234,10 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
         chat_template_kwargs=params.chat_template_kwargs or None,
         embedding_model=params.embedder,
         entailment_model=entailment,
-        entailment_threshold=params.entailment_threshold,
         use_full_completion_for_clustering=task.full_completion,
         share_prompts=None if params.share_prompts else False,
         # On a CPU, where use_cpu is not set, bfloat16 is refused.
-        **{**WRITTEN, "report_to": params.report_to, "run_name": folder.name},
-        **{"use_cpu": not torch.cuda.is_available(), **plan.trainer},
+        **{**WRITTEN, "use_cpu": not torch.cuda.is_available(), **plan.trainer},
     )
 
 
@@ -311,8 +308,7 @@ def _last_checkpoint(folder: Path, max_steps: int) -> str | None:
 def step_metrics(log_history: list[dict[str, Any]]) -> pd.DataFrame:
     """Return one line per step of TRL's log, without what depends on the clock."""
     table = pd.DataFrame([entry for entry in log_history if "loss" in entry])
-    kept = {column for column in table.columns if not any(part in column for part in _TIMES)}
-    return table[["step", *sorted(kept - {"step"})]]
+    return table.set_index("step").filter(regex=f"^(?!.*({_TIMES}))").sort_index(axis="columns").reset_index()
 
 
 def summary(scores: pd.DataFrame, task: Task) -> dict[str, float]:
