@@ -157,14 +157,6 @@ def test_where_there_is_nothing_to_rank_there_is_no_correlation(size: int, sprea
     assert all(math.isnan(value) for value in found.values())
 
 
-def test_the_same_pairs_are_drawn_by_the_same_seed_and_in_order() -> None:
-    pairs = pd.DataFrame({"first": range(120)})
-    some, again, others = (module._some(pairs, np.random.default_rng(seed)) for seed in (0, 0, 1))
-    assert some.equals(again) and not some.equals(others)
-    assert len(some) == module.PAIRS and some["first"].is_monotonic_increasing and some["first"].is_unique
-    assert len(module._some(pairs.head(3), np.random.default_rng(0))) == 3
-
-
 def test_halves_have_advantages_of_their_own() -> None:
     """The second half's V is that of a group which holds nothing else."""
     model, batch, rewards = qwen2(), rollouts(8), torch.tensor([2.0, 2, 2, 2, 0, 1, 0, 2])
