@@ -123,9 +123,8 @@ def test_controls_count_when_all_headline_runs_of_their_task_are_there() -> None
     base = {"kind": "train", "method": ["grpo"], "seed": [0, 1, 2], "task": ["tinymath"]}
     write_grid("headline", [{**base, "method": ["grpo", "drop_half"]}])
     write_grid("others", [base])
-    for number, (seed, (method, score)) in enumerate(
-        itertools.product(range(3), {"grpo": 0.6, "drop_half": 0.3}.items())
-    ):
+    runs = itertools.product(range(3), {"grpo": 0.6, "drop_half": 0.3}.items())
+    for number, (seed, (method, score)) in enumerate(runs):
         tables = evaluated(score + seed / 100, metric="accuracy")
         finished(profile="world_a", seed=seed, method=method, task="tinymath", tables=tables)
         if number >= 4:  # of the control a run is missing, or none

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gcpo.methods import advantages, weights
 from gcpo.rollouts import MissingFeatureError, Rollouts
-from gcpo.semantics import Embedder, Entailment, answer_mask, from_texts
+from gcpo.semantics import NO_ANSWER, Embedder, Entailment, answer_mask, from_texts
 from gcpo.tasks.sampling import load_policy
 
 REWARDS = torch.tensor([[0.0, 1.0, 2.0, math.nan], [0.5, 0.5, 0.5, 0.5]])
@@ -240,11 +240,15 @@ def test_clusters_of_answers_need_no_model() -> None:
 @pytest.mark.parametrize("full_completion", [False, True])
 def test_clusters_of_texts_are_those_of_the_task(full_completion: bool) -> None:
     """ "a cat" entails "cat" and not the other way round; whoever says nothing is alone, whatever is shown."""
-    rollouts = Models().rollouts(full_completion=full_completion)
+    models = Models()
+    rollouts = models.rollouts(full_completion=full_completion)
     found = {kind: rollouts.cluster_labels(kind).tolist() for kind in ("greedy", "bidirectional", "exact", "task")}
     assert found["greedy"] == [[0, 0, 1, 0], [0, 1, 2, 3]]
     assert found["bidirectional"] == found["exact"] == [[0, 1, 2, 0], [0, 1, 2, 3]]
     assert found["task"] == found["exact" if full_completion else "greedy"]  # where it is mathematics, or not
+    shown = [[text if full_completion else extract(text) or NO_ANSWER for text in group] for group in GROUPS]
+    assert rollouts.embeddings[..., 1].tolist() == [[len(text) for text in group] for group in shown]
+    assert (("Answer: a cat", "so, Answer: cat") in models.asked) == full_completion
 
 
 # --- the tokens of the answer ---------------------------------------------------------------------------------------

@@ -172,10 +172,8 @@ def test_a_run_that_is_stopped_goes_on_from_its_parts_and_its_training_is_made_o
     assert list((plan.folder / "parts").iterdir()) and not list(plan.folder.glob("*.csv"))
     run, training = MAKE[kind](values), plan.training
     assert run.finished and run.manifest["attempts"] == 2 and not (run.folder / "parts").exists()
-    assert training and run.manifest["training"] == {
-        "run": training.id,
-        "policy": io.hashes(training.folder / "policy"),
-    }
+    assert training is not None
+    assert run.manifest["training"] == {"run": training.id, "policy": io.hashes(training.folder / "policy")}
     kept = csv_of(run)
     shutil.rmtree(run.folder)
     shutil.rmtree(training.folder)

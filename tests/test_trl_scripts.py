@@ -120,9 +120,8 @@ def test_the_card_credits_the_methods_own_paper(
 ) -> None:
     make(method, alpha=0.37 if method == "gcpo_bot" else None).create_model_card(model_name="mine")
     card = (tmp_path / "README.md").read_text()
-    introduced = re.search(
-        r"trained with (\S+?)(, a method .* \[(.*)\]\(https://huggingface.co/papers/(.*)\))?\.\n", card
-    )
+    sentence = r"trained with (\S+?)(, a method .* \[(.*)\]\(https://huggingface.co/papers/(.*)\))?\.\n"
+    introduced = re.search(sentence, card)
     assert introduced and introduced[1] == method and introduced[4] == arxiv
     assert introduced[3] is None or introduced[3].startswith(title)
     assert f"{{{key}," in card and title in card and METHODS[method].rule in card and "- gcpo\n" in card

@@ -179,8 +179,7 @@ def counts(table: pd.DataFrame, by: str = "paper") -> pd.DataFrame:
     order = [word for word in SHOWN if word in set(table["verdict"])]
     wide = pd.crosstab([table["kind"], table[by]], table["verdict"])[order]
     rows = [(kind, value) for kind in get_args(Kind) for value in table[by].unique() if (kind, value) in wide.index]
-    wide = wide.loc[rows]
-    return wide.assign(claims=wide.sum(axis=1)).rename_axis(columns=None).reset_index()
+    return wide.loc[rows].assign(claims=wide.sum(axis=1)).rename_axis(columns=None).reset_index()
 
 
 def expected_errors(verdicts: pd.DataFrame, level: float = 0.95) -> tuple[int, float]:

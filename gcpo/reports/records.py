@@ -179,9 +179,9 @@ def coverage(grid: str, profile: str, reference: bool = False, every: Runs = Non
     counted = ["wanted", "finished", "failed", "left_out", "dirty"]
     table = pd.DataFrame(rows, columns=["task", "run", *counted, "commits", "why", "made_with"])
     ways: dict[str, Any] = dict.fromkeys(counted, "sum") | {"commits": _joined(", "), "source": "first"}
-    ways |= {
-        name: _joined("; ") for name, least in (("why", 1), ("made_with", 2)) if len({*table[name]} - {""}) >= least
-    }
+    for name, fewest in (("why", 1), ("made_with", 2)):  # texts that make a column
+        if len({*table[name]} - {""}) >= fewest:
+            ways[name] = _joined("; ")
     table["source"] = "reference" if reference else "this machine"
     return table.groupby(["task", "run"], sort=False).agg(ways).reset_index()
 

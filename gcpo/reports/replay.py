@@ -61,11 +61,12 @@ def replay(profile: str, runs: Sequence[Run], jobs: int | None = None) -> dict[s
         RecordError: a run whose parameters have another id by now.
     """
     plans = []
-    for run in runs:
-        manifest = run.manifest
+    for manifest in (run.manifest for run in runs):
         plan = Plan(manifest["kind"], validate({**manifest["params"], "profile": f"{profile}-replay"}))
         if plan.id != manifest["id"]:
-            raise RecordError(f"{manifest['id']} has become {plan.id}: give what was added a line in plan.SINCE.")
+            raise RecordError(
+                f"{manifest['id']} has become {plan.id}: give what was added a line in plan.yaml (SINCE)."
+            )
         if load(plan.folder).manifest.get("code") != record.environment()["code"]:
             shutil.rmtree(plan.folder, ignore_errors=True)
         plans.append(plan)

@@ -205,8 +205,7 @@ class Report:
         high (points, 95 %, paired by seed and question), std (of grpo's seeds, points), passes (the interval is above
         0), and runs (how many of grpo's are finished, of those that the grid asks for).
         """
-        found = self._compared
-        runs = found[(found["kind"] == "train") & found["label"].isin([START, BASE])]
+        runs = self._compared.query("kind == 'train' and label in [@START, @BASE]")
         scores = records.gather(runs, "eval", ["task", "label", "seed"])
         rows: list[dict[str, Any]] = []
         for task, decoding in product(self.metric, ("sampled", "greedy")) if len(scores) else ():

@@ -127,8 +127,7 @@ def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
     def said(values: pd.Series) -> str:
         return with_interval(*statistics.mean_interval(100 * values.to_numpy()))
 
-    means = scores.drop(columns="query").groupby("decoding").agg(said)
-    return means.rename_axis(f"% [{INTERVAL} % interval]")
+    return scores.drop(columns="query").groupby("decoding").agg(said).rename_axis(f"% [{INTERVAL} % interval]")
 
 
 def scores_table(scores: pd.DataFrame) -> pd.DataFrame:

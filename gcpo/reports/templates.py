@@ -98,9 +98,12 @@ def pages() -> dict[str, str]:
     """
     functions = (claim, parts, part, interval, counts, markdown, methods_table, verl_table)
     known = {function.__name__: function for function in functions}
-    lines: dict[str, Any] = dict.fromkeys(["keep_trailing_newline", "trim_blocks", "lstrip_blocks"], True)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, **lines
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"signed": signed, "ci": ci}
     environment.globals |= known | {

@@ -315,8 +315,7 @@ def parts_table(parts: pd.DataFrame) -> pd.DataFrame:
     numbers = ["estimate", "low", "high", "paper", "detectable"]
     shown[numbers] = shown[numbers].map("{:+.3g}".format, na_action="ignore")
     where = [name for name in ("policy", "comparison") if name in shown]
-    shown = shown[[*where, "verdict", *numbers, "seeds"]].dropna(axis=1, how="all")
-    return shown.fillna("").set_index(where)
+    return shown[[*where, "verdict", *numbers, "seeds"]].dropna(axis=1, how="all").fillna("").set_index(where)
 
 
 class Verdicts:
