@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -13,12 +12,10 @@ from collections.abc import Iterator
 
 
 def exit_with_parent(parent: int) -> None:
-    """End this process soon after its parent (a process id), however the parent ended; and after the one that asked for
-    it, where multiprocessing has a server between the two."""
-    asked = multiprocessing.parent_process()
+    """End this process soon after its parent (a process id), however the parent ended."""
 
     def watch() -> None:
-        while os.getppid() == parent and (asked is None or asked.is_alive()):
+        while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)
 

@@ -35,7 +35,7 @@ def start(outputs: Path) -> subprocess.Popen[bytes]:
 
 
 def processes(outputs: Path) -> list[psutil.Process]:
-    """Runners, servers of kernels, and kernels that work for a folder."""
+    """Runners and kernels that work for a folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -45,10 +45,7 @@ def processes(outputs: Path) -> list[psutil.Process]:
 
 
 def role(process: psutil.Process) -> str:
-    if process.ppid() == os.getpid():
-        return "runner"
-    # A kernel leads a session of its own; it has the command of the server that it is a fork of.
-    return "kernel" if os.getsid(process.pid) == process.pid else "server"
+    return "runner" if process.ppid() == os.getpid() else "kernel"
 
 
 def manifests(outputs: Path) -> dict[str, Path]:

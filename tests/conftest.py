@@ -6,9 +6,8 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import hypothesis
 import pytest
@@ -43,14 +42,13 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Outputs of the test's own, here and in processes that it starts; made when first written to."""
     from gcpo import paths
 
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
     monkeypatch.setenv("GCPO_OUTPUTS", str(tmp_path / "outputs"))
-    yield tmp_path / "outputs"
-    cast(Any, forkserver)._forkserver._stop()  # the next test's kernels would write into this one's outputs
+    return tmp_path / "outputs"
 
 
 @pytest.fixture(scope="session")

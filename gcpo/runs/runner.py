@@ -2,73 +2,33 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakSet
 
 import papermill
-import torch
-from accelerate.utils import patch_environment
 from filelock import FileLock, Timeout
-from ipykernel.kernelapp import IPKernelApp
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import DeadKernelError
 from tqdm import tqdm
 
 from gcpo import paths
-from gcpo.processes import exit_with_parent
 from gcpo.runs import distributed
 from gcpo.runs.plan import KINDS, Plan
-from gcpo.runs.profiles import ParameterError
 from gcpo.runs.record import LOCKS, Run, claim, describe, load
 
 THREADS = "OMP_NUM_THREADS"
 DIED = "the kernel died without a word, as when memory runs out: change memory_limit or --jobs"
-# Of a thread that makes runs, `environment`: what its kernels have besides this process's; and whether they are `warm`.
+# Of a thread that makes runs, `environment`: what its kernels have besides this process's.
 _thread = threading.local()
 _kernels: WeakSet[Any] = WeakSet()
 _ending = threading.Event()
-
-
-class WarmKernel(ForkServerProcess):
-    """A kernel forked from a server that has imported everything, with what jupyter_client asks of a ``Popen``."""
-
-    stdin = stdout = stderr = None
-
-    def poll(self) -> int | None:
-        """Return the exit status, None while the kernel runs."""
-        return self.exitcode
-
-    def wait(self) -> int | None:
-        """Wait for the kernel's end, and return its exit status."""
-        self.join()
-        return self.exitcode
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the kernel."""
-        os.kill(self.pid or 0, number)
-
-
-def _be_a_kernel(arguments: list[str], environment: dict[str, str], folder: str) -> None:
-    """Be a kernel until it is shut down, or until the process that asked for it has ended."""
-    os.setsid()  # signals to the kernel reach what it starts
-    exit_with_parent(os.getppid())
-    tqdm.set_lock(threading.RLock())  # its own is one between processes, which a kill would leave behind
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
-    torch.set_num_threads(int(environment[THREADS].split(",")[0]))
-    IPKernelApp.launch_instance(arguments, parent_handle=os.getppid())
-    atexit._run_exitfuncs()  # as at the end of any program, which multiprocessing leaves out
 
 
 class KernelManager(AsyncKernelManager):
@@ -76,28 +36,17 @@ class KernelManager(AsyncKernelManager):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        place = tempfile.gettempdir()
-        place = place if len(place) < 75 else "/tmp"  # a socket's path has room for about 100 characters
-        self._folder = tempfile.TemporaryDirectory(prefix="gcpo-", dir=place, ignore_cleanup_errors=True)
+        # A socket's path has room for about 100 characters: a user's own folder of temporary files may take more.
+        self._folder = tempfile.TemporaryDirectory(prefix="gcpo-", dir="/tmp", ignore_cleanup_errors=True)
         self.transport, self.ip = "ipc", str(Path(self._folder.name) / "kernel")
 
     async def _async_launch_kernel(self, kernel_cmd: list[str], **settings: Any) -> None:
-        given, kernel, folder = getattr(_thread, "environment", {}), None, str(paths.NOTEBOOKS)
-        environment, provisioner = {**settings.pop("env"), **given}, cast(Any, self.provisioner)
-        if getattr(_thread, "warm", False):
-            kernel = WarmKernel(target=_be_a_kernel, args=(kernel_cmd[3:], environment, folder))
-            kernel.start()
-            provisioner.process, provisioner.pid, provisioner.pgid = kernel, kernel.pid, kernel.pid
-        else:
-            await super()._async_launch_kernel(kernel_cmd, **{**settings, "env": environment, "cwd": folder})
-        _kernels.add(provisioner.process)
+        environment = {**settings.pop("env"), **getattr(_thread, "environment", {})}
+        await super()._async_launch_kernel(kernel_cmd, **settings, env=environment, cwd=str(paths.NOTEBOOKS))
+        process = cast(Any, self.provisioner).process
+        _kernels.add(process)
         if _ending.is_set():
-            provisioner.process.kill()
-
-    async def _async_interrupt_kernel(self) -> None:
-        # A kernel that is being shut down has nothing left to interrupt; it would only print that it was.
-        if not self.shutting_down:
-            await super()._async_interrupt_kernel()
+            process.kill()
 
 
 class Terminal:
@@ -118,15 +67,11 @@ def execute(notebook: str, output: Path, parameters: dict[str, Any], shown: bool
     """Execute a notebook of ``notebooks/`` with papermill; the executed copy is written even when a cell fails.
 
     Raises:
-        ParameterError: a parameter that the notebook does not have; papermill itself only warns.
         papermill.PapermillExecutionError: a cell failed.
     """
-    path = paths.NOTEBOOKS / f"{notebook}.ipynb"
-    if unknown := set(parameters) - set(papermill.inspect_notebook(str(path))):
-        raise ParameterError(f"{path.name} has no parameter {', '.join(sorted(unknown))}.")
     output.parent.mkdir(parents=True, exist_ok=True)
     papermill.execute_notebook(
-        str(path),
+        str(paths.NOTEBOOKS / f"{notebook}.ipynb"),
         str(output),
         parameters,
         progress_bar=False,
@@ -140,8 +85,7 @@ def execute(notebook: str, output: Path, parameters: dict[str, Any], shown: bool
 def run(plan: Plan, wait: bool = True, shown: bool = True) -> Run | None:
     """Make one run in a kernel of its own; its folder gets notebook.ipynb as well. A finished run is returned as is.
 
-    A failure is in the returned run's manifest, not raised. A kernel that dies without a word is started once more.
-    Without ``wait``, None if another process makes the run.
+    A failure is in the returned run's manifest, not raised. Without ``wait``, None if another process makes the run.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -149,23 +93,20 @@ def run(plan: Plan, wait: bool = True, shown: bool = True) -> Run | None:
     except Timeout:
         return None
     with lock:
-        for _ in range(2):
-            if load(plan.folder).finished or _ending.is_set():
-                break
+        if not (load(plan.folder).finished or _ending.is_set()):
             try:
                 execute(KINDS[plan.kind], plan.folder / "notebook.ipynb", plan.params.model_dump(mode="json"), shown)
+            except DeadKernelError:
+                _fail(plan, DIED)
             except Exception as error:
-                died = isinstance(error, DeadKernelError)
-                if not _ending.is_set():
-                    _fail(plan, DIED if died else f"{type(error).__name__}: {error}".strip())
-                if died:
-                    continue
-            break
+                _fail(plan, f"{type(error).__name__}: {error}".strip())
     return load(plan.folder)
 
 
 def _fail(plan: Plan, why: str) -> None:
-    """Write why a run failed, if it died outside its own record or before that was opened."""
+    """Write why a run failed, if it died outside its own record or before that was opened, and the grid goes on."""
+    if _ending.is_set():
+        return
     with claim(plan) as done:
         if done.manifest.get("status") not in ("failed", "finished"):
             done.manifest |= {**describe(plan), "status": "failed", "exit": why}
@@ -205,20 +146,14 @@ def run_grid(plans: Sequence[Plan], jobs: int | None = None) -> list[Run]:
 def _threads(plans: Sequence[Plan], jobs: int | None) -> ThreadPoolExecutor:
     """Return threads that make runs, each with its share of GPUs and cores."""
     jobs = min(jobs or distributed.runs_at_once(plans), len(plans))
-    each = distributed.gpu_shares(jobs, plans)
-    warm = not each[0] and sys.platform == "linux"  # a fork cannot use CUDA, and Apple's libraries crash in one
-    shares = iter(each)
+    shares = iter(distributed.gpu_shares(jobs, plans))
     threads = os.environ.get(THREADS) or str(max(1, (os.cpu_count() or 1) // jobs))
 
     def begin() -> None:
         gpus = next(shares)
         visible = {distributed.VISIBLE: ",".join(gpus)} if gpus else {}
-        _thread.warm, _thread.environment = warm, {THREADS: threads, distributed.AT_ONCE: str(jobs), **visible}
+        _thread.environment = {THREADS: threads, distributed.AT_ONCE: str(jobs), **visible}
 
-    if warm:
-        with patch_environment(**{THREADS: "1"}):  # libraries that start threads when imported start none in the server
-            forkserver.set_forkserver_preload(["gcpo.runs.warm"])
-            forkserver.ensure_running()
     return ThreadPoolExecutor(jobs, initializer=begin)
 
 
