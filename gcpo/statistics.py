@@ -14,9 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
-from scipy.stats import nct, norm, pearsonr
-from scipy.stats import t as student
+from scipy import optimize, stats
 
 from gcpo.errors import one_of
 
@@ -27,7 +25,7 @@ FEWEST_POINTS = 3
 CHUNK_ELEMENTS = 2**19  # resampled values held at a time: a few megabytes
 STRIP = 2**17  # counts of resamples ranked at a time: a megabyte, which stays in a processor's cache
 # Standard errors between 0 and the smallest difference that a two-sided test at 5 % finds with a probability of 80 %.
-DETECTABLE = float(norm.ppf(0.975) + norm.ppf(0.8))
+DETECTABLE = float(stats.norm.ppf(0.975) + stats.norm.ppf(0.8))
 
 
 class Interval(NamedTuple):
@@ -172,8 +170,7 @@ def paired_query_bootstrap(a: Values, b: Values, n: int = 10000, seed: int = 0) 
     """
     first, second = (x.mean(axis=0) if x.ndim == 2 else x for x in (_array("a", a), _array("b", b)))
     mean_a, mean_b = _columns(a=first, b=second)
-    gain = mean_a - mean_b
-    return _bootstrap(lambda counts: counts @ gain / len(gain), len(gain), n, seed)
+    return mean_interval(mean_a - mean_b, n, seed)
 
 
 def interval_of_means(of: Callable[..., Array], *columns: Values, n: int = 10000, seed: int = 0) -> Interval:
@@ -209,7 +206,7 @@ def training_draws(a: Values, b: Values, n: int = 10000, seed: int = 0) -> Draws
     gain = float(columns.mean())
     of_questions = [counts @ (columns - gain) / len(columns) for counts in resamples(len(columns), n, seed)]
     # Stratified t quantiles in random order: the tails that Holm-corrected intervals read do not depend on the seed.
-    of_seeds = over_seeds * rng.permutation(student.ppf((np.arange(n) + 0.5) / n, len(paired) - 1))
+    of_seeds = over_seeds * rng.permutation(stats.t.ppf((np.arange(n) + 0.5) / n, len(paired) - 1))
     return Draws(gain, gain + of_seeds + np.sqrt(share) * np.concatenate(of_questions))
 
 
@@ -224,13 +221,13 @@ def minimal_detectable(a: Values, b: Values, power: float = 0.8, level: float = 
         raise ValueError(f"power is {power} and level {level}, expected 0 < 1 - level < power < 1")
     paired = _paired(a, b)
     seeds = len(paired)
-    freedom, bar = seeds - 1, student.ppf(1 - (1 - level) / 2, seeds - 1)
+    freedom, bar = seeds - 1, stats.t.ppf(1 - (1 - level) / 2, seeds - 1)
 
     def beyond(size: float) -> float:
         shift = size * np.sqrt(seeds)  # so large a shift that the other side is never found has no number there
-        return float(nct.sf(bar, freedom, shift) + np.nan_to_num(nct.cdf(-bar, freedom, shift)) - power)
+        return float(stats.nct.sf(bar, freedom, shift) + np.nan_to_num(stats.nct.cdf(-bar, freedom, shift)) - power)
 
-    size = brentq(beyond, 0, 10 * bar)
+    size = optimize.brentq(beyond, 0, 10 * bar)
     over_seeds, over_questions, _ = _standard_errors(paired)
     return float(size * np.sqrt(seeds) * np.hypot(over_seeds, over_questions))
 
@@ -253,13 +250,9 @@ def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
     The k-th smallest of m p values is judged at alpha / (m - k + 1) as long as all before it were rejected; those from
     the first that was not share its level.
     """
-    order = np.argsort(p_values, kind="stable")
-    shares = len(order) - np.arange(len(order))
-    rejected = int(np.sum(np.asarray(holm(p_values)) < alpha))
-    shares[rejected:] = shares[rejected : rejected + 1]
-    levels = np.empty(len(order))
-    levels[order] = 1 - alpha / shares
-    return levels.tolist()
+    rejected = np.sum(np.asarray(holm(p_values)) < alpha)
+    ranks = np.argsort(np.argsort(p_values, kind="stable"))
+    return (1 - alpha / (len(ranks) - np.minimum(ranks, rejected))).tolist()
 
 
 def spread_ratio(a: Values, b: Values, level: float = 0.95) -> Interval:
@@ -273,7 +266,7 @@ def spread_ratio(a: Values, b: Values, level: float = 0.95) -> Interval:
         raise ValueError("b does not vary: there is no ratio to its spread")
     freedom = len(x) - 2
     together = np.corrcoef(x, y)[0, 1] if x.std() else 0.0
-    wide = 1 + 2 * (1 - together**2) * student.ppf((1 + level) / 2, freedom) ** 2 / freedom
+    wide = 1 + 2 * (1 - together**2) * stats.t.ppf((1 + level) / 2, freedom) ** 2 / freedom
     half = np.sqrt(max(0.0, wide**2 - 1))
     ratio = float(x.std(ddof=1) / spread)
     return Interval(ratio, ratio * float(np.sqrt(wide - half)), ratio * float(np.sqrt(wide + half)))
@@ -282,7 +275,7 @@ def spread_ratio(a: Values, b: Values, level: float = 0.95) -> Interval:
 def spread_p(a: Values, b: Values) -> float:
     """Two-sided p value of equal standard deviations, by the test of :func:`spread_ratio`; raises as that does."""
     x, y = _columns(a=a, b=b)
-    return float(pearsonr(x + y, x - y).pvalue)
+    return float(stats.pearsonr(x + y, x - y).pvalue)
 
 
 def equivalent(low: float, high: float, margin: float) -> bool:
@@ -295,10 +288,9 @@ def equivalent(low: float, high: float, margin: float) -> bool:
 
 def _paired(a: Values, b: Values) -> Array:
     first, second = _array("a", a), _array("b", b)
-    if first.shape != second.shape or first.ndim != 2:
-        raise ValueError(f"a is {first.shape} and b is {second.shape}: expected (seeds, questions), the same of both")
-    if len(first) < 2 or first.shape[1] < FEWEST_POINTS:
-        raise ValueError(f"{len(first)} seeds and {first.shape[1]} questions are too few, expected 2 and 3 at least")
+    if first.shape != second.shape or first.ndim != 2 or len(first) < 2 or first.shape[1] < FEWEST_POINTS:
+        expected = f"(seeds, questions), the same of both, of at least 2 seeds and {FEWEST_POINTS} questions"
+        raise ValueError(f"a is {first.shape} and b is {second.shape}: expected {expected}")
     return first - second
 
 
@@ -328,11 +320,11 @@ def _array(name: str, values: Values) -> Array:
 
 def _columns(**columns: Values) -> list[Array]:
     arrays = [_array(name, values) for name, values in columns.items()]
-    if any(array.ndim != 1 or len(array) != len(arrays[0]) for array in arrays):
+    if any(array.ndim != 1 or len(array) != len(arrays[0]) or len(array) < FEWEST_POINTS for array in arrays):
         shapes = {name: array.shape for name, array in zip(columns, arrays, strict=True)}
-        raise ValueError(f"shapes are {shapes}, expected one value per query, in each the same queries")
-    if len(arrays[0]) < FEWEST_POINTS:
-        raise ValueError(f"{len(arrays[0])} queries are too few, expected at least {FEWEST_POINTS}")
+        raise ValueError(
+            f"shapes are {shapes}, expected a value of each of the same queries, of at least {FEWEST_POINTS}"
+        )
     return arrays
 
 

@@ -267,9 +267,9 @@ PAIRED = {
 def test_errors_say_what_is_wrong_and_where(name: str) -> None:
     for u, v, said in (
         ([1, 2, 3], [1, 2, 3, 4], r"\(3,\).*\(4,\)"),
-        ([1, 2], [1, 2], "2 queries.*3"),
+        ([1, 2], [1, 2], r"\(2,\).*at least 3"),
         ([1, 2, 3, 4], [1, 2, math.nan, 4], r"1 that are not finite.*\[2\]"),
-        (np.zeros((2, 2, 2)), [1, 2], "one value per query"),
+        (np.zeros((2, 2, 2)), [1, 2], "a value of each"),
     ):
         with pytest.raises(ValueError, match=said):
             PAIRED[name](u, v)
