@@ -147,7 +147,7 @@ def test_a_forest_has_intervals_and_an_arrow_for_what_lies_beyond_it() -> None:
     assert [text.get_text() for text in left.get_yticklabels()] == ["SE", "EMPO"]
     assert left.get_xlim() == (-8, 8)
     np.testing.assert_allclose(left.collections[0].get_segments()[0], [[-1, 0], [3, 0]])
-    np.testing.assert_allclose(right.collections[0].get_segments()[0], [[-0.5, 0], [8, 0]])  # cut at the edge
+    np.testing.assert_allclose(right.collections[0].get_segments()[0], [[-0.5, 0], [9, 0]])
     arrows = [line for line in left.lines if line.get_marker() == "<"]
     assert [tuple(arrow.get_xydata()[0]) for arrow in arrows] == [(-8, 1)]
     assert [text.get_text() for text in left.texts] == ["-25.0"]

@@ -52,9 +52,9 @@ def sample_batch(folder: Path, n_prompts: int = 16, seed: int = 0, **settings: A
     quiet()
     usual = {"num_generations": 16, "temperature": 0.7, "max_completion_length": 16, "learning_rate": 5e-4}
     settings = usual | settings
-    neutral = {"correct": (1.0, 1.0), "wrong": (1.0, 1.0)}
+    size, neutral = settings["num_generations"], {"correct": (1.0, 1.0), "wrong": (1.0, 1.0)}
     settings |= {"method": "egspo", "method_options": neutral, "max_steps": 1, "beta": 0.002, "seed": seed}
-    settings |= {"per_device_train_batch_size": n_prompts * settings["num_generations"], "bf16": False}
+    settings |= {"per_device_train_batch_size": n_prompts * size, "bf16": False}
     settings |= {"report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
     task = get_task("tinyqa")
     rows = task.load("train", limit=n_prompts, seed=seed).rows
@@ -72,18 +72,15 @@ def sample_batch(folder: Path, n_prompts: int = 16, seed: int = 0, **settings: A
     )
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
-    return _in_order(trainer, scored[0])
-
-
-def _in_order(trainer: _Trainer, scored: Rollouts) -> Batch:
-    correct, dispute = scored.correctness.gt(0.5).sum(1), measures.semantic_entropy(scored.clusters)
-    order = sorted(range(len(correct)), key=lambda i: (correct[i], -dispute[i]))
+    (seen,) = scored
     moved, _ = trainer._policy_pass(trainer.generated)
-    known = {name: getattr(scored, name)[order] for name in scored.features if name != "correctness"}
-    known["ratios"] = (moved.view_as(scored.logps) - scored.logps).exp()[order]
-    known["max_completion_length"] = trainer.max_completion_length
-    rewards, size = scored.rewards[order], trainer.num_generations
+    ratios = (moved.view_as(seen.logps) - seen.logps).exp()
+    correct, dispute = seen.correctness.gt(0.5).sum(1), measures.semantic_entropy(seen.clusters)
+    order = sorted(range(n_prompts), key=lambda i: (correct[i], -dispute[i]))
+    known = {name: getattr(seen, name)[order] for name in seen.features if name != "correctness"}
+    known |= {"ratios": ratios[order], "max_completion_length": trainer.max_completion_length}
     prompts, texts = ([messages[-1]["content"] for messages in trainer._logs[of]] for of in ("prompt", "completion"))
     questions = [prompts[size * i].split(" . ")[-1] for i in order]
     answers = [texts[size * i : size * (i + 1)] for i in order]
+    rewards = seen.rewards[order]
     return Batch(Rollouts(rewards, **known), Rollouts(2 * rewards.gt(1.99).float(), **known), questions, answers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import cycle, product
 from math import nan
 from pathlib import Path
@@ -91,12 +91,6 @@ def legend_above(figure: Figure, ncols: int = 4) -> None:
     figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=ncols)
 
 
-def looks() -> Iterator[dict[str, Any]]:
-    """Yield the look of each series, one after the other."""
-    for colour, marker, line in zip(cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False):
-        yield {"color": colour, "marker": marker, "linestyle": line}
-
-
 def estimates(data: pd.DataFrame, x: str, y: str, hue: str = "", ax: Axes | None = None, kind: Kind = "points") -> Axes:
     """Draw estimates with their intervals: as points, points joined to a trend, or a line with a band.
 
@@ -112,14 +106,16 @@ def estimates(data: pd.DataFrame, x: str, y: str, hue: str = "", ax: Axes | None
         axes.set_xticks(range(len(categories)), [str(category) for category in categories])
         axes.grid(False, axis="x")
     apart = 0 if kind == "band" else 0.7
-    for index, ((name, rows), look) in enumerate(zip(series, looks(), strict=False)):
+    looks = zip(cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False)
+    for index, ((name, rows), (color, marker, line)) in enumerate(zip(series, looks, strict=False)):
         shift = (index - (len(series) - 1) / 2) * apart / len(series)
         place = rows[x] if numeric else rows[x].map(categories.index) + shift
+        look: dict[str, Any] = {"color": color, "marker": marker, "linestyle": "" if kind == "points" else line}
         if kind == "band":
-            axes.fill_between(place, rows["low"], rows["high"], color=look["color"], alpha=0.18, linewidth=0)
+            axes.fill_between(place, rows["low"], rows["high"], color=color, alpha=0.18, linewidth=0)
         else:
-            axes.vlines(place, rows["low"], rows["high"], color=look["color"], linewidth=1.8, zorder=2)
-            look |= {"zorder": 3, "linewidth": 1} | ({"linestyle": ""} if kind == "points" else {})
+            axes.vlines(place, rows["low"], rows["high"], color=color, linewidth=1.8, zorder=2)
+            look |= {"zorder": 3, "linewidth": 1}
         axes.plot(place, rows[y], label=name or None, markeredgecolor="white", **look)
     axes.set(xlabel=x, ylabel=y)
     if hue and series:
@@ -194,10 +190,8 @@ def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:
         chosen: task -> the profile's own rate, a vertical line.
     """
     named: Any = table.assign(series=table["prompts_per_step"].map("{} prompts a step".format))
-    wide = {
-        how: named.rename(columns=lambda name, how=how: name.replace(how, "score")) for how in ("sampled", "greedy")
-    }
-    long = pd.concat(wide, names=["how"]).reset_index("how")
+    of = {how: named.set_axis(named.columns.str.replace(how, "score"), axis=1) for how in ("sampled", "greedy")}
+    long = pd.concat(of, names=["how"]).reset_index("how")
     spread = long["score_std"].fillna(0)
     long = long.assign(low=long["score"] - spread, high=long["score"] + spread)
     labels: dict[str, Any] = {"xlabel": "learning rate", "ylabel": "validation split after training, %"}
@@ -262,8 +256,7 @@ def _differences(axis: Axes, rows: pd.DataFrame, labels: list[str], reach: float
     for row in rows.to_dict("records"):
         place, estimate = labels.index(row["label"]), row["difference"]
         axis.plot(row["gaps"], [place] * len(row["gaps"]), "o", color="0.7", markersize=3, zorder=1)
-        low, high = min(max(row["low"], -reach), reach), max(min(row["high"], reach), -reach)
-        axis.hlines(place, low, high, color=PALETTE[0], linewidth=2, zorder=2)
+        axis.hlines(place, row["low"], row["high"], color=PALETTE[0], linewidth=2, zorder=2)
         if abs(estimate) < reach:
             axis.plot(estimate, place, "s", color=PALETTE[0], markeredgecolor="white", zorder=3)
             continue

@@ -7,14 +7,12 @@ paper ("ours" where it claims nothing) and the claim. No run is needed: this is 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import pandas as pd
 
 from gcpo.reports.tables import reported
 
-UNITS = 1  # of the last printed digit, within which two numbers are the same
 SIMILAR = 1.2  # a size is similar or smaller if it is at most so many times the other
 LEAST_CHANCE = 1e-6
 BY: dict[str, Any] = {"index": "method", "columns": ["task", "metric"]}
@@ -32,8 +30,8 @@ Found = tuple[Any, dict[Any, Any]]
 
 
 def agrees(stated: Any, computed: Any, digits: int) -> Any:
-    """Return whether a number with so many decimals is the computed one but for rounding; elementwise for tables."""
-    return abs(stated - computed) <= UNITS * 10.0**-digits + 1e-9
+    """Return whether a number is the computed one to one unit of the last of its decimals; elementwise for tables."""
+    return abs(stated - computed) <= 10.0**-digits + 1e-9
 
 
 def wide(name: str, index: str | list[str], columns: str | list[str], values: str = "value", **where: str) -> Any:
@@ -49,7 +47,6 @@ def lead(scores: Any, own: Iterable[str], others: Iterable[str]) -> pd.Series:
 # --- GCPO -------------------------------------------------------------------------------------------------------------
 
 
-@cache
 def gcpo_table1(values: str = "value") -> pd.DataFrame:
     """Return the scores of GCPO's Table 1 in per cent, or their deviations ("spread"): a row per method."""
     return wide("gcpo_table1", **BY, values=values, unit="percent")
@@ -140,7 +137,6 @@ def gcpo_4_1_protocol() -> Found:
 # --- SEED-GRPO --------------------------------------------------------------------------------------------------------
 
 
-@cache
 def seed_averages() -> pd.DataFrame:
     """Return every row of SEED-GRPO's Tables 2 and 4 that prints five scores, with the mean of the five."""
     names = ["2", "4a", "4b", "4c", "4d", "4e"]
@@ -237,11 +233,9 @@ def seed_6_consistently_printed() -> Found:
 # --- EGPO -------------------------------------------------------------------------------------------------------------
 
 
-@cache
 def egpo_table1(metric: str = "accuracy") -> pd.DataFrame:
     """Return EGPO's Table 1, scores or the gains in brackets: a row per model and task, a column per method."""
-    table = reported("egpo_table1", metric=metric).replace({"method": {"": "base"}})
-    return table.pivot(index=["model", "task"], columns="method", values="value")
+    return wide("egpo_table1", ["model", "task"], "method", metric=metric).rename(columns={"": "base"})
 
 
 def egpo_brackets() -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -322,12 +316,10 @@ def egpo_4_1_trials_printed() -> Found:
 # --- CW-GRPO ----------------------------------------------------------------------------------------------------------
 
 
-@cache
 def cw_table2(metric: str = "accuracy") -> pd.DataFrame:
     """Return CW-GRPO's own experiments of Table 2: a row per model size and method."""
-    table = reported("cw_grpo_table2", metric=metric).replace({"label": {"GRPO + Gaussian Reweight (ours)": "CW-GRPO"}})
-    table = table[table["model"].isin(list(SIZES))].replace({"model": SIZES})
-    return table.pivot(index=["model", "label"], columns="task", values="value")
+    table = wide("cw_grpo_table2", ["model", "label"], "task", metric=metric).loc[[*SIZES]]
+    return table.rename({**SIZES, "GRPO + Gaussian Reweight (ours)": "CW-GRPO"}).sort_index()
 
 
 def cw_gains() -> pd.DataFrame:

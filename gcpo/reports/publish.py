@@ -219,8 +219,7 @@ def clean(path: Path) -> None:
             if "execution_count" in one:
                 one.execution_count = count
     for cell in notebook.cells:
-        for key in ("papermill", "execution", "ExecuteTime", *([] if cell.metadata.get("tags") else ["tags"])):
-            cell.metadata.pop(key, None)
+        cell.metadata = nbformat.from_dict({"tags": tags} if (tags := cell.metadata.get("tags")) else {})
     notebook.metadata.pop("papermill", None)
     notebook.metadata["language_info"] = {"name": "python"}  # and not the version that happened to execute it
     nbformat.write(notebook, path)
