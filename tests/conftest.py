@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -49,6 +50,20 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
     monkeypatch.setenv("GCPO_OUTPUTS", str(tmp_path / "outputs"))
     return tmp_path / "outputs"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Writes records, or lines as they are, to a file of a data folder that is in use."""
+    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path))
+
+    def to(*lines: Any, file: str = "narrativeqa/test") -> Path:
+        path = tmp_path / f"{file}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+        return path
+
+    return to
 
 
 @pytest.fixture(scope="session")

@@ -211,21 +211,8 @@ HASHED = ["4", "8", "9", "10"]  # whose SHA-256 begins with less than 4ccc (sha2
 
 # --- training sets --------------------------------------------------------------------------------------------------
 
-Write = Callable[[str, list[dict[str, Any]]], None]
+Write = Callable[..., Path]
 WORDS = "one two three four five six seven eight nine ten".split()
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes records to a file of a data folder that is in use."""
-    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path))
-
-    def to(file: str, records: list[dict[str, Any]]) -> None:
-        path = tmp_path / f"{file}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-    return to
 
 
 def solved(number: int, level: int = 3) -> dict[str, Any]:
@@ -233,9 +220,9 @@ def solved(number: int, level: int = 3) -> dict[str, Any]:
 
 
 def test_math_is_read_in_three_ways_and_what_is_tested_on_is_left_out(write: Write, tmp_path: Path) -> None:
-    write("math_train/train", [solved(number, level=number) for number in (1, 2, 3, 4, 5)])
-    write("math_train/test", [solved(number, level=number - 5) for number in (6, 7, 8, 9, 10)])
-    write("math500/test", [{"unique_id": str(n), "problem": f"Problem {n}?", "answer": str(n)} for n in (8, 10)])
+    write(*(solved(number, level=number) for number in (1, 2, 3, 4, 5)), file="math_train/train")
+    write(*(solved(number, level=number - 5) for number in (6, 7, 8, 9, 10)), file="math_train/test")
+    write(*({"unique_id": str(n), "problem": f"Problem {n}?", "answer": str(n)} for n in (8, 10)), file="math500/test")
     splits = ("train", "train_all", "train_12k")
     loaded = {split: math_task.TASK.load(split, limit=None) for split in splits}
     golds = {split: sorted(int(row.references[0]) for row in rows.rows) for split, rows in loaded.items()}
@@ -260,8 +247,8 @@ def test_a_solution_has_its_answer_in_its_boxes() -> None:
 
 
 def test_open_rs_is_tested_on_math_500(write: Write) -> None:
-    write("open_rs/train", [{**solved(7), "solution": "So it is seven.", "answer": " 7 ", "level": "Hard"}])
-    write("math500/test", [{"unique_id": "a", "problem": "1 + 1?", "answer": "2"}])
+    write({**solved(7), "solution": "So it is seven.", "answer": " 7 ", "level": "Hard"}, file="open_rs/train")
+    write({"unique_id": "a", "problem": "1 + 1?", "answer": "2"}, file="math500/test")
     (row,), (asked,) = (get_task("open_rs").load(split, limit=None).rows for split in ("train", "test"))
     assert row.parts == {"problem": "Problem 7?"} and row.references == ("7",) and asked.id == "a"
 
@@ -272,27 +259,27 @@ def generated(number: int, right: list[bool | None] | None, answer: str = "7", t
     return {"uuid": f"u{number}", "problem": problem, "answer": answer, "correctness_math_verify": right}
 
 
-@pytest.mark.parametrize(
-    ("record", "bucket"),
-    [
-        (generated(1, [True, False]), "mixed"),
-        (generated(1, [True, True, True]), "correct"),
-        (generated(1, [True, None]), "mixed"),
-        (generated(1, [True, False], r"\frac{1}{2}"), "mixed"),
-        (generated(1, [True, False], "1,000"), "mixed"),
-        (generated(1, [False, False]), None),
-        (generated(1, [True]), None),
-        (generated(1, None), None),
-        (generated(1, [True, False], " "), None),
-        (generated(1, [True, False], "1, 2"), None),
-        (generated(1, [True, False], r"1 \text{ or } 2"), None),
-        (generated(1, [True, False], r"\pm 3"), None),
-        (generated(1, [True, False], text="a" * 4097), None),
+MIXED, CORRECT = [True, False], [True, True, True]
+BUCKETS: dict[str | None, list[dict[str, Any]]] = {
+    "mixed": [
+        generated(1, MIXED),
+        generated(1, [True, None]),
+        *(generated(1, MIXED, answer) for answer in (r"\frac{1}{2}", "1,000")),
     ],
-)
-def test_a_problem_of_openr1_belongs_to_a_bucket_or_is_left_out(record: dict[str, Any], bucket: str | None) -> None:
-    ids = [row.id for row in openr1.rows_of("default")(record)]
-    assert ids == ([f"default-{bucket}-u1"] if bucket else [])
+    "correct": [generated(1, CORRECT)],
+    None: [
+        *(generated(1, right) for right in ([False, False], [True], None)),
+        *(generated(1, MIXED, answer) for answer in (" ", "1, 2", r"1 \text{ or } 2", r"\pm 3")),
+        generated(1, MIXED, text="a" * 4097),
+    ],
+}
+
+
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_a_problem_of_openr1_belongs_to_a_bucket_or_is_left_out(bucket: str | None) -> None:
+    for record in BUCKETS[bucket]:
+        ids = [row.id for row in openr1.rows_of("default")(record)]
+        assert ids == ([f"default-{bucket}-u1"] if bucket else []), record
 
 
 def test_the_pool_has_the_papers_shares_and_the_validation_split_128_of_10000(
@@ -300,8 +287,8 @@ def test_the_pool_has_the_papers_shares_and_the_validation_split_128_of_10000(
 ) -> None:
     monkeypatch.setattr(openr1, "POOL", 20)
     monkeypatch.setattr(openr1, "VALIDATION", 5)
-    write("openr1/train", [generated(number, [True, number % 2 == 0]) for number in range(40)])
-    write("openr1_extended/train", [generated(number, [True, number % 2 == 0]) for number in range(40, 50)])
+    write(*(generated(number, [True, number % 2 == 0]) for number in range(40)), file="openr1/train")
+    write(*(generated(number, [True, number % 2 == 0]) for number in range(40, 50)), file="openr1_extended/train")
     task = get_task("openr1")
     train, validation = (task.load(split, limit=None).rows for split in ("train", "validation"))
     counts = Counter(row.id.rpartition("-")[0] for row in (*train, *validation))
@@ -318,8 +305,8 @@ def test_of_openr1_a_problem_that_could_be_chosen_makes_room_for_the_next(
 ) -> None:
     monkeypatch.setattr(openr1, "POOL", 20)  # of which 10 are mixed ones of the default
     monkeypatch.setattr(openr1, "VALIDATION", 0)
-    write("openr1/train", [generated(n, [True, False], r"\text{}" if n % 2 else "7") for n in range(20)])
-    write("openr1_extended/train", [generated(99, [True, False])])
+    write(*(generated(n, [True, False], r"\text{}" if n % 2 else "7") for n in range(20)), file="openr1/train")
+    write(generated(99, [True, False]), file="openr1_extended/train")
     load = get_task("openr1").load
     with pytest.raises(MalformedRowError, match=r"openr1/train\.jsonl, line \d+, id 'default-mixed-u"):
         load("train", limit=None)
@@ -330,8 +317,8 @@ def test_of_openr1_a_problem_that_could_be_chosen_makes_room_for_the_next(
 def test_a_near_duplicate_is_left_out_and_too_few_problems_are_no_validation_split(write: Write) -> None:
     text = " ".join(f"word{number}" for number in range(40))
     texts = [text, text.replace("word7", "other").upper(), text.replace("word", "term")]
-    write("openr1/train", [generated(number, [True, False], text=text) for number, text in enumerate(texts)])
-    write("openr1_extended/train", [generated(9, [True, False], text="another one")])
+    write(*(generated(number, [True, False], text=text) for number, text in enumerate(texts)), file="openr1/train")
+    write(generated(9, [True, False], text="another one"), file="openr1_extended/train")
     kept = [row.parts["problem"] for row in get_task("openr1").load("train", limit=None).rows]
     assert len(kept) == 3 and texts[2] in kept and "another one" in kept
     with pytest.raises(ValueError, match=r"openr1/validation is empty: the 3 problems"):
@@ -363,25 +350,8 @@ REAL = {
 }
 
 
-WRONG = (
-    None,
-    True,
-    0,
-    -1,
-    1.5,
-    math.nan,
-    math.inf,
-    10**40,
-    "",
-    " ",
-    "text",
-    "#### 1/2",
-    "a\ud83d",
-    [],
-    [None],
-    [""],
-    {},
-)
+WRONG = (None, True, 0, -1, 1.5, math.nan, math.inf, 10**40)
+WRONG += ("", " ", "text", "#### 1/2", "a\ud83d", [], [None], [""], {})
 
 
 def mutations(value: Any) -> Iterator[Any]:

@@ -26,12 +26,9 @@ def group_nli(groups: Sequence[Sequence[str | None]], entailment: Entailment) ->
     """Entailment probabilities within each of B groups of G texts, all asked in one go.
 
     Returns (B, G, G, 3) float32 as in ``Entailment.pairwise``. A missing text (``None``) contradicts all others,
-    missing ones too. Raises ``ValueError`` if the groups differ in size.
+    missing ones too. The groups are of one size.
     """
-    sizes = {len(group) for group in groups}
-    if len(sizes) > 1:
-        raise ValueError(f"groups have {sorted(sizes)} texts: all must have the same number")
-    size = max(sizes, default=0)
+    size = max(map(len, groups), default=0)
     pairs = [pair for group in groups for pair in itertools.product(group, repeat=2)]
     asked = {at: (one, two) for at, (one, two) in enumerate(pairs) if one is not None and two is not None}
     nli = torch.tensor([0.0, 0.0, 1.0]).repeat(len(pairs), 1)
@@ -56,19 +53,16 @@ def cluster_groups(
     with one that opens no cluster, the model is not asked; the first texts of all groups take their turn together, then
     the second ones, and so on.
     """
-    opened: list[list[str]] = [[] for _ in groups]  # the first text of each cluster
     leaders: list[dict[str | None, str]] = [{} for _ in groups]  # of each text, the first one of its cluster
     for turn in itertools.zip_longest(*(filter(None.__ne__, dict.fromkeys(group)) for group in groups)):
+        opened = [list(dict.fromkeys(leader.values())) for leader in leaders]
         asked = [(first, text) for own, text in zip(opened, turn, strict=True) if text is not None for first in own]
         found = iter(entailment.pairs([first for first, _ in asked], [text for _, text in asked])[:, 0])
         for own, leader, text in zip(opened, leaders, turn, strict=True):
             if text is not None:
                 entails = list(itertools.islice(found, len(own)))
-                if entails and max(entails) >= threshold:
-                    leader[text] = own[entails.index(max(entails))]
-                else:
-                    leader[text] = text
-                    own.append(text)
+                joins = bool(entails) and max(entails) >= threshold
+                leader[text] = own[entails.index(max(entails))] if joins else text
     led = [[known.get(text) for text in group] for group, known in zip(groups, leaders, strict=True)]
     return torch.stack([clusters_by(group, str.__eq__) for group in led])
 

@@ -92,7 +92,7 @@ class _Remembering(Generic[K, V]):
     """A model with a bounded memory of its results, least recently used out first."""
 
     def __init__(self, compute: Callable[[list[K]], Iterable[V]], size: int) -> None:
-        self.hits = self.misses = self.cut = 0
+        self.misses = self.cut = 0
         self._compute = compute
         self._stored: LRUCache[K, V] = LRUCache(size)
 
@@ -112,7 +112,6 @@ class _Remembering(Generic[K, V]):
         results |= computed
         self._stored.update(computed)
         self.misses += len(missing)
-        self.hits += len(keys) - len(missing)
         return [results[key] for key in keys]
 
 
@@ -126,10 +125,8 @@ class Embedder(_Remembering[str, Tensor]):
         batch_size: texts in every forward pass, all of one length; default: 4 on a CPU, and elsewhere padded batches
             of :data:`TOKENS` tokens. A larger one is faster where many texts have one length.
         cache_size: most texts remembered across calls.
-        revision: of a Hub name.
 
-    ``hits`` and ``misses`` count the texts found (repeats within a call included) and those encoded; ``cut`` those of
-    them whose end the model did not read.
+    ``misses`` counts the texts that were encoded, and ``cut`` those of them whose end the model did not read.
 
     Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it is no
     sentence-transformers model, lacks tensors or its tokenizer, or gives numbers that are not finite
@@ -143,9 +140,8 @@ class Embedder(_Remembering[str, Tensor]):
         device: str | torch.device | None = None,
         batch_size: int | None = None,
         cache_size: int = 100_000,
-        revision: str | None = None,
     ) -> None:
-        place = *_placed(device, batch_size, ROWS_EMBEDDED), revision
+        place = _placed(device, batch_size, ROWS_EMBEDDED)
         encode = name if callable(name) else _sentence_encoder(name, *place, self._count_cut)
         of = f"embedding model {getattr(name, '__name__', str(name))!r}"
         # A copy per text: a view would keep the tensor of its whole batch alive.
@@ -168,23 +164,22 @@ def embedder_path(name: str | Path) -> str | Path:
 
 
 def _sentence_encoder(
-    name: str | Path, device: torch.device, rows: int | None, revision: str | None, count_cut: Callable[..., None]
+    name: str | Path, device: torch.device, rows: int | None, count_cut: Callable[..., None]
 ) -> Callable[[list[str]], Tensor]:
     from sentence_transformers import SentenceTransformer  # slow to import
     from sentence_transformers.util import load_file_path
 
     path = str(embedder_path(name))
-    revision = revision if path == str(name) else None
     with explain_loading(name, "embedding"):
         options = {"ignore_mismatched_sizes": True}  # told below, not in a logged table
-        model = SentenceTransformer(path, device=str(device), revision=revision, model_kwargs=options).eval()
-        listed = load_file_path(path, "modules.json", revision=revision)
+        model = SentenceTransformer(path, device=str(device), model_kwargs=options).eval()
+        listed = load_file_path(path, "modules.json")
     if listed is None:
         what = "it has no modules.json, and nothing says how to make one vector of its tokens' vectors"
         raise refused(name, "embedding", what, "Take a model that SentenceTransformer.save has saved")
     folders = [entry["path"] for entry in json.loads(Path(listed).read_text(encoding="utf-8"))]
     for module, folder in zip(model, folders, strict=True):
-        _check_encoder(module, model.tokenizer, name, path, subfolder=folder, revision=revision)
+        _check_encoder(module, model.tokenizer, name, path, folder)
     longest = model.max_seq_length or sys.maxsize
 
     def encode(texts: list[str]) -> Tensor:
@@ -200,7 +195,7 @@ def _sentence_encoder(
     return encode
 
 
-def _check_encoder(module: torch.nn.Module, tokenizer: Any, name: str | Path, path: str, **place: Any) -> None:
+def _check_encoder(module: torch.nn.Module, tokenizer: Any, name: str | Path, path: str, folder: str) -> None:
     """Refuse a sentence-transformers module around a transformers model that lacks tensors or its tokenizer.
 
     What was missing, sentence-transformers does not pass on: the names in the checkpoint are read again, for which no
@@ -212,7 +207,7 @@ def _check_encoder(module: torch.nn.Module, tokenizer: Any, name: str | Path, pa
         if isinstance(model, PreTrainedModel):
             again: Any = type(model).from_pretrained
             with explain_loading(name, "embedding"):
-                _, info = again(path, device_map="meta", **place, **REPORTED)
+                _, info = again(path, subfolder=folder, device_map="meta", **REPORTED)
             check_tensors(model, info, name, "embedding", unused="pooler")
             check_tokenizer(tokenizer, model, name, "embedding")
 
@@ -231,12 +226,11 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         batch_size: pairs in every forward pass, all of one length; default: 16 on a CPU, and elsewhere padded batches
             of :data:`TOKENS` tokens, in bfloat16. A larger one is faster where many pairs have one length.
         cache_size: most pairs remembered across calls.
-        revision: of a Hub name.
         error: a control: the share of pairs, always the same ones, for which the probability of entailment is exchanged
             with that of the likelier other outcome.
 
-    ``hits`` and ``misses`` count the pairs of different texts that were found and those that the model was asked;
-    ``cut`` those of them of which it did not read all. ``pads`` says whether it reads padded batches.
+    ``misses`` counts the pairs that the model was asked, and ``cut`` those of them of which it did not read all.
+    ``pads`` says whether it reads padded batches.
 
     Raises ``OSError`` if the model cannot be loaded, with the way out, and ``ValueError`` if it lacks tensors (its
     classifier, say) or its tokenizer, or gives what are no probabilities
@@ -250,10 +244,9 @@ class Entailment(_Remembering[Pair, tuple[float, ...]]):
         device: str | torch.device | None = None,
         batch_size: int | None = None,
         cache_size: int = 500_000,
-        revision: str | None = None,
         error: float = 0.0,
     ) -> None:
-        place = *_placed(device, batch_size, ROWS), revision
+        place = _placed(device, batch_size, ROWS)
         classify = name if callable(name) else _pair_classifier(name, *place, self._count_cut)
         self.pads = not callable(name) and place[1] is None
         of = f"entailment model {getattr(name, '__name__', str(name))!r}"
@@ -300,13 +293,13 @@ def _outcomes(id2label: dict[int, str], name: str | Path) -> list[int]:
 
 
 def _pair_classifier(
-    name: str | Path, device: torch.device, rows: int | None, revision: str | None, count_cut: Callable[..., None]
+    name: str | Path, device: torch.device, rows: int | None, count_cut: Callable[..., None]
 ) -> Callable[[list[Pair]], Tensor]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # slow to import
 
     with explain_loading(name, "entailment"):
-        tokenizer = AutoTokenizer.from_pretrained(str(name), revision=revision)
-    model = load_model(AutoModelForSequenceClassification, name, "entailment", revision=revision).eval()
+        tokenizer = AutoTokenizer.from_pretrained(str(name))
+    model = load_model(AutoModelForSequenceClassification, name, "entailment").eval()
     model.to(device, None if rows else torch.bfloat16)
     outcomes = torch.tensor(_outcomes(model.config.id2label, name))
     check_tokenizer(tokenizer, model, name, "entailment")

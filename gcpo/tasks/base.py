@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,9 +14,6 @@ from gcpo.rewards import bleu1, boxed_answer, final_answer, math_correct, token_
 
 DATA_DIR = "GCPO_DATA_DIR"
 """The environment variable that names a folder of ``<benchmark>/<split>.jsonl`` to read instead of the Hub."""
-
-CHARACTERS_PER_WORD = 10
-"""Characters of a context per word of the budget, space included."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +136,11 @@ def math_row(row_id: str, problem: str, *references: str) -> Row:
     return replace(made_of(MATH_PROMPT, row_id, references, problem=problem.strip()), mathematics=True)
 
 
-def generator(
-    name: str, splits: Iterable[str], draw: Callable[[random.Random, str], tuple[str, Sequence[str]]]
-) -> Callable[..., Split]:
+SHARES = {"train": (0.0, 0.7), "validation": (0.7, 0.8), "test": (0.8, 1.0)}
+"""What the splits of a generated task have of all facts or problems, in the order of a hash."""
+
+
+def generator(name: str, draw: Callable[[random.Random, str], tuple[str, Sequence[str]]]) -> Callable[..., Split]:
     """Return the ``load`` of a generated task: ``limit`` questions (default 1000), the same for one split and seed.
 
     ``draw`` makes the next question of a split, and its references. There is no revision, and no row is malformed: what
@@ -149,8 +148,8 @@ def generator(
     """
 
     def load(split: str, *, limit: int | None = None, seed: int = 0, **of_files: Any) -> Split:
-        if split not in splits:
-            raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
+        if split not in SHARES:
+            raise ValueError(f"{name} has no split {split!r}; it has {', '.join(SHARES)}.")
         rng = random.Random(f"{name} {split} {seed}")
         rows = []
         for number in range(1000 if limit is None else limit):
@@ -194,8 +193,6 @@ def check_disjoint(splits: Mapping[str, Split], *, skip: bool) -> dict[str, Spli
 
 
 def words(text: str, most: int) -> tuple[str, bool]:
-    """Return the first ``most`` words of a text, of :data:`CHARACTERS_PER_WORD` characters at most, and whether it was
-    cut: a text of few and endless words is no shorter for that. English has about 6, space included."""
+    """Return the first ``most`` words of a text, and whether it was cut."""
     listed = text.split()
-    kept = " ".join(listed[:most]) if len(listed) > most else text
-    return kept[: CHARACTERS_PER_WORD * most], len(listed) > most or len(kept) > CHARACTERS_PER_WORD * most
+    return (" ".join(listed[:most]), True) if len(listed) > most else (text, False)

@@ -235,10 +235,7 @@ def _hub_records(source: Source, revision: str | None, whole: bool) -> Records:
         for number, record in enumerate(table, 1):
             yield f"{dataset} ({split}), row {number}", record
     except Exception as error:  # of many libraries: the Hub's, those of HTTP, and what files are read with
-        cause: BaseException = error
-        while cause.__cause__:
-            cause = cause.__cause__
-        why = " ".join(str(cause).split()).rstrip(".") or type(cause).__name__
+        why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": .")
         raise OSError(
             f"{dataset} ({split}) could not be read from the Hub: {why}. Without the Hub, set {DATA_DIR} to a folder "
             f"that has {source.folder}/{split}.jsonl in the same fields; for another revision, data_revision "

@@ -95,9 +95,8 @@ def generate(
         input_ids, attention_mask, completion_mask: all (prompts * n, L), the rows of a prompt next to one another;
         the completion includes its end-of-sequence token and nothing after it.
     """
-    chats = _chats(tokens, prompts)
-    repeated = [chat for chat in chats for _ in range(n)]
-    inputs = tokens(repeated, padding=True, return_tensors="pt", add_special_tokens=False).to(model.device)
+    chats = [chat for chat in _chats(tokens, prompts) for _ in range(n)]
+    inputs = tokens(chats, padding=True, return_tensors="pt", add_special_tokens=False).to(model.device)
     # A Hub policy brings decoding settings of its own; left in, they would change what "a sample" means, and TRL's
     # training samples are without them.
     drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gcpo.mathematics import NUMBERS  # words, but in the boxed answer: one token each, where digits are two or three
-from gcpo.tasks.base import generator, math_task
+from gcpo.tasks.base import SHARES, generator, math_task
 
 PEOPLE = ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivan", "Jane"]
 THINGS = ["coins", "maps", "toys", "lamps", "shoes", "clocks"]
@@ -34,7 +34,6 @@ _WORDS = {
 }
 EVENTS = tuple(Event(words, operation) for operation, listed in _WORDS.items() for words in listed)
 OFTEN = (2, 2, 2, 2, 2, 2, 3)  # how often each event is drawn
-SHARES = {"train": (0.0, 0.7), "validation": (0.7, 0.8), "test": (0.8, 1.0)}
 
 Problem = tuple[int, tuple[tuple[int, int], ...]]  # (start, ((position in EVENTS, operand), ...))
 
@@ -89,4 +88,4 @@ def draw(rng: random.Random, split: str) -> tuple[str, Sequence[str]]:
     return text(rng, drawn), (str(answer(drawn)),)
 
 
-TASK = math_task("tinymath", generator("tinymath", SHARES, draw), answer_length="short")
+TASK = math_task("tinymath", generator("tinymath", draw), answer_length="short")

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gcpo.tasks.base import generator, text_task
+from gcpo.tasks.base import SHARES, generator, text_task
 
 PEOPLE = """Ada Ben Cleo Dan Eva Finn Gus Hana Ivan Jane Karl Lena Mira Nils Olga Paul Rosa Sami Tina Uma Vera Walt
 Yara Zoe Amir Bela Carl Dora Emil Faye Gina Hugo Iris Jack Kira Leo Maya Noah Otto Ruth""".split()
@@ -86,8 +86,6 @@ RELATIONS = dict(_relations())
 
 # Who is asked about indirectly in a two-hop question: the passage says "Tom is the brother of Ada ."
 LINKS = ("brother", "sister", "friend", "neighbour", "boss")
-
-SHARES = {"train": (0.0, 0.7), "validation": (0.7, 0.8), "test": (0.8, 1.0)}  # of the values of a person's relation
 
 Fact = tuple[str, str, tuple[int, int]]  # (person, relation, value)
 
@@ -183,4 +181,4 @@ def draw(rng: random.Random, split: str) -> tuple[str, Sequence[str]]:
     return f"{question.passage.text} {question.text}", question.references
 
 
-TASK = text_task("tinyqa", generator("tinyqa", SHARES, draw))
+TASK = text_task("tinyqa", generator("tinyqa", draw))
