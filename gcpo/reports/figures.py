@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import cycle, product
 from math import nan
 from pathlib import Path
@@ -91,6 +91,12 @@ def legend_above(figure: Figure, ncols: int = 4) -> None:
     figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=ncols)
 
 
+def looks() -> Iterator[dict[str, Any]]:
+    """Yield the look of each series, one after the other."""
+    for colour, marker, line in zip(cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False):
+        yield {"color": colour, "marker": marker, "linestyle": line}
+
+
 def estimates(data: pd.DataFrame, x: str, y: str, hue: str = "", ax: Axes | None = None, kind: Kind = "points") -> Axes:
     """Draw estimates with their intervals: as points, points joined to a trend, or a line with a band.
 
@@ -106,16 +112,14 @@ def estimates(data: pd.DataFrame, x: str, y: str, hue: str = "", ax: Axes | None
         axes.set_xticks(range(len(categories)), [str(category) for category in categories])
         axes.grid(False, axis="x")
     apart = 0 if kind == "band" else 0.7
-    looks = zip(cycle(PALETTE), cycle(MARKERS), cycle(LINES), strict=False)
-    for index, ((name, rows), (color, marker, line)) in enumerate(zip(series, looks, strict=False)):
+    for index, ((name, rows), look) in enumerate(zip(series, looks(), strict=False)):
         shift = (index - (len(series) - 1) / 2) * apart / len(series)
         place = rows[x] if numeric else rows[x].map(categories.index) + shift
-        look: dict[str, Any] = {"color": color, "marker": marker, "linestyle": "" if kind == "points" else line}
         if kind == "band":
-            axes.fill_between(place, rows["low"], rows["high"], color=color, alpha=0.18, linewidth=0)
+            axes.fill_between(place, rows["low"], rows["high"], color=look["color"], alpha=0.18, linewidth=0)
         else:
-            axes.vlines(place, rows["low"], rows["high"], color=color, linewidth=1.8, zorder=2)
-            look |= {"zorder": 3, "linewidth": 1}
+            axes.vlines(place, rows["low"], rows["high"], color=look["color"], linewidth=1.8, zorder=2)
+            look |= {"zorder": 3, "linewidth": 1} | ({"linestyle": ""} if kind == "points" else {})
         axes.plot(place, rows[y], label=name or None, markeredgecolor="white", **look)
     axes.set(xlabel=x, ylabel=y)
     if hue and series:

@@ -116,9 +116,8 @@ def departures(params: Params) -> pd.DataFrame:
     own: dict[str, Any] = {"task": params.task, "profile": params.profile}
     if (paths.PARAMS / f"{params.profile.removesuffix(TOY)}.yaml").exists():
         own = {**load_profile(params.profile), **own}
-    pairs = zip(validate(own).model_dump().items(), params.model_dump().values(), strict=True)
-    rows = {name: (str(before), str(value)) for (name, before), value in pairs if before != value}
-    return pd.DataFrame.from_dict(rows, "index", columns=["the profile has", "this run has"])
+    table = pd.DataFrame({"the profile has": validate(own).model_dump(), "this run has": params.model_dump()}).map(str)
+    return table[table["the profile has"] != table["this run has"]]
 
 
 def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
