@@ -7,14 +7,13 @@ without dropout: neither the other rows nor the padding can change g_i.
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
-import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -149,21 +148,16 @@ def gradient_gram(
     """
     parameters = chosen_parameters(model, params)
     rows = distinct_rows(input_ids, attention_mask, completion_mask)
-    first, sizes = parameters[0], [p.numel() for p in parameters]
-    columns, layers = _columns(model, parameters, rows, memory_limit)
+    first, size = parameters[0], sum(p.numel() for p in parameters)
+    columns, layers = _columns(model, parameters, rows, math.inf if memory_limit is None else memory_limit)
     gradients = torch.zeros(len(rows) + 1, columns, dtype=accumulator(first), device=first.device)
     gram, precision = torch.zeros(len(gradients), len(gradients), dtype=torch.float64), _precision(gradients)
     with dropout_off(model), computed_again(layers) as options:
-        for start in range(0, sum(sizes), columns):
-            part, begins = gradients[:, : sum(sizes) - start], itertools.accumulate(sizes, initial=-start)
-            covered = [
-                (p, slice(max(0, -begin), columns - begin))
-                for p, begin in zip(parameters, begins, strict=False)
-                if begin < columns and begin + p.numel() > 0
-            ]
+        for start in range(0, size, columns):
+            part = gradients[:, : size - start]
             for row, own in zip(rows, part, strict=False):
-                found = _score_gradient(model, row, [p for p, _ in covered], temperature, **options)
-                torch.cat([of.flatten()[span] for of, (_, span) in zip(found, covered, strict=True)], out=own)
+                found = _score_gradient(model, row, parameters, temperature, **options)
+                own.copy_(torch.cat([of.flatten() for of in found])[start : start + columns])
                 del found  # before the next row's are made
             for some in torch.split(part, COLUMNS, dim=1):
                 gram += (some.to(precision) @ some.to(precision).T).cpu()
@@ -205,18 +199,27 @@ def _score_gradient(
     model: nn.Module, row: Row, parameters: Sequence[Tensor], temperature: float = 1.0, **options: Any
 ) -> tuple[Tensor, ...]:
     check_temperature(temperature)
-    device = next(model.parameters()).device
-    ids = torch.tensor([row.ids], device=device)
-    attended = torch.tensor([row.attended], device=device, dtype=torch.long)
-    positions = torch.arange(len(row.ids), device=device).unsqueeze(0)
-    scored = torch.tensor(row.completion[1:], device=device)
-    options |= {"logits_to_keep": len(row.ids) - row.completion.index(True) + 1} if _keeps(model, device) else {}
     with torch.enable_grad():
-        logits = model(input_ids=ids, attention_mask=attended, position_ids=positions, **options).logits[0, :-1]
-        logits = logits[scored[-len(logits) :]]
+        logits, targets, scored = logits_of(model, [row], _keeps(model, parameters[0].device), **options)
+        logits = logits[scored]
         logits = logits.to(accumulator(logits)) / temperature
-        log_likelihood = -nn.functional.cross_entropy(logits, ids[0, 1:][scored], reduction="sum")
+        log_likelihood = -nn.functional.cross_entropy(logits, targets[scored], reduction="sum")
         return torch.autograd.grad(log_likelihood, parameters, allow_unused=True, materialize_grads=True)
+
+
+def logits_of(model: Any, rows: Sequence[Row], kept: bool, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logits from the first that any row is scored by, the tokens they predict, and which are scored; the
+    model makes no other logits if only those that are needed are `kept`."""
+    device, width = next(model.parameters()).device, max(len(row.ids) for row in rows)
+    ids, attended, completion = (
+        torch.tensor([[*values, *[0] * (width - len(values))] for values in part], device=device, dtype=torch.long)
+        for part in zip(*rows, strict=True)
+    )
+    positions = torch.arange(width, device=device).expand_as(ids)
+    start = min(row.completion.index(True) for row in rows)
+    options |= {"logits_to_keep": width - start + 1} if kept else {}
+    logits = model(input_ids=ids, attention_mask=attended, position_ids=positions, **options).logits
+    return logits[:, start - width - 1 : -1], ids[:, start:], completion[:, start:].bool()
 
 
 def keeps(model: Any) -> bool:
@@ -256,29 +259,26 @@ def lengths(rows: Iterable[Row], kept: bool) -> tuple[int, int]:
 
 
 def _columns(
-    model: nn.Module, parameters: Sequence[Tensor], rows: dict[Row, list[int]], limit: float | None
+    model: nn.Module, parameters: Sequence[Tensor], rows: dict[Row, list[int]], limit: float
 ) -> tuple[int, list[nn.Module]]:
     """Return how many columns of the gradients fit into the limit, and which layers are computed again for that."""
-    sizes, item = [p.numel() for p in parameters], accumulator(parameters[0]).itemsize
-    if limit is None:
-        return sum(sizes), []
+    size, item = sum(p.numel() for p in parameters), accumulator(parameters[0]).itemsize
     width, scored = lengths(rows, _keeps(model, parameters[0].device))
     for layers in ([], checkpointed(model)):
-        least = pass_bytes(model, 1, width, scored, layers) + 2 * item * max(sizes) + 16 * (len(rows) + 1) * COLUMNS
-        columns = int((limit - least) / item / (len(rows) + 2))
-        if columns >= sum(sizes):
-            return sum(sizes), layers
+        least = pass_bytes(model, 1, width, scored, layers) + 2 * item * size + 16 * (len(rows) + 1) * COLUMNS
+        columns = (limit - least) / item / (len(rows) + 1)
+        if columns >= size:
+            return size, layers
     if columns < COLUMNS:
-        raise too_much(f"{len(rows)} rows of up to {width} tokens", least + item * (len(rows) + 2) * COLUMNS, limit)
-    return columns // COLUMNS * COLUMNS, layers
+        raise too_much(f"{len(rows)} rows of up to {width} tokens", least + item * (len(rows) + 1) * COLUMNS, limit)
+    return int(columns) // COLUMNS * COLUMNS, layers
 
 
 def too_much(what: str, need: float, limit: float) -> MemoryError:
     """Return the error of gradients that do not fit."""
-    return MemoryError(
-        f"{what}: gradients need {need / 1e9:.3g} GB and may take {limit / 1e9:.3g} GB (memory_limit): name fewer "
-        "gradient_parameters, or take shorter prompts, a smaller G or another memory_limit"
-    )
+    way_out = "name fewer gradient_parameters, or take shorter prompts, a smaller G or another memory_limit"
+    sizes = f"gradients need {need / 1e9:.3g} GB and may take {limit / 1e9:.3g} GB (memory_limit)"
+    return MemoryError(f"{what}: {sizes}: {way_out}")
 
 
 def checkpointed(model: nn.Module) -> list[nn.Module]:
@@ -307,9 +307,7 @@ def distinct_rows(input_ids: Tensor, attention_mask: Tensor, completion_mask: Te
     """The distinct rows that have a completion, each with the indices where it occurs."""
     shapes = [tuple(values.shape) for values in (input_ids, attention_mask, completion_mask)]
     if len({*shapes}) > 1 or len(shapes[0]) != 2:
-        raise ValueError(
-            f"input_ids, attention_mask and completion_mask have the shapes {shapes}, expected (G, T) of all"
-        )
+        raise ValueError(f"input_ids, attention_mask, completion_mask have the shapes {shapes}, expected (G, T) of all")
     columns = (input_ids.tolist(), attention_mask.bool().tolist(), completion_mask.bool().tolist())
     rows: dict[Row, list[int]] = {}
     for index, (ids, attended, completion) in enumerate(zip(*columns, strict=True)):
@@ -317,9 +315,7 @@ def distinct_rows(input_ids: Tensor, attention_mask: Tensor, completion_mask: Te
             continue
         first = attended.index(True) if any(attended) else 0
         if completion[first] or any(map(operator.gt, completion, attended)):
-            raise ValueError(
-                f"row {index}: completion_mask marks a token that is not attended, or that nothing precedes"
-            )
+            raise ValueError(f"row {index}: completion_mask has a token that is not attended or that nothing precedes")
         span = slice(first, len(attended) - attended[::-1].index(True))
         rows.setdefault(Row(tuple(ids[span]), tuple(attended[span]), tuple(completion[span])), []).append(index)
     return rows
@@ -327,10 +323,10 @@ def distinct_rows(input_ids: Tensor, attention_mask: Tensor, completion_mask: Te
 
 def _advantages(advantages: Tensor | Sequence[float], group_size: int) -> Tensor:
     values = torch.as_tensor(advantages).detach().cpu().double()
-    if values.shape != (group_size,):
-        raise ValueError(f"advantages has shape {tuple(values.shape)}, expected ({group_size},): one per row")
-    if bad := (~values.isfinite()).nonzero().flatten().tolist():
-        raise ValueError(f"row {bad[0]}: advantage is {values[bad[0]].item()}, give 0 to a row that has no reward")
+    if values.shape != (group_size,) or not values.isfinite().all():
+        raise ValueError(
+            f"advantages are {values.tolist()}, expected {group_size} numbers: 0 for a row without a reward"
+        )
     return values
 
 
@@ -341,7 +337,9 @@ def chosen_parameters(model: nn.Module, params: str | Iterable[str] | None) -> l
     patterns = ["*"] if params is None else [params] if isinstance(params, str) else params
     chosen = set[int]()
     for pattern in patterns:
-        names = [pattern] if pattern in named else [name for name in named if _fits(name, pattern)]
+        names = (
+            [pattern] if pattern in named else fnmatch.filter(named, pattern) + fnmatch.filter(named, f"*.{pattern}")
+        )
         trainable = {id(named[name]) for name in names if named[name].requires_grad}
         if not trainable:
             nearest = ", ".join(names or get_close_matches(pattern, named, n=3, cutoff=0))
@@ -350,10 +348,6 @@ def chosen_parameters(model: nn.Module, params: str | Iterable[str] | None) -> l
     if not chosen:
         raise ValueError("params is empty: name a parameter, or give None for all that require grad")
     return [p for p in model.parameters() if id(p) in chosen]  # tied weights are one object under several names
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 
 
 def check_temperature(temperature: float) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gcpo import gradients
-from gcpo.gradients import Row, accumulator, gradient_gram, keeps
+from gcpo.gradients import Row, accumulator, gradient_gram, keeps, logits_of
 
 CHUNK = 2**22  # numbers of materialised gradients at a time, of all rows together
 CHUNK_GPU = 2**26  # a small one leaves a GPU waiting for the next
@@ -32,12 +32,11 @@ PIECE = 2**14  # numbers of a row that are summed in float32: over a million, ro
 
 @dataclass(eq=False)
 class _Call:
-    """One call of a module that owns chosen parameters."""
+    """One call of a module that owns chosen parameters and treats rows one by one, as far as shapes tell."""
 
     module: nn.Module
-    names: tuple[str, ...]  # of the chosen parameters within the module
+    parameters: dict[str, nn.Parameter]  # the chosen ones, by their names within the module
     output: GradientEdge
-    apart: bool  # whether the call treats rows one by one, as far as shapes tell
     lowest: bool  # whether no chosen parameter has a part in what is given
     again: bool  # whether that is computed again in the backward pass, and not kept
     given: Any = None  # a tensor
@@ -108,17 +107,14 @@ def gradient_grams(
     any limit 4 GB, layers keep their inputs alone and compute the rest again, for the same numbers in up to twice the
     time; where that exceeds the limit as well, the result is that of `gradient_gram` within it.
     """
-    for temperature in temperatures:
-        gradients.check_temperature(temperature)
     parameters = gradients.chosen_parameters(model, params)
     rows = gradients.distinct_rows(input_ids, attention_mask, completion_mask)
-    if not rows:
-        return [torch.zeros(len(input_ids), len(input_ids), dtype=torch.float64) for _ in temperatures]
-    found, layers = None, gradients.checkpointed(model)
     width, scored = gradients.lengths(rows, keeps(model))
     limit = math.inf if memory_limit is None else memory_limit
-    for again, most in (([], limit if memory_limit is None else min(limit, gradients.AMPLE)), (layers, limit)):
-        if gradients.pass_bytes(model, len(rows), width, scored, again) <= most:
+    ample = limit if memory_limit is None else min(limit, gradients.AMPLE)
+    found = None
+    for again, most in (([], ample), (gradients.checkpointed(model), limit)):
+        if rows and gradients.pass_bytes(model, len(rows), width, scored, again) <= most:
             with gradients.dropout_off(model, parameters):
                 found = _grams(model, list(rows), parameters, temperatures, again)
             break
@@ -141,30 +137,17 @@ def _grams(
     found = list[Tensor]()
     with gradients.computed_again(again) as options:
         with _calls(model, parameters, len(rows), again) as calls:
-            logits, targets, scored = _logits(model, rows, **options)
+            logits, targets, scored = logits_of(model, rows, keeps(model), **options)
         if not _complete(logits, calls, parameters):
             return None
         logits = logits.to(accumulator(logits))
-        for left in range(len(temperatures))[::-1]:
-            scaled = (logits / temperatures[~left]).flatten(0, 1)
+        for number, temperature in enumerate(temperatures, start=1):
+            gradients.check_temperature(temperature)
+            scaled = (logits / temperature).flatten(0, 1)
             loss = nn.functional.cross_entropy(scaled, targets.flatten(), reduction="none")[scored.flatten()]
-            found.extend(_inner_products(calls, -loss.sum(), len(rows), retain_graph=left > 0))
+            found.extend(_inner_products(calls, -loss.sum(), len(rows), retain_graph=number < len(temperatures)))
             del scaled, loss  # and what they keep
     return found if len(found) == len(temperatures) else None
-
-
-def _logits(model: Any, rows: Sequence[Row], **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits from the first that any row is scored by, the tokens they predict, and which are scored."""
-    device, width = next(model.parameters()).device, max(len(row.ids) for row in rows)
-    ids, attended, completion = (
-        torch.tensor([[*values, *[0] * (width - len(values))] for values in part], device=device, dtype=torch.long)
-        for part in zip(*rows, strict=True)
-    )
-    positions = torch.arange(width, device=device).expand_as(ids)
-    start = min(row.completion.index(True) for row in rows)
-    options |= {"logits_to_keep": width - start + 1} if keeps(model) else {}
-    logits = model(input_ids=ids, attention_mask=attended, position_ids=positions, **options).logits
-    return logits[:, start - width - 1 : -1], ids[:, start:], completion[:, start:].bool()
 
 
 # --- what layers were given, and the gradients of what they returned --------------------------------------------------
@@ -174,48 +157,44 @@ def _logits(model: Any, rows: Sequence[Row], **options: Any) -> tuple[Tensor, Te
 def _calls(
     model: nn.Module, parameters: Sequence[nn.Parameter], rows: int, again: Sequence[nn.Module]
 ) -> Iterator[list[_Call]]:
-    """Record the calls of modules that own chosen parameters, while the context lasts."""
-    chosen, calls = {id(p) for p in parameters}, list[_Call]()
+    """Record the calls of modules that own chosen parameters, while the context lasts; calls that may mix rows are
+    left out."""
+    chosen, calls = set(parameters), list[_Call]()
     inside = {module for layer in again for module in layer.modules()}
 
-    def record(names: tuple[str, ...], module: nn.Module, args: Any, options: Any, output: Any) -> None:
+    def record(own: dict[str, nn.Parameter], module: nn.Module, args: Any, options: Any, output: Any) -> None:
         tensors = [value for value in (*args, output) if isinstance(value, Tensor)]
         apart = len(args) == 1 and len(tensors) == 2 and not options and not any(module.children())
-        if apart and output.requires_grad:
-            # A layer that took (tokens, features), or part of a batch, would have another shape.
-            apart = all(len(values) == rows and values.ndim >= 2 for values in tensors)
-            apart = apart and (type(module) is not nn.Linear or args[0].ndim == 3)
-            lowest = not args[0].requires_grad
-            calls.append(call := _Call(module, names, get_gradient_edge(output), apart, lowest, module in inside))
-            own = weakref.proxy(call)  # a circle through the graph would never be freed
-            output.register_hook(lambda gradient: own.take(gradient))
+        # A layer that took (tokens, features), or part of a batch, would have another shape.
+        apart = apart and all(values.ndim >= 2 and len(values) == rows for values in tensors)
+        if apart and output.requires_grad and (type(module) is not nn.Linear or args[0].ndim == 3):
+            call = _Call(module, own, get_gradient_edge(output), not args[0].requires_grad, module in inside)
+            calls.append(call)
+            weak = weakref.proxy(call)  # a circle through the graph would never be freed
+            output.register_hook(lambda gradient: weak.take(gradient))
             if not call.again:
                 call.read(module, args, output)
 
     with ExitStack() as hooks:
         for module in model.modules():
-            if names := tuple(name for name, p in module.named_parameters(recurse=False) if id(p) in chosen):
-                hooks.enter_context(module.register_forward_hook(partial(record, names), with_kwargs=True))
+            if own := {name: p for name, p in module.named_parameters(recurse=False) if p in chosen}:
+                hooks.enter_context(module.register_forward_hook(partial(record, own), with_kwargs=True))
         yield calls
 
 
 def _complete(logits: Tensor, calls: Sequence[_Call], parameters: Sequence[nn.Parameter]) -> bool:
-    """Return whether the calls are all uses that the graph has of the parameters, and each of them can be told by
-    rows."""
-    used: Counter[int] = Counter()
-    seen, waiting = set(), [logits.grad_fn]
+    """Return whether the calls are all uses that the graph has of the parameters."""
+    used, seen = Counter[Tensor](), set[Any]([logits.grad_fn] if logits.requires_grad else [])
+    waiting = [*seen]
     while waiting:
-        if (node := waiting.pop()) is None or node in seen:
-            continue
-        seen.add(node)
-        for following, _ in node.next_functions:
-            if isinstance(leaf := getattr(following, "variable", None), Tensor):
-                used[id(leaf)] += 1
-            waiting.append(following)
-    known = Counter(id(getattr(call.module, name)) for call in calls for name in call.names)
+        following = [node for node, _ in waiting.pop().next_functions if node is not None]
+        used.update(node.variable for node in following if hasattr(node, "variable"))  # leaves
+        waiting += set(following) - seen
+        seen.update(following)
+    known = Counter[Tensor](p for call in calls for p in call.parameters.values())
     again = [call.module for call in calls if call.again]  # each once, or it is unclear whose input is computed
-    told = all(call.apart and call.output.node in seen for call in calls) and len(again) == len(set(again))
-    return told and any(call.lowest for call in calls) and all(used[id(p)] == known[id(p)] for p in parameters)
+    told = all(call.output.node in seen for call in calls) and len(again) == len(set(again))
+    return told and any(call.lowest for call in calls) and all(used[p] == known[p] for p in parameters)
 
 
 def _inner_products(
@@ -223,19 +202,17 @@ def _inner_products(
 ) -> list[Float[Tensor, "N N"]]:
     """Return the inner products over all parameters, nothing if an input was changed: those of a parameter are made as
     soon as the backward pass has all its uses, which are summed first."""
-    known = Counter(id(getattr(call.module, name)) for call in calls for name in call.names)
-    uses: dict[int, dict[int, _Use]] = {key: {} for key in known}
-    waiting, grams = dict[_Call, Tensor](), dict[int, Tensor]()
+    known = Counter[Tensor](p for call in calls for p in call.parameters.values())
+    uses: dict[Tensor, dict[int, _Use]] = {p: {} for p in known}
+    waiting, grams = dict[_Call, Tensor](), dict[Tensor, Tensor]()
 
     def multiply() -> None:
         for call in [one for one in waiting if one.given is not None]:
             output = waiting.pop(call)
-            for name, use in _uses(call, output) if call.given._version == call.version else ():
-                parts = uses[key := id(parameter := getattr(call.module, name))]
-                parts[calls.index(call)] = use
-                if len(parts) == known[key]:
-                    grams[key] = _of_parameter(parameter, [parts[place] for place in sorted(parts)])
-                    parts.clear()
+            for p, use in _uses(call, output) if call.given._version == call.version else ():
+                uses[p][calls.index(call)] = use
+                if len(uses[p]) == known[p]:
+                    grams[p] = _of_parameter(p, [uses[p].pop(place) for place in sorted(uses[p])])
             if call.again:
                 call.given = None
 
@@ -247,40 +224,39 @@ def _inner_products(
         for call in calls:
             call.take = partial(take, call)
             hooks.callback(setattr, call, "take", None)
-            if call.again:
-                hooks.enter_context(call.module.register_forward_hook(call.read))
+            hooks.enter_context(call.module.register_forward_hook(call.read))  # of those that are computed again
         # A layer is computed again only for what lies below its outputs.
-        ends = [getattr(call.module, call.names[0]) if call.again else call.output for call in calls if call.lowest]
+        ends: list[Any] = [
+            next(iter(call.parameters.values())) if call.again else call.output for call in calls if call.lowest
+        ]
         torch.autograd.grad(log_likelihood, ends, **options)
     multiply()
-    total = sum((grams[key] for key in known if key in grams), torch.zeros(rows, rows, dtype=torch.float64))
+    total = sum((grams[p] for p in known if p in grams), torch.zeros(rows, rows, dtype=torch.float64))
     return [total] if len(grams) == len(known) else []
 
 
-def _uses(call: _Call, output: Tensor) -> Iterator[tuple[str, _Use]]:
+def _uses(call: _Call, output: Tensor) -> Iterator[tuple[Tensor, _Use]]:
     module, given = call.module, call.given
     output = output.to(accumulator(output))
     if type(module) is nn.Linear:
-        if "weight" in call.names:
-            yield "weight", _Outer(given.to(output.dtype), output)
-        if "bias" in call.names:
-            yield "bias", _Whole(output.sum(1))
+        for name, p in call.parameters.items():
+            yield p, _Outer(given.to(output.dtype), output) if name == "weight" else _Whole(output.sum(1))
     elif type(module) is nn.Embedding and not module.scale_grad_by_freq:
         if module.padding_idx is not None:
             output = output * (given != module.padding_idx).unsqueeze(-1)
-        yield "weight", _Looked(given, output, module.num_embeddings)
+        yield module.weight, _Looked(given, output, module.num_embeddings)
     else:  # small: the layer is run again, and its own gradient taken row by row
-        parameters = [getattr(module, name) for name in call.names]
+        parameters = [*call.parameters.values()]
         with torch.enable_grad():
             found = [
                 torch.autograd.grad(again := module(x[None]), parameters, y[None].to(again.dtype))
                 for x, y in zip(given, output, strict=True)
             ]
-        for number, name in enumerate(call.names):
-            yield name, _Whole(torch.stack([parts[number] for parts in found]))
+        for p, parts in zip(parameters, zip(*found, strict=True), strict=True):
+            yield p, _Whole(torch.stack(parts))
 
 
-def _of_parameter(parameter: nn.Parameter, uses: list[_Use]) -> Float[Tensor, "N N"]:
+def _of_parameter(parameter: Tensor, uses: list[_Use]) -> Float[Tensor, "N N"]:
     """Return the inner products of a parameter's gradients, made in parts unless tokens' products are less work."""
     (first, *others), size = uses, len(parameter)
     if isinstance(first, _Outer) and not others:

@@ -323,7 +323,7 @@ def _columns(**columns: Values) -> list[Array]:
     if any(array.ndim != 1 or len(array) != len(arrays[0]) or len(array) < FEWEST_POINTS for array in arrays):
         shapes = {name: array.shape for name, array in zip(columns, arrays, strict=True)}
         raise ValueError(
-            f"shapes are {shapes}, expected a value of each of the same queries, of at least {FEWEST_POINTS}"
+            f"shapes are {shapes}, expected one value for each of the same queries, at least {FEWEST_POINTS}"
         )
     return arrays
 

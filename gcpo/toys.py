@@ -64,16 +64,14 @@ def score_gradients(
     return features - probabilities.unsqueeze(-2) @ features
 
 
-def sequence_policy(
-    vocabulary: int = 3, length: int = 3, width: int = 4, *, scale: float = 1.0, seed: int = 0
-) -> SequencePolicy:
+def sequence_policy(vocabulary: int = 3, length: int = 3, width: int = 4, *, seed: int = 0) -> SequencePolicy:
     """Return a random recurrent network over `vocabulary` tokens: all vocabulary^length sequences, and their gradients.
 
-    `scale` is the standard deviation of the weights: larger is more confident. The last token plays the answer.
+    Weights are standard normal. The last token plays the answer.
     """
     rng = np.random.default_rng(seed)
     shapes = ((vocabulary + 1, width), (width, width), (width, vocabulary))
-    weights = tuple(torch.from_numpy(scale * rng.standard_normal(shape)) for shape in shapes)
+    weights = tuple(torch.from_numpy(rng.standard_normal(shape)) for shape in shapes)
     sequences = torch.cartesian_prod(*[torch.arange(vocabulary)] * length).reshape(-1, length)
 
     def log_likelihoods(embedding: Tensor, recurrence: Tensor, head: Tensor) -> Tensor:
@@ -181,17 +179,9 @@ def group_probabilities(
     return (orders + torch.xlogy(counts, probabilities.unsqueeze(-2)).sum(-1)).exp()
 
 
-def group_advantages(
-    groups: Int[Tensor, "M G"], rewards: Float[Tensor, "*prompts K"], *, scale: bool = True
-) -> Float[Tensor, "*prompts M G"]:
-    """GRPO's advantage of each rollout of each group, from the reward of each answer.
-
-    With `scale` that of `gcpo.methods.base_advantages` (divided by the group's deviation), else reward less mean, as in
-    Dr. GRPO (TRL's scale_rewards="none").
-    """
+def group_advantages(groups: Int[Tensor, "M G"], rewards: Float[Tensor, "*prompts K"]) -> Float[Tensor, "*prompts M G"]:
+    """GRPO's advantage (`gcpo.methods.base_advantages`) of each rollout of each group, from the reward of each answer."""
     drawn = rewards[..., groups]
-    if not scale:
-        return drawn - drawn.mean(-1, keepdim=True)
     return base_advantages(drawn.flatten(0, -2)).reshape(drawn.shape)
 
 

@@ -269,7 +269,7 @@ def test_errors_say_what_is_wrong_and_where(name: str) -> None:
         ([1, 2, 3], [1, 2, 3, 4], r"\(3,\).*\(4,\)"),
         ([1, 2], [1, 2], r"\(2,\).*at least 3"),
         ([1, 2, 3, 4], [1, 2, math.nan, 4], r"1 that are not finite.*\[2\]"),
-        (np.zeros((2, 2, 2)), [1, 2], "a value of each"),
+        (np.zeros((2, 2, 2)), [1, 2], "one value for each"),
     ):
         with pytest.raises(ValueError, match=said):
             PAIRED[name](u, v)
