@@ -18,13 +18,13 @@ from gcpo.runs.gradients import pair_table
 from gcpo.statistics import Draws
 
 
-def queries(size: int = 60, seed: int = 0, strength: float = 1.0, runs: int = 1) -> pd.DataFrame:
+def queries(size: int = 60, seed: int = 0, runs: int = 1) -> pd.DataFrame:
     """Queries with ties and zeros in V, of several rollout seeds: bot follows V best and se is coarse."""
     rng = np.random.default_rng(seed)
     hardness = rng.normal(size=size)
     parts = []
     for run in range(runs):
-        v = np.maximum(np.exp(strength * hardness + rng.normal(size=size)).round(2) - 0.5, 0)
+        v = np.maximum(np.exp(hardness + rng.normal(size=size)).round(2) - 0.5, 0)
         columns: dict[str, Any] = {
             "token_entropy": rng.normal(size=size),
             "se": (hardness + rng.normal(size=size)).round(),
@@ -36,16 +36,13 @@ def queries(size: int = 60, seed: int = 0, strength: float = 1.0, runs: int = 1)
     return pd.concat(parts, ignore_index=True).sample(frac=1, random_state=seed)
 
 
+RANKINGS = {"spearman": statistics.spearman, "auc": statistics.top_auc, "precision": statistics.precision_at_top}
+
+
 def exact(name: str, table: pd.DataFrame) -> dict[str, float]:
     u, v = (table.sort_values("query")[column].to_numpy() for column in (name, "V"))
-    mae, heldout = statistics.heldout_prediction(u, v)
-    return {
-        "spearman": statistics.spearman(u, v),
-        "auc": statistics.top_auc(u, v),
-        "precision": statistics.precision_at_top(u, v),
-        "mae": mae,
-        "heldout_spearman": heldout,
-    }
+    heldout = zip(("mae", "heldout_spearman"), statistics.heldout_prediction(u, v), strict=True)
+    return {name: function(u, v) for name, function in RANKINGS.items()} | dict(heldout)
 
 
 @pytest.mark.parametrize("keep_zero", [True, False])
@@ -58,8 +55,7 @@ def test_what_is_seen_is_the_mean_over_seeds_of_the_library_s_statistics(
     found = alignment.Alignment(table, drop_top=drop_top, keep_zero=keep_zero, n=20)
     runs = [alignment.selected(part, drop_top=drop_top, keep_zero=keep_zero) for _, part in table.groupby("seed")]
     assert (found.seeds, found.queries) == (2, min(map(len, runs)))
-    for statistic in alignment.STATISTICS:
-        expected = np.mean([exact(name, run)[statistic] for run in runs])
+    for statistic, expected in pd.DataFrame([exact(name, run) for run in runs]).mean().items():
         assert found.draws(name, statistic).estimate == pytest.approx(expected), statistic
 
 
@@ -68,8 +64,7 @@ def test_a_resample_has_the_statistics_of_the_table_that_it_draws() -> None:
     drawn = np.random.default_rng(0).multinomial(40, np.full(40, 1 / 40), size=5)
     found = alignment.Alignment(table, drop_top=0.1, n=5)
     kept = alignment.selected(table, drop_top=0.1).sort_index()  # what is left out changes no draw of the others
-    functions = {"spearman": statistics.spearman, "auc": statistics.top_auc, "precision": statistics.precision_at_top}
-    for statistic, function in functions.items():  # folds of the others keep copies of a query together
+    for statistic, function in RANKINGS.items():  # folds of the others keep copies of a query together
         repeated = [kept.loc[np.repeat(kept.index, counts[kept.index])] for counts in drawn]
         expected = [function(part["se"].to_numpy(), part["V"].to_numpy()) for part in repeated]
         assert found.draws("se", statistic).draws == pytest.approx(expected), statistic

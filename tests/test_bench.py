@@ -6,26 +6,17 @@ import csv
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from helpers import script
 
 from gcpo.runs.profiles import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+timing = script("benchmarks/timing.py")
 
 
-@pytest.fixture
-def timing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    sys.modules.pop("timing", None)
-    import timing
-
-    monkeypatch.setattr(timing, "RESULTS", tmp_path)
-    return timing
-
-
-def test_a_ratio_is_the_median_over_rounds_with_the_values_a_quarter_from_its_ends(timing: Any) -> None:
+def test_a_ratio_is_the_median_over_rounds_with_the_values_a_quarter_from_its_ends() -> None:
     times = {"own": [1.0, 6.0, 2.0, 8.0, 10.0], "other": [2.0, 2.0, 2.0, 2.0, 2.0]}
     found = timing.ratio("own", "other", times, limit=2.9)
     # 0.5, 3, 1, 4, 5 in order: 0.5, 1, 3, 4, 5
@@ -33,17 +24,20 @@ def test_a_ratio_is_the_median_over_rounds_with_the_values_a_quarter_from_its_en
     assert found.missed and not found._replace(limit=3.0).missed and not found._replace(limit=None).missed
 
 
-def test_calls_alternate_and_warm_rounds_are_not_counted(timing: Any) -> None:
+def test_calls_alternate_and_warm_rounds_are_not_counted() -> None:
     asked: list[str] = []
     times = timing.alternating({name: lambda name=name: asked.append(name) for name in "ab"}, rounds=2, warm=1)
     assert asked == list("ababab")
     assert {name: len(seconds) for name, seconds in times.items()} == {"a": 2, "b": 2}
 
 
-def test_a_report_counts_the_limits_that_are_missed(timing: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_counts_the_limits_that_are_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(timing, "RESULTS", tmp_path)
     found = [timing.Line("fast", "", 0.25, 0.125, 0.5, "s", 1.0), timing.Line("slow", "fast", 2.0, 1.0, 3.0, limit=1.5)]
     assert timing.report("part", found) == 1
-    with (timing.RESULTS / "part.csv").open() as file:
+    with (tmp_path / "part.csv").open() as file:
         first, second = csv.DictReader(file)
     assert (first["figure"], first["limit"], first["missed"]) == ("0.25", "1.0", "False")
     assert (second["over"], second["figure"], second["missed"]) == ("fast", "2", "True")
@@ -74,8 +68,7 @@ def test_every_miss_that_is_committed_is_explained() -> None:
     assert all(sentence.endswith(".") for why in known.values() for sentence in why.values())
 
 
-def test_the_greedy_rule_reads_pairs_of_new_texts_with_first_members(timing: Any) -> None:
-    import parts
-
+def test_the_greedy_rule_reads_pairs_of_new_texts_with_first_members() -> None:
+    parts = script("benchmarks/parts.py")
     # b is compared with a; c with a and b, and joins a; d with a and b. Repeats and missing texts with none.
     assert parts._read_by_greedy(["a", "b", "a", "c", None, "d"], [0, 1, 0, 0, 2, 3]) == 5

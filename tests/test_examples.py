@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import G, Rewards, by_group, for_all, generate, seeds, table
+from helpers import G, Rewards, by_group, for_all, generate, script, seeds, table
 from torch import Tensor
 
-from gcpo import paths
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Entailment, cluster_texts
 
-FILE = paths.ROOT / "examples" / "gcpo_in_one_file.py"
+example = script("examples/gcpo_in_one_file.py")
 # Ties, equal rewards (no spread at all), and one above the others.
 GROUPS = [((0, 2, 2, 0), (1, 1, 1, 1), (0, 0, 0, 0.7)), ((2, 2, 2, 0.3), (0, 0.5, 1, 2), (0.1, 0.1, 0.1, 0.1))]
 
 
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gcpo_in_one_file", FILE)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_example_does_without_the_package() -> None:
-    assert not re.findall(r"(?m)^\s*(?:from|import) gcpo\b", FILE.read_text())
+    assert not re.findall(r"(?m)^\s*(?:from|import) gcpo\b", Path(example.__file__).read_text())
 
 
 @pytest.mark.parametrize("geometry", ["bot", "cd"])
 @pytest.mark.parametrize("rewards", GROUPS)
 def test_its_advantages_are_those_that_the_trainer_hands_to_the_loss(
-    example: ModuleType, make: Callable[..., Any], rewards: tuple[Rewards, ...], geometry: str
+    make: Callable[..., Any], rewards: tuple[Rewards, ...], geometry: str
 ) -> None:
     seen: list[Rollouts] = []
     trainer = make(f"gcpo_{geometry}", reward_funcs=table(*rewards), callback=seen.append)
@@ -53,7 +42,7 @@ def test_its_advantages_are_those_that_the_trainer_hands_to_the_loss(
 
 
 @for_all(seed=seeds)
-def test_its_clusters_are_those_of_the_package(example: ModuleType, seed: int) -> None:
+def test_its_clusters_are_those_of_the_package(seed: int) -> None:
     chance = torch.Generator().manual_seed(seed)
     texts = [str(int(n)) for n in torch.randint(6, (2 * G,), generator=chance)]
     entailed = torch.rand((6, 6), generator=chance)
@@ -67,9 +56,7 @@ def test_its_clusters_are_those_of_the_package(example: ModuleType, seed: int) -
 
 
 @pytest.mark.slow
-def test_one_step_makes_the_answers_with_high_advantages_likelier(
-    example: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_step_makes_the_answers_with_high_advantages_likelier(capsys: pytest.CaptureFixture[str]) -> None:
     example.main()
     *questions, last = capsys.readouterr().out.splitlines()
     assert len(questions) == len(example.QUESTIONS)

@@ -26,6 +26,17 @@ DATA = pd.DataFrame(
         "high": [0.55, 0.5, 0.7, 0.4],
     }
 )
+GAPS = pd.DataFrame(
+    [
+        ("qa", "se", 1.0, -1.0, 3.0, [0.5, 1.5], "one"),
+        ("qa", "empo", -25.0, -30.0, -20.0, [-24.0, -26.0], "one"),
+        ("maths", "se", 0.5, -0.5, 9.0, [0.5], "two"),
+        ("qa", "absent", np.nan, np.nan, np.nan, [], "one"),
+        ("qa", "no training", -20.0, -21.0, -19.0, [-20.0], "one"),  # is asked for by nobody
+    ],
+    columns=["task", "label", "difference", "low", "high", "gaps", "kind"],
+)
+LABELS = {"se": "SE", "empo": "EMPO", "absent": "Absent"}
 
 
 @pytest.fixture(autouse=True)
@@ -36,30 +47,19 @@ def _close_figures():
 
 def test_a_method_s_modulation_is_drawn_beside_its_gain_and_the_paper_s() -> None:
     strength = pd.DataFrame(
-        {"task": ["qa", "maths"], "label": "gcpo", "lowest": 0.9, "smallest": [0.95, 0.97], "largest": [1.1, 1.15]}
+        {"task": ["qa", "maths"], "label": "se", "lowest": 0.9, "smallest": [0.95, 0.97], "largest": [1.1, 1.15]}
     ).assign(highest=1.2)
-    gains = pd.DataFrame(
-        {
-            "task": ["qa", "qa", "qa", "maths"],
-            "label": ["gcpo", "empo", "no training", "gcpo"],  # the last but one is asked for by nobody
-            "difference": [1.0, -30.0, -20.0, np.nan],
-            "low": [0.5, -31.0, -21.0, np.nan],
-            "high": [1.5, -29.0, -19.0, np.nan],
-            "gaps": [[0.9, 1.1], [-30.0], [-20.0], []],
-            "paper": [6.8, np.nan, np.nan, np.nan],
-        }
-    )
-    figure = figures.modulation(strength, gains, {"gcpo": "GCPO", "empo": "EMPO"}, reach=8)
+    figure = figures.modulation(strength, GAPS.assign(paper=[6.8, *[np.nan] * 4]), LABELS, reach=8)
     weights, qa, maths = figure.axes
-    assert [text.get_text() for text in weights.get_yticklabels()] == ["GCPO", "EMPO"]
+    assert [text.get_text() for text in weights.get_yticklabels()] == ["SE", "EMPO", "Absent"]
     ends = {float(x) for line in weights.collections for x in line.get_segments()[0][:, 0]}
     assert ends == {0.9, 0.95, 0.97, 1.1, 1.15, 1.2}  # what is allowed, and what was logged on each task
     grey, first, _, second = (line.get_segments()[0][0, 1] for line in weights.collections)
     assert first != second and (first + second) / 2 == pytest.approx(grey)
-    assert [text.get_text() for text in weights.texts] == ["changes rewards"]
+    assert [text.get_text() for text in weights.texts] == ["changes rewards"] * 2
     paper, _ = [line.get_xdata().tolist() for axis in (qa, maths) for line in axis.lines if line.get_marker() == "D"]
     assert paper == [6.8]
-    assert [text.get_text() for text in qa.texts] == ["-30.0"] and not maths.texts  # beyond the edge: an arrow
+    assert [text.get_text() for text in qa.texts] == ["-25.0"] and not maths.texts  # beyond the edge: an arrow
 
 
 def test_a_figure_of_runs_is_saved_alike_with_its_data_and_its_source_below_all_that_it_draws(tmp_path: Path) -> None:
@@ -127,21 +127,9 @@ def test_lines_along_training_are_means_over_seeds_with_a_band_from_the_lowest_t
 
 # --- comparisons ----------------------------------------------------------------------------------------------------
 
-GAPS = pd.DataFrame(
-    {
-        "task": ["qa", "qa", "maths", "qa"],
-        "label": ["se", "empo", "se", "absent"],
-        "difference": [1.0, -25.0, 0.5, np.nan],
-        "low": [-1.0, -30.0, -0.5, np.nan],
-        "high": [3.0, -20.0, 9.0, np.nan],
-        "gaps": [[0.5, 1.5], [-24.0, -26.0], [0.5], []],
-        "kind": ["one", "one", "two", "one"],
-    }
-)
-
 
 def test_a_forest_has_intervals_and_an_arrow_for_what_lies_beyond_it() -> None:
-    figure = figures.forest(GAPS, {"se": "SE", "empo": "EMPO", "absent": "Absent"}, reach=8)
+    figure = figures.forest(GAPS, LABELS, reach=8)
     left, right = figure.axes
     assert [axis.get_title() for axis in figure.axes] == ["qa", "maths"]
     assert [text.get_text() for text in left.get_yticklabels()] == ["SE", "EMPO"]
