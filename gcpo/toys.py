@@ -180,7 +180,7 @@ def group_probabilities(
 
 
 def group_advantages(groups: Int[Tensor, "M G"], rewards: Float[Tensor, "*prompts K"]) -> Float[Tensor, "*prompts M G"]:
-    """GRPO's advantage (`gcpo.methods.base_advantages`) of each rollout of each group, from the reward of each answer."""
+    """GRPO's advantage (`gcpo.methods.base_advantages`) of each rollout of each group, from each answer's reward."""
     drawn = rewards[..., groups]
     return base_advantages(drawn.flatten(0, -2)).reshape(drawn.shape)
 
