@@ -93,13 +93,6 @@ def test_greedy_clusters_by_hand(p_entail: list[list[float]], expected: list[int
         assert greedy_clusters(torch.tensor(p_entail, dtype=dtype)).tolist() == expected
 
 
-def test_greedy_needs_no_majority() -> None:
-    """A pair may join although contradiction is likelier: the rule reads one probability, not the likeliest label."""
-    nli = torch.tensor([0.36, 0.24, 0.40]).expand(2, 2, 3)
-    assert greedy_clusters(nli[..., 0]).tolist() == [0, 0]
-    assert bidirectional_clusters(nli).tolist() == [0, 1]
-
-
 @given(matrices(), st.sampled_from([0.2, 0.35, 0.5]))
 def test_greedy_equals_the_rule_read_aloud_in_every_group(groups: list[list[list[float]]], threshold: float) -> None:
     p_entail = torch.tensor(groups, dtype=torch.float64)
@@ -261,11 +254,7 @@ def test_embedder_encodes_each_text_once_and_forgets_the_least_recently_used() -
 
 # A model of meaning, what it gives, and what the refusal says of it.
 NO_ROWS: list[tuple[Callable[..., Any], Any, str]] = [
-    (
-        Entailment,
-        lambda n: torch.tensor([[1 / 3] * 3] + [[math.nan] * 3] * (n - 1)),
-        r"\[nan, nan, nan\] for \('a', 'c'\)",
-    ),
+    (Entailment, lambda n: torch.tensor([[1 / 3] * 3] + [[math.nan] * 3] * (n - 1)), r"\[nan.* for \('a', 'c'\)"),
     (Entailment, lambda n: torch.full((n, 3), 0.5), r"\[0.5, 0.5, 0.5\] for \('a', 'b'\)"),
     (Entailment, lambda n: torch.tensor([[2.0, -1.0, 0.0]] * n), r"\[2.0, -1.0, 0.0\] for"),
     (Entailment, lambda n: torch.ones(1, 3) / 3, r"\(1, 3\), expected a tensor of shape \(6, 3\)"),
@@ -366,16 +355,12 @@ def test_the_label_order_is_found_by_name(tmp_path: Path, labels: tuple[str, ...
     assert found.tolist() == [raw["Entailment"], raw["neutral"], raw["CONTRADICTION"]]
 
 
-def test_two_labels_leave_the_rest_neutral(tmp_path: Path) -> None:
-    nli = Entailment(save_classifier(tmp_path, labels=["not_entailment", "entailment"])).pairs(["cat"], ["dog"])[0]
-    assert 0 < nli[0] < 1
-    assert nli[2] == 0
-    torch.testing.assert_close(nli.sum(), torch.tensor(1.0))
-
-
-def test_two_labels_that_entail_are_an_error_that_lists_them(tmp_path: Path) -> None:
+def test_two_labels_leave_the_rest_neutral_and_two_that_entail_are_an_error_that_lists_them(tmp_path: Path) -> None:
+    two, three = ["not_entailment", "entailment"], ["entailment", "entails", "neutral"]
+    nli = Entailment(save_classifier(tmp_path / "two", labels=two)).pairs(["cat"], ["dog"])[0]
+    assert 0 < nli[0] < 1 and nli[2] == 0 and nli.sum().item() == pytest.approx(1.0)
     with pytest.raises(ValueError, match=r"\['entailment', 'entails', 'neutral'\]"):
-        Entailment(save_classifier(tmp_path, labels=["entailment", "entails", "neutral"]))
+        Entailment(save_classifier(tmp_path / "three", labels=three))
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])

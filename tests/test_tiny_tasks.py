@@ -88,16 +88,6 @@ def test_facts_are_split_without_overlap_and_none_is_lost() -> None:
         assert sum(map(len, parts)) == len(pairs)
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_passage_states_facts_of_its_split_only(split: str) -> None:
-    seen = set()
-    for question in drawn_questions(split):
-        for person, relation, value in question.passage.facts:
-            assert value in tinyqa.values(person, relation, split)
-            seen.add(relation)
-    assert seen == set(tinyqa.RELATIONS)
-
-
 def test_every_value_has_two_wordings_of_at_most_8_words_that_no_other_value_has() -> None:
     owner: dict[str, tuple[str, tuple[int, int]]] = {}
     for relation, spec in tinyqa.RELATIONS.items():
@@ -142,15 +132,18 @@ def test_every_question_is_answered_by_its_passage(split: str) -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_all_questions_about_a_passage_are_answered_by_it(split: str) -> None:
-    hops = Counter()
+def test_all_questions_about_a_passage_are_answered_by_it_and_its_facts_are_of_the_split(split: str) -> None:
+    hops, relations = Counter(), set()
     for question in drawn_questions(split):
         assert read(f"{question.passage.text} {question.text}") in question.references
         who, facts = question.fact[0], question.passage.facts
         assert question.fact in facts and len({fact[:2] for fact in facts}) == 3
         assert max(Counter(relation for _, relation, _ in facts).values()) >= 2  # the relation alone is no answer
         assert (" of " in question.text) == (question.hops == 2) == (who not in question.text.split())
+        assert all(value in tinyqa.values(person, relation, split) for person, relation, value in facts)
+        relations |= {relation for _, relation, _ in facts}
         hops[question.hops] += 1
+    assert relations == set(tinyqa.RELATIONS)
     # Two of three questions are about the first person; half of those take two hops.
     assert 0.28 < hops[2] / sum(hops.values()) < 0.39
 
@@ -218,21 +211,15 @@ def solve(row: Row) -> list[int]:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_problem_in_words_has_the_answer_of_its_row(split: str) -> None:
-    steps = Counter()
+def test_a_problem_in_words_has_the_answer_of_its_row_and_is_of_its_split(split: str) -> None:
+    steps, drawn = Counter(), drawn_problems(split, 3000)
+    assert len(set(drawn)) > 300 and {tinymath.split_of(problem) for problem in drawn} == {split}
     for row in tinymath.TASK.load(split, limit=DRAWS).rows:
         values = solve(row)
         assert row.references == (str(values[-1]),)
         assert 1 <= values[0] <= 9 and all(0 <= value <= 20 for value in values)
         steps[len(values) - 1] += 1
     assert set(steps) == {2, 3}
-
-
-def test_problems_are_split_without_overlap() -> None:
-    drawn = {split: set(drawn_problems(split, 3000)) for split in SPLITS}
-    assert all(len(found) > 300 for found in drawn.values())
-    for one, other in itertools.combinations(SPLITS, 2):
-        assert not drawn[one] & drawn[other]
 
 
 def test_every_problem_has_a_split_and_the_shares_are_as_planned() -> None:
