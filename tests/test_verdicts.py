@@ -37,9 +37,8 @@ def row(own: tuple[float, float], corrected: tuple[float, float] | None = None, 
     """A comparison with b as a table of one row, with its own and its corrected interval; nan has no estimate."""
     why, level = ("1 and 10 seeds" if math.isnan(own[0]) else ""), (0.99 if corrected else 0.95)
     values = [sum(own) / 2, *own, *(corrected or own), level, 0.5, 1.5, why, 10, "points"]
-    return pd.DataFrame(
-        [values], pd.MultiIndex.from_tuples([(label, "b")], names=["label", "against"]), columns=verdicts.FAMILY
-    )
+    index = pd.MultiIndex.from_tuples([(label, "b")], names=["label", "against"])
+    return pd.DataFrame([values], index, columns=verdicts.FAMILY)
 
 
 def word(*rows: pd.DataFrame, **how: Any) -> str:
@@ -128,18 +127,14 @@ def test_the_table_of_differences_has_every_label_with_its_own_base() -> None:
 def test_less_spread_is_above_zero_and_its_interval_is_that_of_the_ratio() -> None:
     rng = np.random.default_rng(0)
     wide, narrow = 0.5 + rng.normal(0, 0.05, 8), 0.5 + rng.normal(0, 0.001, 8)
-    found = spreads(sampled({"grpo": list(wide), "se": list(narrow)}), "f1", [("se", "grpo"), ("kle", "grpo")])
+    scores = sampled({"grpo": list(wide), "se": list(narrow), "care": list(wide), "kle": list(wide)})
+    scores.loc[scores["label"] == "kle", "f1"] = 1.0  # does not vary
+    found = spreads(scores, "f1", [(name, "grpo") for name in ("se", "care", "kle", "empo")])
     assert found["estimate"].iloc[0] == pytest.approx(math.log(np.std(wide) / np.std(narrow)))
-    assert [word(found.iloc[[i]]) for i in range(2)] == ["holds", "not tested"]
-    assert "3 of both" in found["why"].iloc[1]
-
-
-def test_runs_that_do_not_vary_have_no_ratio_of_spreads_and_runs_that_are_the_same_have_one() -> None:
-    scores = sampled({"grpo": [0.4, 0.5, 0.63], "care": [0.4, 0.5, 0.63], "kle": [0.5, 0.5, 0.5]})
-    scores.loc[scores["label"] == "kle", "f1"] = 1.0
-    found = spreads(scores, "f1", [("care", "grpo"), ("kle", "grpo")])
-    assert found[["estimate", "low_family", "high_family"]].iloc[0].tolist() == pytest.approx([0, 0, 0], abs=1e-6)
-    assert found["p"].iloc[0] == 1 and found["why"].iloc[1] and math.isnan(found["estimate"].iloc[1])
+    assert found[["estimate", "low_family", "high_family"]].iloc[1].tolist() == pytest.approx([0, 0, 0], abs=1e-6)
+    assert found["p"].iloc[1] == 1  # of runs that are the same
+    assert [word(found.iloc[[i]]) for i in range(4)] == ["holds", "inconclusive", "not tested", "not tested"]
+    assert "not vary" in found["why"].iloc[2] and "3 of both" in found["why"].iloc[3]
 
 
 def figures_of(**values: list[float]) -> pd.DataFrame:
@@ -165,11 +160,10 @@ def test_an_interval_of_any_kind_misses_zero_where_p_says_so(kind: str) -> None:
     means |= {"told": plus(list(rng.normal(0.05, 0.002, 8)), means["grpo"])}
     means |= {"open": plus(list(rng.normal(0, 0.01, 8)), means["grpo"])}
     pairs = [(label, "grpo") for label in ("told", "open", "wide")]
-    found = {
-        "scores": lambda: compare(sampled(means), "f1", pairs),
-        "figures": lambda: by_seed(figures_of(**means), pairs, "score"),
-        "spreads": lambda: spreads(sampled(means), "f1", pairs),
-    }[kind]()
+    if kind == "figures":
+        found = by_seed(figures_of(**means), pairs, "score")
+    else:
+        found = (compare if kind == "scores" else spreads)(sampled(means), "f1", pairs)
     assert set(found["p"] < 0.05) == {True, False}
     assert (verdicts.clear(found) == (found["p"] < 0.05)).all()
     assert found["estimate"].between(found["low"], found["high"]).all()

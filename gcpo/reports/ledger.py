@@ -11,7 +11,6 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcpo import paths
-from gcpo.errors import nearest
 from gcpo.reports import records
 from gcpo.reports.report import WORLDS, read_as
 from gcpo.reports.verdicts import DIFFERS, NUMBERS, RECORD, SHOWN, UNTESTED, overall
@@ -24,6 +23,7 @@ Kind = Literal["finding", "theorem", "definition"]
 Scope = Literal["theorem", "toy", "printed", "embedded world", "real model"]
 REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which metric each kind of task is judged
 DECIDED = [*NUMBERS, *"power parts because task heading notebook".split()]  # columns of a verdict that decided
+LEDGER = [*"id paper kind scope place quote verdict worlds fixed beside note question world".split(), *DECIDED]
 
 
 class Claim(BaseModel):
@@ -140,35 +140,29 @@ def fixed(lines: Sequence[Any]) -> str:
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame, every: bool = False) -> pd.DataFrame:
     """Return every claim with its verdict, a row each, or with ``every`` a row for each verdict that decided it.
 
-    Columns: id, paper, kind, scope, place, quote, verdict (one word for all its checks: :func:`decided`), worlds (the
-    word of each), fixed (before the data: :func:`fixed`), beside (the words on tasks that the claim is not about, which
-    decide nothing), note, question, and of the first verdict that decided it, or of this one, world and the columns
-    :data:`DECIDED`, empty where a claim has no check.
+    Columns are :data:`LEDGER`: verdict is one word for all its checks (:func:`decided`), worlds the word of each, fixed
+    whether before the data (:func:`fixed`), beside the words on tasks that the claim is not about, which decide
+    nothing; world and :data:`DECIDED` are of the first verdict that decided it, or of this one, and empty where a claim
+    has no check.
     """
     rows = []
     for claim, lines, beside in reached(declared, verdicts):
         word, words = decided(lines)
-        row = {"id": claim.id, "paper": PAPERS[claim.paper], "kind": claim.kind, "scope": claim.scope}
-        row |= {"place": claim.place, "quote": claim.quote, "verdict": word}
-        row |= {"worlds": "; ".join(map(": ".join, words.items())), "fixed": fixed(lines)}
-        row |= {"beside": "; ".join(dict.fromkeys(f"{line.task}: {line.verdict}" for line in beside))}
-        row |= {"note": claim.note, "question": claim.question}
+        row = claim.model_dump() | {"paper": PAPERS[claim.paper], "verdict": word, "fixed": fixed(lines)}
+        row["worlds"] = "; ".join(map(": ".join, words.items()))
+        row["beside"] = "; ".join(dict.fromkeys(f"{line.task}: {line.verdict}" for line in beside))
         shown = deciding(lines) or [_unreached("")]
         for line in shown if every else shown[:1]:
             numbers = {name: getattr(line, name) for name in DECIDED}
             rows.append(row | {"world": WORLDS.get(line.profile, "")} | numbers)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=LEDGER)
 
 
 def unmatched_checks(declared: Iterable[Claim], verdicts: pd.DataFrame) -> list[str]:
-    """Checks that are the id of no verdict; a line each, with the claim and the nearest id."""
+    """Checks that are the id of no verdict; a line each, with the claim."""
     known = set(verdicts["id"])
-    return [
-        f"{claim.id}: no notebook gives the verdict {check!r}.{nearest(check, known).split(' Valid')[0]}"
-        for claim in declared
-        for check in claim.checks
-        if check not in known
-    ]
+    unknown = [(claim.id, check) for claim in declared for check in claim.checks if check not in known]
+    return [f"{claim}: no notebook gives the verdict {check!r}" for claim, check in unknown]
 
 
 def counts(table: pd.DataFrame, by: str = "paper") -> pd.DataFrame:

@@ -42,8 +42,7 @@ def relative_gains(lines: pd.DataFrame, n: int = 2000, seed: int = 0) -> dict[tu
     for name, (shown, kinds) in product(dict.fromkeys(name for name, _ in totals), KINDS.items()):
         if (name, kinds[0]) in totals:
             own, base = (np.sum([totals[which, kind] for kind in kinds], axis=0) for which in (name, BASE))
-            values = own / base - 1
-            found[name, shown] = Draws(float(values[0]), values[1:])
+            found[name, shown] = statistics.draws_of(own / base - 1)
     return found
 
 
@@ -80,8 +79,8 @@ def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[
     """Return the gain of a run's methods and kinds of weights as seen and in n resamples of its batches and of folds,
     and GRPO's on each kind's folds."""
     batches = statistics.seen_and_resampled(lines["batch"].nunique(), n, seed)
-    keys = [lines["method"].astype(str), lines["weights"].astype(str)]
-    of = {(str(name), str(kind)): own.sort_values("batch") for (name, kind), own in lines.groupby(keys, sort=False)}
+    parts = lines.groupby(["method", "weights"], sort=False)
+    of = {(str(name), str(kind)): own.sort_values("batch") for (name, kind), own in parts}
 
     def total(own: pd.DataFrame, kind: str) -> Array:
         some = COUNTED_ON[kind]

@@ -8,11 +8,10 @@ they were published. What is damaged, edited or foreign is left out, and counted
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import lru_cache
 from math import nan
 from pathlib import Path
@@ -23,7 +22,7 @@ import pandas as pd
 from gcpo import io, paths
 from gcpo.runs.grids import comparison_key, expand, fitting, varied
 from gcpo.runs.params import Params, profile_name, refuse_secrets
-from gcpo.runs.plan import label, recorded
+from gcpo.runs.plan import digest, label, recorded
 from gcpo.runs.record import CODES, RecordError, Run, another_version, load, read_table, same_numbers
 
 Runs = list[Run] | None
@@ -64,11 +63,7 @@ def faults(profile: str, reference: bool = False) -> list[str]:
 
 def _name(run: Run) -> str:
     """Return the name of a record: its folder's or, in a reference, its manifest's."""
-    return str(run.manifest.get("id")) if _is_reference(run.folder) else run.folder.name
-
-
-def _is_reference(folder: Path) -> bool:
-    return (folder / RUNS).exists()
+    return str(run.manifest.get("id")) if (run.folder / RUNS).exists() else run.folder.name
 
 
 def source(profile: str, reference: bool = False) -> str:
@@ -150,8 +145,7 @@ def _shared(manifest: dict[str, Any], known: Collection[str] = ()) -> dict[tuple
     }
     for kind in ("policy", "embedder", "entailment"):
         if made := manifest.get("contents", {}).get(kind):
-            digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
-            found["models", f"{kind} {params[kind]!r}{of}"] = digest[:7]
+            found["models", f"{kind} {params[kind]!r}{of}"] = digest(made)
     for part, source in manifest.get("data", {}).items():
         version = {key: value for key, value in source.items() if key != "generator_seed"}
         found["data", f"{params['task']}, {part}"] = json.dumps(version, sort_keys=True)
@@ -161,10 +155,9 @@ def _shared(manifest: dict[str, Any], known: Collection[str] = ()) -> dict[tuple
 def coverage(grid: str, profile: str, reference: bool = False, every: Runs = None) -> pd.DataFrame:
     """Return the coverage of a grid: its runs by status, per task and label, with remarks on them.
 
-    ``left_out`` counts records that are damaged, edited, incomplete or foreign; where there are any, ``why`` names
-    them, and those that belong to no run of the grid have a row of their own. ``dirty`` counts runs made with
-    uncommitted changes. ``source`` says "this machine" or "reference". ``made_with`` is there only where runs of the
-    grid differ in it: versions of what trains, and hardware. ``every`` are the runs if they were read before.
+    ``left_out`` counts records that are damaged, edited, incomplete or foreign; ``why`` names them, and those that
+    belong to no run of the grid have a row of their own. ``dirty`` counts runs made with uncommitted changes.
+    ``source`` says "this machine" or "reference". ``every`` are the runs if they were read before.
     """
     found = {_name(run): run for run in (runs(profile, reference) if every is None else every)}
     each = [(p.params.task, p.label, 1, p.id, found.pop(p.id, Run(p.folder))) for p in expand(grid, profile)]
@@ -174,27 +167,11 @@ def coverage(grid: str, profile: str, reference: bool = False, every: Runs = Non
         said = {} if run.fault else run.manifest
         status, commit = said.get("status"), said.get("commit") or "none"
         counts = wanted, status == "finished", status == "failed", bool(run.fault), bool(status and said.get("dirty"))
-        texts = commit[:7] if status else "", f"{name}: {run.fault}" if run.fault else ""
-        rows.append((task, label_, *counts, *texts, _made_with(said) if status == "finished" else ""))
-    counted = ["wanted", "finished", "failed", "left_out", "dirty"]
-    table = pd.DataFrame(rows, columns=["task", "run", *counted, "commits", "why", "made_with"])
-    ways: dict[str, Any] = dict.fromkeys(counted, "sum") | {"commits": _joined(", "), "source": "first"}
-    for name, fewest in (("why", 1), ("made_with", 2)):  # texts that make a column
-        if len({*table[name]} - {""}) >= fewest:
-            ways[name] = _joined("; ")
-    table["source"] = "reference" if reference else "this machine"
-    return table.groupby(["task", "run"], sort=False).agg(ways).reset_index()
-
-
-def _joined(separator: str) -> Callable[[pd.Series], str]:
-    return lambda texts: separator.join(sorted({*texts} - {""}))
-
-
-def _made_with(manifest: dict[str, Any]) -> str:
-    packages, hardware = manifest.get("packages", {}), manifest.get("hardware", {})
-    versions = [f"{name} {packages[name]}" for name in ("torch", "transformers", "trl") if name in packages]
-    where = ", ".join(hardware.get("gpus", [])) or f"{hardware.get('threads')} x {hardware.get('processor')}"
-    return ", ".join([*versions, where])
+        rows.append((task, label_, *counts, commit[:7] if status else "", f"{name}: {run.fault}" if run.fault else ""))
+    ways: dict[str, Any] = dict.fromkeys(["wanted", "finished", "failed", "left_out", "dirty"], "sum")
+    ways |= dict.fromkeys(["commits", "why"], lambda texts: ", ".join(sorted({*texts} - {""})))
+    counted = pd.DataFrame(rows, columns=["task", "run", *ways]).groupby(["task", "run"], sort=False).agg(ways)
+    return counted.assign(source="reference" if reference else "this machine").reset_index()
 
 
 def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = False) -> pd.DataFrame:
@@ -236,7 +213,7 @@ def transfer_scores(table: pd.DataFrame) -> pd.DataFrame:
 
 def table_of(run: Run, name: str) -> pd.DataFrame | None:
     """A run's own table of this name, from its folder or from its lines in a reference; None if it has none."""
-    if _is_reference(run.folder):
+    if (run.folder / RUNS).exists():
         whole = run.folder / f"{name}.parquet"
         part = _parts(whole, whole.stat().st_mtime_ns).get(run.manifest["id"]) if whole.exists() else None
         return None if part is None else part.dropna(axis="columns", how="all")  # columns that other runs have

@@ -7,9 +7,7 @@ Labels are those of the grids ``headline`` and ``table1``.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 from itertools import product
 from math import nan
 from pathlib import Path
@@ -20,11 +18,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from gcpo import paths
 from gcpo.reports import records, tables, verdicts
-from gcpo.reports.verdicts import Pair, Verdict, clear, compare
+from gcpo.reports.verdicts import Pair, Verdict, clear, compare, differences
 from gcpo.runs.grids import expand
 from gcpo.runs.params import profile_name
 from gcpo.runs.profiles import ParameterError, read_yaml
-from gcpo.runs.record import RecordError, Run
+from gcpo.runs.record import RecordError
 from gcpo.tasks import get_task
 
 WORLDS = {"world_a": "world A", "world_b": "world B"}  # profile -> as people call it
@@ -72,7 +70,7 @@ def claims_on(labels: Collection[str]) -> dict[str, list[Pair]]:
 def protocol_power() -> pd.DataFrame:
     """Return what PROTOCOL.md printed before its runs, made by ``benchmarks/protocol_power.py``: claim, task, supposed
     (the truth of the next number), and how many of 100 experiments say holds and ruled out, under it and under none."""
-    return pd.read_csv(str(resources.files("gcpo") / "power.csv"))
+    return pd.read_csv(Path(__file__).parents[1] / "power.csv")
 
 
 def with_power(verdict: Verdict, claim: str, task: str) -> Verdict:
@@ -110,42 +108,30 @@ def margins(path: Path | None = None) -> dict[str, dict[str, float]]:
     return read_as(path or paths.PARAMS / "statistics" / "margins.yaml", dict[str, dict[str, margin]])
 
 
-@dataclass(frozen=True)
 class Report:
     """A report, whose runs are found and checked once.
 
-    Attributes:
+    Args:
         profile: a profile's name, or a parameter file.
         grid: whose runs are shown.
         reference: show the committed reference in place of this machine's runs.
         any_code: compare runs of different code of this package.
         write_to: folder for tables, figures and verdicts; None writes nothing.
+
+    Attributes:
+        source: whose runs these are, in words.
+        folder: ``write_to`` as a path.
+        command: makes the runs of the grid.
     """
 
-    profile: str
-    grid: str
-    reference: bool = False
-    any_code: bool = False
-    write_to: str | None = None
-
-    @property
-    def source(self) -> str:
-        """Whose runs these are, in words."""
-        return records.source(self.profile, self.reference)
-
-    @property
-    def folder(self) -> Path | None:
-        """``write_to`` as a path."""
-        return Path(self.write_to) if self.write_to else None
-
-    @property
-    def command(self) -> str:
-        """The command that makes the runs of the grid."""
-        return f"python -m gcpo grid {self.grid} --profile {self.profile}"
-
-    @cached_property
-    def _every(self) -> list[Run]:
-        return records.runs(self.profile, self.reference)
+    def __init__(
+        self, profile: str, grid: str, reference: bool = False, any_code: bool = False, write_to: str | None = None
+    ) -> None:
+        self.profile, self.grid, self.reference, self.any_code = profile, grid, reference, any_code
+        self.source = records.source(profile, reference)
+        self.folder = Path(write_to) if write_to else None
+        self.command = f"python -m gcpo grid {grid} --profile {profile}"
+        self._every = records.runs(profile, reference)
 
     @cached_property
     def waiting(self) -> dict[str, str]:
@@ -170,8 +156,7 @@ class Report:
     @cached_property
     def margin(self) -> dict[str, float]:
         """The margin of equivalence of each task in that metric, in points."""
-        declared = margins()
-        return {task: declared[task][metric] for task, metric in self.metric.items()}
+        return {task: margins()[task][metric] for task, metric in self.metric.items()}
 
     @property
     def coverage(self) -> pd.DataFrame:
@@ -209,15 +194,15 @@ class Report:
         scores = records.gather(runs, "eval", ["task", "label", "seed"])
         rows: list[dict[str, Any]] = []
         for task, decoding in product(self.metric, ("sampled", "greedy")) if len(scores) else ():
-            part, metric = scores.query("task == @task and decoding == @decoding"), self.metric[task]
-            gain = compare(part, metric, [(BASE, START)]).iloc[0]
-            if gain["why"]:
+            part = scores.query("task == @task and decoding == @decoding")
+            of_both = part.groupby("seed")["label"].transform("nunique") == 2
+            if part.loc[of_both, "seed"].nunique() < 2:
                 continue
-            # Means are over the seeds that both have, as the gain is.
-            of = part.groupby(["seed", "label"])[metric].mean().mul(100).unstack()[[START, BASE]].dropna()
-            row = {"task": task, "decoding": decoding, "metric": metric, "seeds": gain["n"]}
-            row |= {"start": of[START].mean(), "grpo": of[BASE].mean(), "std": of[BASE].std(ddof=1)}
-            row |= {"gain": gain["estimate"], "low": gain["low"], "high": gain["high"], "passes": gain["low"] > 0}
+            found = differences(part[of_both], self.metric[task], {BASE: START}).set_index("label")
+            start, gain = found.loc[START], found.loc[BASE]
+            row = {"task": task, "decoding": decoding, "metric": self.metric[task], "seeds": gain["compared"]}
+            row |= {"start": start["mean"], "grpo": gain["mean"], "gain": gain["difference"], "std": gain["std"]}
+            row |= {"low": gain["low"], "high": gain["high"], "passes": gain["low"] > 0}
             rows.append({**row, "runs": self._counted(task, BASE)})
         return pd.DataFrame(rows, columns=GATE)
 
@@ -247,8 +232,7 @@ class Report:
         made = {}
         for task, metric in self.metric.items():
             part = scores.query("task == @task and decoding == 'sampled'") if len(scores) else found.iloc[:0]
-            pairs = [(name, BASE) for name in CONTROLS if name in set(part["label"])]
-            made[task] = compare(part, metric, pairs).dropna(subset=["estimate"])
+            made[task] = compare(part, metric, [(name, BASE) for name in CONTROLS]).dropna(subset=["estimate"])
         return made
 
     @property

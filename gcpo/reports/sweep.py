@@ -78,30 +78,25 @@ def choice(table: pd.DataFrame, over: Sequence[str] = ()) -> pd.DataFrame:
         and a higher rate were swept. What has fewer seeds than most settings is not chosen: one lucky seed would be.
     """
     setting = ["prompts_per_step", *(["max_steps"] if "max_steps" in table else []), "learning_rate"]
+    table = table.assign(late=table.get("late", 0.0))
     if over:
         table = _pooled(table, setting, over)
-    table = table.assign(late=table.get("late", 0.0))
+    rates = table.groupby("task")["learning_rate"].transform
+    table["inside"] = (rates("min") < table["learning_rate"]) & (table["learning_rate"] < rates("max"))
     most = table.groupby("task")["seeds"].transform(lambda seeds: seeds.mode().max())
     standing = table[~table["fell"].astype(bool) & (table["seeds"] >= most)]
     best = standing.loc[standing.groupby(["task", *setting[:-1]])["sampled"].idxmax()]
     last = ~best.duplicated(["task", "prompts_per_step"], keep="last")
     enough = best[(best["late"] < 1) | last].groupby(["task", "prompts_per_step"]).head(1)
     picked = enough.sort_values("mde_hour", kind="stable").groupby("task").head(1).sort_values("task")
-    ends = table.groupby("task")["learning_rate"].agg(["min", "max"]).loc[picked["task"]].to_numpy().T
-    inside = (ends[0] < picked["learning_rate"]) & (picked["learning_rate"] < ends[1])
-    columns = ["task", *setting, "seeds", "sampled", "sampled_std", "hours", "mde_hour"]
-    return picked[columns].assign(inside=inside).reset_index(drop=True)
+    columns = ["task", *setting, "seeds", "sampled", "sampled_std", "hours", "mde_hour", "inside"]
+    return picked[columns].reset_index(drop=True)
 
 
 def _pooled(table: pd.DataFrame, setting: Sequence[str], over: Sequence[str]) -> pd.DataFrame:
     """Return the means over some columns of every setting that was swept at each of their values."""
-    means = table.groupby([*setting]).agg(
-        places=("task", "size"),
-        fell=("fell", "any"),
-        seeds=("seeds", "min"),
-        **{name: (name, "mean") for name in ("sampled", "sampled_std", "hours")},
-        mde_hour=("mde_hour", lambda each: each.mean(skipna=False)),
-    )
-    if "late" in table:
-        means["late"] = table.groupby([*setting, "task"])["late"].mean().groupby(level=[*setting]).max()
-    return means[means["places"] == table.groupby([*over]).ngroups].assign(task="all").reset_index()
+    places, columns = table.groupby([*setting]), ["sampled", "sampled_std", "hours"]
+    means = places.agg({"fell": "any", "seeds": "min"} | dict.fromkeys(columns, "mean"))
+    means["mde_hour"] = places["mde_hour"].agg(lambda each: each.mean(skipna=False))
+    means["late"] = table.groupby([*setting, "task"])["late"].mean().groupby(level=[*setting]).max()
+    return means[places.size() == table.groupby([*over]).ngroups].assign(task="all").reset_index()

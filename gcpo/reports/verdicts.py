@@ -34,7 +34,6 @@ NUMBERS = "label against estimate low high effect mde n level unit".split()
 RECORD = ["id", "verdict", *NUMBERS, *"power parts because place task heading notebook records".split()]
 TABLE = {"estimate": "difference", "low": "low", "high": "high", "effect": "paper_effect", "mde": "mde"}
 LEAST_RANGE = 0.01  # of a weight within a step, highest less lowest over its mean: with less it cannot act
-LOGGED = ("weight_max", "weight_min", "weight", "loss_weight_max", "loss_weight_min")
 Pair = tuple[str, str]
 ByPair = Mapping[Pair, str]
 Verdict = dict[str, Any]
@@ -69,15 +68,14 @@ def family(found: Mapping[Pair, Evidence | str], n: Mapping[Pair, int] | None = 
     """
     known = {pair: one for pair, one in found.items() if isinstance(one, Evidence)}
     p_values = [one.p for one in known.values()]
-    rows: dict[Pair, dict[str, Any]] = {pair: {"why": "" if pair in known else found[pair]} for pair in found}
     corrected = zip(statistics.holm_levels(p_values), statistics.holm(p_values), strict=True)
+    numbers = dict.fromkeys(found, [nan] * 8)
     for (pair, one), (level, p) in zip(known.items(), corrected, strict=True):
-        (estimate, low, high), (_, low_family, high_family) = one.interval(0.95), one.interval(level)
-        rows[pair] |= {"estimate": estimate, "low": low, "high": high, "level": level, "p": p}
-        rows[pair] |= {"low_family": low_family, "high_family": high_family, "mde": one.detectable(level)}
-    index = pd.MultiIndex.from_tuples([*rows], names=["label", "against"])
-    table = pd.DataFrame([*rows.values()], index, columns=FAMILY).astype(dict.fromkeys(FAMILY[:8], float))
-    return table.assign(n=[(n or {}).get(pair, 0) for pair in rows], unit=unit)
+        numbers[pair] = [*one.interval(0.95), *one.interval(level)[1:], level, p, one.detectable(level)]
+    index = pd.MultiIndex.from_tuples([*found], names=["label", "against"])
+    table = pd.DataFrame([*numbers.values()], index, columns=FAMILY[:8], dtype=float)
+    why = [one if isinstance(one, str) else "" for one in found.values()]
+    return table.assign(why=why, n=[(n or {}).get(pair, 0) for pair in found], unit=unit)
 
 
 def clear(table: pd.DataFrame) -> pd.Series:
@@ -206,18 +204,15 @@ def weight_ranges(metrics: pd.DataFrame) -> dict[str, float]:
     ``metrics`` are lines of ``metrics.csv`` with columns label and method.
     """
     weights = metrics[metrics["method"].isin([name for name, row in METHODS.items() if row.factors])]
-    logged = weights.reindex(columns=[f"gcpo/{name}" for name in LOGGED])
+    names = "weight_max weight_min weight loss_weight_max loss_weight_min".split()
+    logged = weights.reindex(columns=[f"gcpo/{name}" for name in names])
     high, low, mean, high_loss, low_loss = (logged[column] for column in logged)
     of_step = (high_loss - low_loss).fillna((high - low) / mean)  # weights in the loss have a mean of 1
     return {str(label): float(found) for label, found in of_step.groupby(weights["label"]).median().items()}
 
 
 def cannot_differ(
-    pairs: Iterable[Pair],
-    metrics: pd.DataFrame,
-    scores: pd.DataFrame,
-    metric: str,
-    by: Mapping[Pair, str] | None = None,
+    pairs: Iterable[Pair], metrics: pd.DataFrame, scores: pd.DataFrame, metric: str, by: ByPair | None = None
 ) -> ByPair:
     """Return those pairs of methods that the records cannot tell apart, each with why: a claim on them is not tested.
 
