@@ -59,19 +59,6 @@ def test_find_a_grid_gives_its_runs_only() -> None:
     assert records.find("p", "g")["kind"].tolist() == ["gradients"]
 
 
-def test_the_reference_is_read_only_when_asked_for() -> None:
-    done = finished(seed=1, results={"greedy_f1": 0.75})
-    publish()
-    shutil.rmtree(done.folder)
-    assert records.find("p").empty
-    finished(seed=2)
-    assert records.find("p")[["seed", "reference"]].values.tolist() == [[2, False]]
-    committed = records.find("p", reference=True)
-    assert committed[["seed", "reference", "greedy_f1"]].values.tolist() == [[1, True, 0.75]]
-    assert committed["folder"].tolist() == [paths.REFERENCE / "p"]
-    assert records.find("q", reference=True).empty
-
-
 def test_coverage_counts_what_a_grid_asks_for_and_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [{"kind": "train", "method": ["grpo", "se"], "seed": [0, 1, 2]}, {"kind": "train", "max_steps": [0]}]
     write_grid("g", [*blocks, {"kind": "gradients", "task": ["tinymath"]}])
@@ -141,6 +128,8 @@ def test_the_reference_gives_the_tables_of_the_run_folders() -> None:
     committed = records.find("p", reference=True)
     same = [column for column in own if column not in ("folder", "reference")]
     pd.testing.assert_frame_equal(committed[same], own[same])
+    assert committed["reference"].all() and {*committed["folder"]} == {paths.REFERENCE / "p"}
+    assert records.find("q", reference=True).empty
     for name, kind in (("eval", "train"), ("metrics", "train"), ("queries", "gradients")):
         parts = [table[(table["kind"] == kind) & (table["max_steps"] > 0)] for table in (own, committed)]
         ours, theirs = (records.gather(part, name, ["id", "task", "seed"]) for part in parts)

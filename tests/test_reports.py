@@ -151,15 +151,3 @@ def test_a_committed_report_is_what_the_committed_records_give(name: str, tmp_pa
     kept = {path.name: path.read_bytes() for path in COMMITTED[name].glob("*.csv")}
     assert [table for table in made if made[table] != kept[table]] == [], "edited, or of other code"
     assert f"verdicts_{name[:2]}.csv" in made or name.startswith(("23", "28", "29", "90"))
-
-
-def test_every_committed_table_is_named_in_a_report() -> None:
-    """A table that no report writes any more would stay for ever."""
-    sources = "".join((paths.NOTEBOOKS / f"{name}.ipynb").read_text() for name in publish.reports())
-    every = [path.stem for folder in {*COMMITTED.values()} for path in folder.glob("*.csv")]
-    names = [name for name in every if not name.startswith("verdicts_")]
-    written = {name for name in names if f'\\"{name}\\"' in sources}
-    for name in names:  # or a report puts the name together of two
-        first, _, rest = name.partition("_")
-        written |= {name} if f'f\\"{first}_{{' in sources and f'\\"{rest}\\"' in sources else set()
-    assert [name for name in names if name not in written] == []
