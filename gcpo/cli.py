@@ -34,8 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         with ends_by_sigterm():
-            names = {command.callback.__name__ for command in app.registered_commands if command.callback}
-            if given[0] in names and not {"-h", "--help"}.intersection(given) and "torch" not in sys.modules:
+            if given[0][:1] != "-" and not {"-h", "--help"}.intersection(given) and "torch" not in sys.modules:
                 print(f"gcpo {given[0]}: loading (seconds)", file=sys.stderr, flush=True)
             status = typer.main.get_command(app)(given, "gcpo", standalone_mode=False)
             sys.stdout.flush()

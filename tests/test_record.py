@@ -104,12 +104,10 @@ def test_a_write_that_is_cut_short_leaves_the_old_file(monkeypatch: pytest.Monke
     assert {path.name: path.read_text() for path in run.folder.iterdir()} == before
 
 
-def test_a_table_keeps_float32_to_the_last_bit_and_no_text_that_a_spreadsheet_would_execute() -> None:
+def test_a_table_keeps_float32_to_the_last_bit() -> None:
     values = pd.Series([1 / 3, 1e-20, 16777217.0, 0.1, -0.5, 2.0], dtype="float32")
-    texts = ["=cmd|' /C calc'!A0", "+1", "-1", "@a", "\tb", "a\r=b"]
-    found = pd.read_csv(finished(tables={"eval": pd.DataFrame({"x": values, "query": texts})}).folder / "eval.csv")
+    found = pd.read_csv(finished(tables={"eval": values.to_frame("x")}).folder / "eval.csv")
     assert found["x"].astype("float32").tolist() == values.tolist()
-    assert found["query"].tolist() == ["'=cmd|' /C calc'!A0", "'+1", "'-1", "'@a", "'\tb", "a =b"]
 
 
 def test_the_environment_names_versions_and_hardware() -> None:
@@ -331,9 +329,10 @@ def test_what_is_not_on_this_machine_is_not_held_against_a_record_and_data_of_th
     assert "data (validation) is not what it was made of" in str(record.load(run.folder).fault)
 
 
-def test_a_model_that_changes_during_the_run_fails_it(own: dict[str, Any]) -> None:
-    with pytest.raises(record.RecordError, match="policy is not what"), record.record(planned(**own)):
+def test_a_run_whose_model_changes_meanwhile_is_none_of_the_new_one(own: dict[str, Any]) -> None:
+    with record.record(planned(**own)) as run:
         Path(own["policy"], "model.safetensors").write_bytes(b"other weights")
+    assert "policy is not what" in str(record.load(run.folder).fault)
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,8 +99,6 @@ def in_chunks(
 def _evaluate(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any) -> None:
     params = plan.params
     generates = generator(plan, model, tokens, questions)
-    if len(questions) < 2:
-        raise ValueError(f"{params.task}/{params.eval_split} has one question: intervals over questions need 2")
 
     def measure(chunk: slice, _: int) -> dict[str, pd.DataFrame]:
         asked = partial(_answers, plan, model, tokens, questions[chunk], generates)

@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,10 +146,7 @@ def _statistics(
     columns, beside = with_half(uncertainties), with_half(rivals)
     advantages, others = base_advantages(rewards), base_advantages(rewards[:, half:]) if half else None
     for i, row in enumerate(rows):
-        try:
-            gram, plain = _gradients(plan, model, sampled, i, advantages[i], limit)
-        except MemoryError as error:
-            raise MemoryError(f"question {row.id}, {error}") from None
+        gram, plain = _gradients(plan, model, sampled, i, advantages[i], limit)
         pairs = pair_table(whole.embeddings[i], gram, advantages[i], whole.clusters[i], groups[i])
         line = {
             "query": row.id,
@@ -207,17 +203,8 @@ def limit_of(
 
 
 def _free(device: torch.device) -> float:
-    """Return the free bytes of a GPU, or of this machine and of the control groups that this process is in."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = [float(psutil.virtual_memory().available)]
-    with contextlib.suppress(OSError):
-        own = Path("/sys/fs/cgroup", Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip())
-        for group in (own, *own.parents):
-            with contextlib.suppress(OSError, ValueError, KeyError):  # no limit, or another version of groups
-                used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["anon"]
-                free.append(float(int((group / "memory.max").read_text()) - int(used)))
-    return max(0.0, min(free))
+    """Return the free bytes of a GPU, or of this machine."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
 def variance(gram: Float[Tensor, "G G"], advantages: Float[Tensor, " G"]) -> float:

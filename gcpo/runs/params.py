@@ -19,7 +19,7 @@ from pydantic.type_adapter import TypeAdapter
 from gcpo import world
 from gcpo.errors import nearest
 from gcpo.methods import Method, get_method
-from gcpo.runs.profiles import NAME, ParameterError, is_file_name, load_profile, plain_name, read_yaml
+from gcpo.runs.profiles import ParameterError, is_file_name, load_profile, read_yaml
 from gcpo.tasks import TASKS, check_task, get_task
 
 # Keys that no mapping from task to value can give.
@@ -158,7 +158,7 @@ Steps = Annotated[Whole, Field(ge=0, le=10**7)]
 Number = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**32)]  # numpy's range
 Fraction = Annotated[Real, Field(ge=0, le=1)]
-ProfileName = Annotated[str, Field(pattern=f"^{NAME}$"), AfterValidator(_not_reserved)]
+ProfileName = Annotated[str, Field(pattern=r"^[\w-]{1,60}$"), AfterValidator(_not_reserved)]
 TaskName = Annotated[str, AfterValidator(check_task)]
 PathOrName = Annotated[str, Field(min_length=1), AfterValidator(_path_or_name)]
 Constants = dict[str, Annotated[Any, AfterValidator(_constant)]]
@@ -387,6 +387,4 @@ def from_notebook(namespace: Mapping[str, Any]) -> Params:
 
 def profile_name(profile: str) -> str:
     """Return the name that runs of a profile go by: the name itself, or what a file given by its path says."""
-    if is_file_name(profile):
-        return validate(load_profile(profile), profile).profile
-    return plain_name(profile, "profile")
+    return validate(load_profile(profile), profile).profile if is_file_name(profile) else profile

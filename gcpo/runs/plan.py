@@ -23,11 +23,9 @@ SAME = ("seed", "max_steps", "learning_rate", "beta", "temperature", "max_comple
 
 _KNOWN: dict[str, Any] = read_yaml(Path(__file__).with_name("plan.yaml"))
 KINDS: dict[str, str] = _KNOWN["notebooks"]  # kind -> its notebook
-READ = {
-    kind: {name for kinds, names in _KNOWN["read"] if kind in kinds.split() for name in names.split()} for kind in KINDS
-}
+READ = {kind: {name for kinds, names in _KNOWN["read"] if kind in kinds for name in names} for kind in KINDS}
 # Values that mean "as before", by path in `Plan.values` from the kind of run on (of a part of a method by its `kind`).
-SINCE = {f"{kind}.{path}": value for kinds, path, value in _KNOWN["since"] for kind in kinds.split()}
+SINCE = {f"{kind}.{path}": value for kinds, path, value in _KNOWN["since"] for kind in kinds}
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,6 @@ class Plan:
         for name in held_out:
             if trains and getattr(params, name) == params.train_split:
                 raise ParameterError(f"train_split and {name} are both {params.train_split!r}: it cannot be held out.")
-        if params.at_step and self.kind == "train":
-            what = "is for gradient statistics, evaluations and one step; a training run's steps are max_steps."
-            raise ParameterError(f"at_step: {params.at_step} {what}")
         if self.kind == "one_step":
             try:
                 updates.of_one_step(params.compared)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from gcpo import paths
 from gcpo.errors import UserError, nearest
 
-NAME = r"[\w-]{1,60}"  # name of a profile or grid, and of its folder
 TOY = "-toy"  # ends the name of a profile with params/toy.yaml laid over it
 
 
@@ -25,13 +23,6 @@ class ParameterError(UserError):
 def is_file_name(name: str) -> bool:
     """Return True if a profile or grid is given by the path of its file, and not by its name."""
     return name.removesuffix(TOY).endswith((".yaml", ".yml"))
-
-
-def plain_name(name: str, kind: str) -> str:
-    """Return the name of a profile or grid (``kind``) as given; raises :class:`ParameterError` if it can be none."""
-    if not re.fullmatch(NAME, name):
-        raise ParameterError(f"{name[:80]!r} is no name of a {kind}: letters, digits, - and _ (at most 60).")
-    return name
 
 
 def names_in(folder: Path) -> list[str]:
@@ -50,7 +41,7 @@ def file_of(name: str, kind: str, folder: Path) -> Path:
     Raises:
         ParameterError: no such file, with the nearest name there is.
     """
-    path = Path(name) if is_file_name(name) else folder / f"{plain_name(name, kind)}.yaml"
+    path = Path(name) if is_file_name(name) else folder / f"{name}.yaml"
     if not path.is_file():
         raise ParameterError(f"Unknown {kind} {name!r}.{nearest(name, names_in(folder))}")
     return path

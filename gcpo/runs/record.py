@@ -79,14 +79,10 @@ class Run:
     def table(self, name: str, data: pd.DataFrame) -> None:
         """Write one of the run's CSV files in one step, and its SHA-256 into the manifest.
 
-        Floats keep 9 significant digits, enough for float32. A text that a spreadsheet would take for a formula gets
-        an apostrophe in front, and a carriage return becomes a space.
+        Floats keep 9 significant digits, enough for float32.
         """
-        texts: pd.DataFrame = data.select_dtypes("str")
-        # Python's CSV writer leaves a bare carriage return unquoted, and readers end the line there.
-        texts = texts.replace("\r", " ", regex=True).replace(r"^(?=[=+\-@\t])", "'", regex=True)
         with io.replacing(self.folder / name) as draft:
-            data.assign(**texts).to_csv(draft, index=False, float_format="%.9g")
+            data.to_csv(draft, index=False, float_format="%.9g")
         self.manifest.setdefault("files", {})[name] = io.sha256(self.folder / name)
 
 
@@ -322,9 +318,8 @@ def record(plan: Plan) -> Iterator[Run]:
     run.write()
     try:
         yield run
-        if why := changed(run.manifest["contents"], run.manifest["params"]):
-            raise RecordError(f"While the run was made, {why}.")
-        made_of = fingerprints(run.manifest["params"])  # by now all models and data are on this machine
+        # By now all models and data are on this machine; of one that has changed meanwhile, what it was at first.
+        made_of = fingerprints(run.manifest["params"]) | run.manifest["contents"]
         run.manifest |= {"contents": made_of, "made": _made(run.folder), "status": "finished"}
     except BaseException as error:
         run.manifest |= {"status": "failed", "exit": SECRET.sub("...", f"{type(error).__name__}: {error}")}

@@ -17,11 +17,9 @@ import torch
 import transformers
 from accelerate import PartialState
 from datasets import Dataset
-from transformers.integrations.integration_utils import get_available_reporting_integrations
 from transformers.trainer_utils import get_last_checkpoint
 
 from gcpo import io, world
-from gcpo.errors import nearest
 from gcpo.processes import exit_with_parent
 from gcpo.rewards import keeps_format
 from gcpo.runs.distributed import LOG, launch, peak_memory
@@ -36,7 +34,6 @@ from gcpo.trainer import GCPOConfig, GCPOTrainer
 from gcpo.trainer.prefix import sharing
 from gcpo.trainer.trainer import REPLACED, text_of
 
-SHOWN = {"reward": "reward", "weight": "gcpo/weight"}  # numbers of a step that are shown, in TRL's log
 # Columns of TRL's log that depend on the clock and not on the run.
 _TIMES = "step_time|runtime|per_second|total_flos|epoch|num_tokens"
 
@@ -177,7 +174,7 @@ class _Recorded(transformers.TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs and "reward" in logs and state.is_world_process_zero:
-            values = {name: logs[key] for name, key in SHOWN.items() if key in logs}
+            values = {name.removeprefix("gcpo/"): logs[name] for name in ("reward", "gcpo/weight") if name in logs}
             self.run.progress(state.global_step, state.max_steps, "steps", **values)
 
 
@@ -218,9 +215,6 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
         ValueError: TRL, or transformers, has no such combination of settings.
     """
     params, task = plan.params, plan.task
-    if params.report_to not in (trackers := ["none", *get_available_reporting_integrations()]):
-        hint = nearest(params.report_to, trackers)
-        raise ValueError(f"report_to: no tracker {params.report_to!r} is installed here.{hint} metrics.csv has it all.")
     same = ("method", "method_options", "alpha", "equalize_mean", "entailment_threshold", "report_to")
     return GCPOConfig(
         output_dir=str(folder),
