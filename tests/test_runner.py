@@ -191,16 +191,16 @@ def test_what_a_kernel_says_is_lines_in_a_log(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == "steps:  12%|x| 1/8\nsteps:  25%|x| 2/8\n"
 
 
-@pytest.mark.parametrize("command", ["run", "grid g"])
-def test_outputs_that_cannot_be_written_are_one_line(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["run"], ["grid", "g"]])
+def test_outputs_that_cannot_be_written_are_one_line(
+    command: list[str], executed: list[str], tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_grid("g", [{"kind": "train", "seed": [0, 1]}])
     (tmp_path / "file").write_text("")
-    (tmp_path / "g.yaml").write_text("- {kind: train, seed: [0, 1, 2], policy: [scratch], entailment: [none]}\n")
-    environment = {**os.environ, "GCPO_OUTPUTS": str(tmp_path / "file" / "outputs")}
-    words = command.replace(" g", f" {tmp_path / 'g.yaml'}").split()
-    done = subprocess.run([sys.executable, "-m", "gcpo", *words], env=environment, capture_output=True, text=True)
-    first, second = (done.stdout + done.stderr).splitlines()
-    assert done.returncode == 2 and first == f"gcpo {words[0]}: loading (seconds)"
-    assert second.startswith(f"gcpo: {tmp_path / 'file'}") and second.endswith(": Not a directory")
+    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "file" / "outputs")
+    assert main([*command, "--profile", "p"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gcpo: {tmp_path / 'file'}") and line.endswith(": Not a directory")
 
 
 def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from gcpo.gradients import (
     gram_distances,
     variance_decomposition,
 )
-from gcpo.methods import base_advantages
 from gcpo.reports.alignment import MEASURES, RIVALS
 from gcpo.runs import gradients as module
 from gcpo.runs.gradients import gradient_statistics, pair_correlations, pair_table, variance, variances
@@ -96,15 +95,6 @@ def test_gradients_may_take_three_quarters_of_what_is_free_shared_or_what_is_giv
 
 
 @for_all(seed=seeds, size=sizes)
-def test_distances_are_those_of_a_plain_loop(seed: int, size: int) -> None:
-    g = vectors(seed, size)
-    found = gram_distances(g @ g.T)
-    for i in range(size):
-        for j in range(size):
-            assert found[i, j] == pytest.approx(float((g[i] - g[j]).norm()), abs=1e-6)
-
-
-@for_all(seed=seeds, size=sizes)
 def test_within_and_between_are_those_of_the_gradients_and_sum_to_the_variance(seed: int, size: int) -> None:
     g, clusters, advantages = vectors(seed, size), labels(seed, size), vectors(seed + 1, size, 1)[:, 0]
     expected = variance_decomposition(advantages.unsqueeze(-1) * g, clusters)
@@ -155,17 +145,6 @@ def test_where_there_is_nothing_to_rank_there_is_no_correlation(size: int, sprea
     e, g = torch.ones(size, 3) + spread * vectors(0, size, 3), vectors(1, size)
     found = pair_correlations(pair_table(e, g @ g.T, torch.ones(size), torch.zeros(size).long(), ["a"] * size))
     assert all(math.isnan(value) for value in found.values())
-
-
-def test_halves_have_advantages_of_their_own() -> None:
-    """The second half's V is that of a group which holds nothing else."""
-    model, batch, rewards = qwen2(), rollouts(8), torch.tensor([2.0, 2, 2, 2, 0, 1, 0, 2])
-    gram = gradient_gram(model, **batch)
-    second = {name: values[4:] for name, values in batch.items()}
-    own = base_advantages(rewards[None, 4:])[0]
-    exact = gradient_variance(model, **second, advantages=own).variance
-    assert variance(gram[4:, 4:], own) == pytest.approx(exact)
-    assert variance(gram[:4, :4], base_advantages(rewards[None, :4])[0]) == 0
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
