@@ -43,6 +43,18 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Calls the command line, which ends with this status, and returns what it printed: ``call("run", status=2)``."""
+    from gcpo.cli import main
+
+    def call(*words: str, status: int = 0) -> Any:
+        assert main([*words]) == status
+        return capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Outputs of the test's own, here and in processes that it starts; made when first written to."""
     from gcpo import paths

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gcpo import __main__, __version__, cli, paths
+from gcpo import __main__, __version__, paths
 from gcpo.errors import nearest
 from gcpo.runs import preflight
 from gcpo.runs.params import Params, validate
@@ -20,12 +20,9 @@ from gcpo.runs.plan import KINDS, Plan
 
 
 @pytest.mark.parametrize("command", ["run", "evaluate", "grid"])
-def test_every_command_that_takes_parameters_lists_them_with_their_descriptions(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_that_takes_parameters_lists_them(command: str, call: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert cli.main([command, "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(call(command, "--help").out.split())
     for name, field in Params.model_fields.items():
         assert f"{name} {field.description}" in said
     assert (f"<{'|'.join(KINDS)}>" in said) == (command == "run")
@@ -42,7 +39,7 @@ def test_the_command_line_speaks_before_what_takes_seconds_to_import() -> None:
     ("end", "status", "how"), [(KeyboardInterrupt, 130, "interrupted"), (SystemExit(143), 143, "ended by SIGTERM")]
 )
 def test_an_end_by_a_signal_says_how_to_go_on(
-    end: Any, status: int, how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    end: Any, status: int, how: str, monkeypatch: pytest.MonkeyPatch, call: Any, tmp_path: Path
 ) -> None:
     def ends(*_: Any) -> None:
         raise end
@@ -51,9 +48,8 @@ def test_an_end_by_a_signal_says_how_to_go_on(
     monkeypatch.setattr("gcpo.runs.runner.run_grid", ends)
     monkeypatch.setattr("gcpo.world.resolve", lambda *_: None)
     monkeypatch.setattr("gcpo.cli._refuse", lambda _: None)
-    assert cli.main(["grid", "smoke", "-p", "temperature", "0.5"]) == status
     said = f"gcpo: {how}; what is finished stays. Go on with: gcpo grid smoke -p temperature 0.5"
-    assert capsys.readouterr().err.splitlines()[-1] == said
+    assert call("grid", "smoke", "-p", "temperature", "0.5", status=status).err.splitlines()[-1] == said
 
 
 def test_a_reader_that_goes_ends_a_command_without_a_word() -> None:
@@ -62,28 +58,25 @@ def test_a_reader_that_goes_ends_a_command_without_a_word() -> None:
     assert done.stderr == "gcpo grid: loading (seconds)\n"
 
 
-def test_a_grid_of_another_kind_of_profile_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grid_of_another_kind_of_profile_is_refused(call: Any) -> None:
     for grid, profile, fit in (("table1", "paper", "paper_table1"), ("paper_table1", "smoke", "smoke")):
-        assert cli.main(["grid", grid, "--profile", profile, "--dry-run"]) == 2
-        said = capsys.readouterr().err.splitlines()[-1]
+        said = call("grid", grid, "--profile", profile, "--dry-run", status=2).err.splitlines()[-1]
         assert said.startswith(f"gcpo: grid {grid} is not made for {profile}") and fit in said
 
 
 @pytest.mark.parametrize(("option", "word"), [("--profile", "smokee"), ("--grid", "smokee"), ("--grid", "x.yaml")])
 def test_a_report_of_a_misspelt_name_leaves_nothing_behind(
-    option: str, word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    option: str, word: str, call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
-    assert cli.main(["report", option, word]) == 2
-    assert re.search(rf"Unknown (profile|grid) '.*{word}'\.", capsys.readouterr().err)
+    assert re.search(rf"Unknown (profile|grid) '.*{word}'\.", call("report", option, word, status=2).err)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_report_of_nothing_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_of_nothing_fails(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gcpo.reports.publish.report", lambda *_, **__: ([], ["20_figure1: nothing has run"]))
     monkeypatch.setattr("gcpo.reports.records.faults", lambda *_: [])
-    assert cli.main(["report", "--profile", "smoke"]) == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("no report was made: ")
+    assert call("report", "--profile", "smoke", status=1).out.splitlines()[-1].startswith("no report was made: ")
 
 
 def test_check_loads_the_first_row_of_every_split(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,9 +95,8 @@ def test_a_name_like_nothing_has_no_nearest_one() -> None:
     assert nearest("entropi", ["entropy"]).startswith(" Did you mean 'entropy'?")
 
 
-def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 0
-    said = capsys.readouterr().out
+def test_without_a_command_the_help_is_shown(call: Any) -> None:
+    said = call().out
     assert all(f"\n  {name} " in said for name in "run grid check report publish replay evaluate world methods".split())
     assert "..." not in said.replace("[ARGS]...", "")  # no summary is cut
 
@@ -140,14 +132,13 @@ def test_an_output_that_is_full_is_one_line(command: str) -> None:
 
 @pytest.mark.parametrize("command", ["run", "grid", "evaluate"])
 def test_what_trl_refuses_is_said_before_anything_is_made(
-    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: Any
 ) -> None:
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
     (path := tmp_path.with_suffix(".yaml")).write_text("- {kind: train, method: [grpo, care]}")
     asked = {"run": ["-p", "method", "care"], "grid": [str(path)]}
     asked["evaluate"] = [*asked["run"], "-p", "at_step", "2"]
-    assert cli.main([command, *asked[command]]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = call(command, *asked[command], status=2).err.splitlines()[-1]
     assert line.startswith("gcpo: TRL refuses tinyqa-care-0-") and "set beta above 0" in line
     assert not list(tmp_path.iterdir())
 
@@ -165,18 +156,14 @@ def test_what_trl_refuses_is_said_before_anything_is_made(
         (["replay", "1", "--profile", "smoke"], "profile smoke has no reference to make again: --profile takes "),
     ],
 )
-def test_a_command_line_that_is_wrong_is_told_in_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(arguments) == 2
-    shown = capsys.readouterr()
+def test_a_command_line_that_is_wrong_is_told_in_one_line(arguments: list[str], said: str, call: Any) -> None:
+    shown = call(*arguments, status=2)
     assert shown.err.startswith(f"gcpo: {said}") and shown.err.count("\n") == 1 and not shown.out
 
 
-def test_a_value_may_hold_an_equals_sign_and_begin_with_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_may_hold_an_equals_sign_and_begin_with_a_dash(call: Any) -> None:
     for value in ("a=b", "-x"):
-        assert cli.main(["run", "-p", "dtype", value]) == 2
-        assert f"(got '{value}')" in capsys.readouterr().err
+        assert f"(got '{value}')" in call("run", "-p", "dtype", value, status=2).err
 
 
 @pytest.mark.parametrize(("words", "names"), [("grid table", {"table1"}), ("run --profile lap", {"laptop"})])

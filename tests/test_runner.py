@@ -20,7 +20,6 @@ from filelock import FileLock
 from record_builders import failed, finished, planned, write_grid
 
 from gcpo import paths
-from gcpo.cli import main
 from gcpo.runs import distributed, record, runner
 from gcpo.runs.plan import KINDS
 
@@ -60,33 +59,28 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return write
 
 
-def test_a_dry_run_says_what_there_is_and_writes_nothing(
-    executed: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_what_there_is_and_writes_nothing(executed: list[str], call: Any) -> None:
     write_grid("g", [{"kind": "train", "seed": [0, 1, 2, 3]}])
     finished(seed=0), failed(seed=1)
     (finished(seed=2).folder / "manifest.json").write_text("{}")
     before = sorted(paths.OUTPUTS.rglob("*"))
-    assert main(["grid", "g", "--profile", "p", "--dry-run"]) == 0
-    lines, states = capsys.readouterr().out.splitlines(), ["finished", "failed", "left out (", "not run"]
+    lines = call("grid", "g", "--profile", "p", "--dry-run").out.splitlines()
+    states = ["finished", "failed", "left out (", "not run"]
     assert lines.pop() == "3 of 4 runs would be made"  # workflow/ reads it, and the lines before it
     for seed, (line, state) in enumerate(zip(lines, states, strict=True)):
         assert line.startswith(f"{planned(seed=seed).id}: {state}")
     assert executed == [] and sorted(paths.OUTPUTS.rglob("*")) == before
 
 
-def test_a_grid_makes_what_is_not_finished_and_a_number_chooses_one_run(
-    executed: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_grid_makes_what_is_not_finished_and_a_number_chooses_one_run(executed: list[str], call: Any) -> None:
     write_grid("g", [{"kind": "train", "seed": [0, 1, 2], "task": ["tinyqa", "tinymath"]}])
     finished(seed=0, task="tinyqa"), failed(seed=1, task="tinyqa")
     command = ["grid", "g", "--profile", "p", "--jobs", "1", "--task", "tinyqa"]
-    assert main([*command, "--index", "2"]) == 0 and executed == [planned(seed=1).id]
-    assert main([*command, "--index", "1"]) == 0 and len(executed) == 1  # which is finished
-    assert main(command) == 0 and executed[1:] == [planned(seed=2).id]
-    assert "2 of 3 runs are finished already" in capsys.readouterr().out
-    assert main([*command, "--index", "4"]) == 2 and "--index 4" in capsys.readouterr().err
-    assert main([*command[:-1], "tinyQA"]) == 2 and "Did you mean 'tinyqa'?" in capsys.readouterr().err
+    call(*command, "--index", "2"), call(*command, "--index", "1")  # of which that is finished
+    assert executed == [planned(seed=1).id]
+    assert "2 of 3 runs are finished already" in call(*command).out and executed[1:] == [planned(seed=2).id]
+    assert "--index 4" in call(*command, "--index", "4", status=2).err
+    assert "Did you mean 'tinyqa'?" in call(*command[:-1], "tinyQA", status=2).err
 
 
 def test_the_training_that_runs_look_at_is_made_once_and_first(executed: list[str]) -> None:
@@ -117,15 +111,14 @@ def test_a_run_that_another_process_makes_is_left_to_it_and_awaited(executed: li
 
 
 def test_a_death_outside_the_record_is_written_into_it_and_named(
-    executed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    executed: list[str], monkeypatch: pytest.MonkeyPatch, call: Any
 ) -> None:
     def dies(*_: Any) -> None:
         raise RuntimeError("out of luck")
 
     write_grid("g", [{"kind": "train"}])
     monkeypatch.setattr(runner, "execute", dies)
-    assert main(["grid", "g", "--profile", "p"]) == 1
-    done, shown = record.load(planned().folder), capsys.readouterr()
+    shown, done = call("grid", "g", "--profile", "p", status=1), record.load(planned().folder)
     assert done.fault is None and done.manifest["exit"] == "RuntimeError: out of luck"
     assert done.manifest["exit"] in shown.out and str(done.folder / "notebook.ipynb") in shown.err
     monkeypatch.setattr(runner, "execute", lambda *_: finished() and dies())  # after the run has finished
@@ -193,13 +186,12 @@ def test_what_a_kernel_says_is_lines_in_a_log(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("command", [["run"], ["grid", "g"]])
 def test_outputs_that_cannot_be_written_are_one_line(
-    command: list[str], executed: list[str], tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+    command: list[str], executed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any
 ) -> None:
     write_grid("g", [{"kind": "train", "seed": [0, 1]}])
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "file" / "outputs")
-    assert main([*command, "--profile", "p"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = call(*command, "--profile", "p", status=2).err.splitlines()
     assert line.startswith(f"gcpo: {tmp_path / 'file'}") and line.endswith(": Not a directory")
 
 

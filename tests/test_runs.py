@@ -24,7 +24,6 @@ from record_builders import smoke
 from transformers.integrations import integration_utils
 
 from gcpo import io, paths, records
-from gcpo.cli import main
 from gcpo.runs import record
 from gcpo.runs.evaluate import evaluation
 from gcpo.runs.gradients import gradient_statistics
@@ -204,13 +203,10 @@ def test_a_misspelt_parameter_stops_the_notebook_before_any_work(outputs: Path, 
     assert not outputs.exists()
 
 
-def test_a_grid_goes_on_after_a_failure_and_says_what_failed(
-    outputs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_grid_goes_on_after_a_failure_and_says_what_failed(outputs: Path, call: Any, tmp_path: Path) -> None:
     grid = tmp_path / "broken.yaml"
     grid.write_text("- {kind: train, method: [grpo], policy: [no/such-policy, tiny], max_steps: [1]}\n")
-    assert main(["grid", str(grid), "--profile", "smoke", "--jobs", "1"]) == 1
-    printed = capsys.readouterr()
+    printed = call("grid", str(grid), "--profile", "smoke", "--jobs", "1", status=1)
     assert "no/such-policy" in printed.err and "finished in" in printed.out
     states = {run.manifest["status"]: run for run in records.runs("smoke")}
     assert set(states) == {"finished", "failed"} and "Hub name" in states["failed"].manifest["exit"]

@@ -17,7 +17,6 @@ import torch
 from transformers import AutoTokenizer
 
 from gcpo import io, paths, world
-from gcpo.cli import main
 from gcpo.errors import UserError
 from gcpo.semantics import Entailment
 from gcpo.tasks import tinymath, tinyqa
@@ -80,14 +79,12 @@ def test_a_model_that_is_not_here_is_an_error_that_says_how_to_train_it(committe
 
 
 def test_the_command_puts_a_world_in_place_and_says_how_runs_ask_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any
 ) -> None:
     monkeypatch.setattr(paths, "WORLDS", tmp_path)
-    assert main(["world", "--seed", "1"]) == 0
-    said = capsys.readouterr().out
+    said = call("world", "--seed", "1").out
     assert f"{tmp_path / world.key(seed=1)}\n  policy on tinyqa: " in said and "world_seed 1" in said
-    assert main(["world", "--seed", "2"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert call("world", "--seed", "2", status=2).err.count("\n") == 1
 
 
 @pytest.mark.parametrize("seed", [0, 1])
