@@ -104,7 +104,6 @@ def _values(given: list[Any] | None) -> dict[str, Any]:
 def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     """Make runs, with the embedded models that they need first, and name those that fail; returns the exit status."""
     _refuse(plans)
-    plans[0].folder.mkdir(parents=True, exist_ok=True)  # says now that it cannot be written
     from gcpo.runs.runner import outcome, run_grid
     from gcpo.world import resolve
 
