@@ -20,7 +20,7 @@ from gcpo.methods import METHODS, advantages
 from gcpo.rollouts import Rollouts
 from gcpo.runs.train import task_reward
 from gcpo.tasks import get_task
-from gcpo.trainer.collect import PATIENCE, Scores, declared_range
+from gcpo.trainer.collect import Scores, declared_range
 
 Make = Callable[..., Scores]
 NAN = math.nan
@@ -62,8 +62,7 @@ def make(tmp_path: Path) -> Make:
 LONG, SHORT = [list(range(100))], [[1]]
 BOXED, WRONG = [[{"content": r"\boxed{2}"}]], [[{"content": r"\boxed{3}"}]]
 THOUGHT = [[{"content": "<think>\nso\n</think>\n" + r"\boxed{2}"}]]
-SOLVED, EMPTY = {"solution": ["$2$"]}, {"completion_ids": [[]]}
-COSINE = trls.get_cosine_scaled_reward(100, -2.0, -0.5, 0.25, 3.0)
+SOLVED = {"solution": ["$2$"]}
 
 
 RANGES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
@@ -71,7 +70,6 @@ RANGES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (trls.reasoning_accuracy_reward, {"completions": BOXED, **SOLVED}, {"completions": THOUGHT, **SOLVED}),
     (trls.think_format_reward, {"completions": BOXED}, {"completions": THOUGHT}),
     (trls.get_soft_overlong_punishment(50, 10), {"completion_ids": LONG}, {"completion_ids": SHORT}),
-    (COSINE, {"completions": WRONG, **EMPTY, **SOLVED}, {"completions": BOXED, **EMPTY, **SOLVED}),
 ]
 
 
@@ -81,13 +79,6 @@ def test_the_ranges_of_trls_own_rewards_are_what_they_give(
 ) -> None:
     assert declared_range(function) == (function(**lowest)[0], function(**highest)[0])
     assert declared_range(functools.partial(function)) == declared_range(function)
-
-
-def test_a_penalty_of_repetition_reaches_its_worst_in_the_limit() -> None:
-    function = trls.get_repetition_penalty_reward(2, -0.5)
-    low, high = declared_range(function) or (NAN, NAN)
-    assert (low, high) == (-0.5, function(completion_ids=[[1, 2, 3]])[0])
-    assert function(completion_ids=[[7] * 10_000])[0] == pytest.approx(low, abs=1e-3)
 
 
 def test_a_function_declares_its_range_and_another_of_a_known_name_does_not() -> None:
@@ -164,7 +155,7 @@ RIGHT = {"correctness_reward": "right"}
 UNKNOWN: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("gcpo_bot", [reaching(0, 2), plain, right], {}, "plain, right.*reward_range=.0, 4.*plain.reward_range"),
     ("gcpo_bot", [reaching(0, 2), plain], {"weights": [1.0, -2.0]}, "plain.*reward_range=.-2, 2."),
-    ("gcpo_bot", [reaching(0, 2)], {"weights": [0.0]}, r"reward_weights \[0.0\]"),
+    ("gcpo_bot", [trls.get_repetition_penalty_reward()], {}, "repetition_penalty_reward.*reward_range"),
     ("egpo", [reaching(0, 1), right], RIGHT, "right.*correctness_range=.0, 1"),
     ("egpo", [plain, right], TWICE, "<lambda>, <lambda>, each with a __name__"),
     ("egpo", [plain, plain], {"correctness_reward": "plain"}, "plain, plain, each with a __name__"),
@@ -211,7 +202,7 @@ def rows(*values: float) -> torch.Tensor:
 def test_a_first_batch_of_full_rewards_that_are_the_middle_of_the_range_stops(
     make: Make, function: Any, changes: dict[str, Any], stops: bool
 ) -> None:
-    full, about = rows(0, 1, NAN, 1), r"exactly at 1: set reward_range=\[0, 1\] .* correctness_range=\[0, 2\]"
+    full, about = rows(0, 1, NAN, 1), r"at most 1, .*: set reward_range=\[0, 1\] .* correctness_range=\[0, 2\]"
     make("egpo", function, **changes)(rows(0, 1, 0.5, 1))  # F1, of which none is above 1/2
     make("grpo", function, **changes)(full)
     scores, late = make("egpo", function, **changes), make("egpo", function, **changes)
@@ -232,7 +223,7 @@ def test_a_reward_outside_its_range_is_no_correctness_signal(
     make: Make, functions: Any, changes: dict[str, Any], value: int
 ) -> None:
     scores = make("egpo", *functions, correctness_reward="right", **changes)
-    with pytest.raises(ValueError, match=rf"egpo asks which responses are right, and 'right' gave {value}, outside"):
+    with pytest.raises(ValueError, match=rf"egpo asks .* 'right' gave {value}, outside .* correctness_range"):
         scores(torch.full((3, len(functions)), float(value)))
 
 
@@ -246,26 +237,3 @@ def test_a_reward_outside_its_range_is_pointed_out_once(
         scores(rows(value, 2))
     (said,) = recwarn
     assert f"A reward of {value}, which measures clip, is outside reward_range (0.0, 2.0)" in str(said.message)
-
-
-@pytest.mark.parametrize(
-    ("method", "batch", "warns"),
-    [
-        ("gcpo_bot", rows(NAN, NAN, NAN, NAN), True),
-        ("gcpo_bot", rows(0, 0.9, 0, 0.4), True),
-        ("cd_only", rows(0, 0.9, 0, 0.4), False),  # which measures no rewards
-        ("gcpo_bot", rows(0, 2, 0, 2), False),
-    ],
-    ids=case_id,
-)
-def test_rewards_that_stay_in_the_lower_half_of_their_range_are_pointed_out_once(
-    make: Make, recwarn: pytest.WarningsRecorder, method: str, batch: torch.Tensor, warns: bool
-) -> None:
-    scores = make(method, plain, reward_range=(0, 2))
-    recwarn.clear()
-    counts = []
-    for _ in range(2 * PATIENCE):
-        scores(batch)
-        counts.append(len(recwarn))
-    assert counts == [0] * (PATIENCE - 1) + [int(warns)] * (PATIENCE + 1)
-    assert not warns or "middle of reward_range (0.0, 2.0)" in str(recwarn.pop().message)

@@ -445,19 +445,13 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one_bit_for_bit(
     assert [(e["loss"], e["grad_norm"]) for e in resumed.state.log_history if "loss" in e] == steps
     assert all(torch.equal(value, weights[name]) for name, value in resumed.model.state_dict().items())
     if method == "care":
-        (checkpoint / "reference.pt").rename(tmp_path / "reference.pt")  # TRL's own trainer keeps none
-        with pytest.warns(UserWarning, match="checkpoint-2 has no reference.pt"):
-            make(method, **changes, output_dir=str(tmp_path / "anew")).train(resume_from_checkpoint=str(checkpoint))
-        (tmp_path / "reference.pt").rename(checkpoint / "reference.pt")
-        kept = (checkpoint / "reference.pt").read_bytes()
-        (checkpoint / "reference.pt").write_bytes(kept[:1000])  # as a full disk leaves it
-        with pytest.raises(OSError, match=r"reference.pt cannot be read"):
-            make(method, **changes, output_dir=str(tmp_path / "cut")).train(resume_from_checkpoint=str(checkpoint))
-        (checkpoint / "reference.pt").write_bytes(kept)
-        reference = whole.ref_model.state_dict()
+        reference, file = whole.ref_model.state_dict(), checkpoint / "reference.pt"
         assert all(torch.equal(value, reference[name]) for name, value in resumed.ref_model.state_dict().items())
-        kept = torch.load(checkpoint / "reference.pt", weights_only=True)
+        kept = torch.load(file, weights_only=True)
         assert any(not torch.equal(kept[name], value) for name, value in reference.items())
+        file.write_bytes(file.read_bytes()[:1000])  # as a full disk leaves it
+        with pytest.raises(OSError, match=r"checkpoint-2/reference.pt cannot be read"):
+            make(method, **changes, output_dir=str(tmp_path / "cut")).train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_the_reference_is_written_before_what_makes_a_checkpoint_complete(

@@ -3,12 +3,13 @@ wherever their rows lie."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate import Accelerator
@@ -26,14 +27,10 @@ from gcpo.trainer.config import GCPOConfig, Range, as_range
 Batch = dict[str, Any]  # TRL's dictionary of tensors, from generation to the loss
 PolicyPass = Callable[[Batch], tuple[Tensor, Any]]
 
-PATIENCE = 8  # batches that may have low rewards before a warning
-
-# Values between which TRL's own reward functions lie, by name: numbers, or attributes that they are made with.
-OF_TRL: dict[str, tuple[float | str, ...]] = {
+# Values between which TRL's own reward functions lie, by name, where they are the same for all users.
+OF_TRL: dict[str, Range] = {
     **dict.fromkeys(("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"), (0.0, 1.0)),
     "soft_overlong_punishment_reward": (-1.0, 0.0),
-    "repetition_penalty_reward": ("max_penalty", 0.0),
-    "cosine_scaled_reward": ("min_value_wrong", "max_value_wrong", "min_value_correct", "max_value_correct"),
 }
 
 
@@ -47,9 +44,8 @@ def declared_range(function: Any) -> Range | None:
         return as_range(f"{name}.reward_range", limits)
     if isinstance(function, functools.partial):
         return declared_range(function.func)
-    ends = OF_TRL.get(name, ()) if (getattr(function, "__module__", None) or "").startswith("trl.rewards") else ()
-    values = [getattr(function, end) if isinstance(end, str) else end for end in ends]
-    return (min(values), max(values)) if values else None
+    trls = (getattr(function, "__module__", None) or "").startswith("trl.rewards")
+    return OF_TRL.get(name) if trls else None
 
 
 class Scores:
@@ -82,12 +78,12 @@ class Scores:
         self.correctness_range: Any = args.correctness_range or (self.column is not None and declared) or self.range
         # Who gives rewards knows what they reach; a range that the user has set may have been for another reward.
         self._sure = self.correctness_range in (args.correctness_range, declared)
-        unknown = [name for name, limits in zip(names, ranges, strict=True) if not limits]
+        unknown = [name for name, limits in zip(names, ranges, strict=True) if not limits] or self.names
         if self.method.reads_range and not self.range:
             self._refuse("reward_range", unknown, low, high)
         if self.method.needs_correctness and not self.correctness_range:
             self._refuse("correctness_range", unknown if self.column is None else [names[self.column]], 0, 1)
-        self._batches, self._above, self._warned = 0, False, set[str]()
+        self._batches, self._warned = 0, set[str]()
 
     def _column(self, wanted: str | None) -> int | None:
         """Return the place of the correctness reward, None where all rewards say it, summed."""
@@ -102,8 +98,6 @@ class Scores:
         return None if wanted is None else names.index(wanted)
 
     def _refuse(self, setting: str, unknown: Sequence[str], low: float, high: float) -> None:
-        if not unknown:
-            raise ValueError(f"{self.name} measures rewards, and reward_weights {self.weights.tolist()} leave none.")
         raise ValueError(
             f"{self.name} measures rewards by what they can reach, which nothing says of {', '.join(unknown)}. If each "
             f"is from 0 to 1, write GCPOConfig({setting}=[{low:g}, {high:g}]), or {unknown[0]}.reward_range = (0, 1) "
@@ -120,13 +114,9 @@ class Scores:
             self._complain("infinite", f"A reward is {value}: such a response counts as unscored.")
         rewards = rewards.masked_fill(rewards.isinf(), torch.nan)
         if self.method.reads_range and self.range:
-            low, high = self.range
             way = f"reward_range {self.range}. Set GCPOConfig(reward_range=...) to what rewards can reach."
-            for value in _outside(rewards, low, high):
+            for value in _outside(rewards, *self.range):
                 self._complain("range", f"A reward of {value:.4g}, which measures clip, is outside {way}")
-            self._above |= bool((rewards > (low + high) / 2).any())
-            if self._batches == PATIENCE and not self._above:
-                self._complain("low", f"{self.name}: no reward in {PATIENCE} batches is above the middle of {way}")
         if self.correctness_range is None:
             return rewards, None
         low, high = self.correctness_range
@@ -136,22 +126,18 @@ class Scores:
         return rewards, (correctness.clamp(low, high) - low) / (high - low)
 
     def _check_correctness(self, correctness: Tensor, low: float, high: float) -> None:
-        known, middle = correctness[~correctness.isnan()], (low + high) / 2
-        for value in _outside(known, low, high):
-            self._complain(
-                "correctness",
-                f"{self.name} asks which responses are right, and {self.names[self.column or 0]!r} gave {value:.4g}, "
-                f"outside {(low, high)}: name another correctness_reward, or set correctness_range to what it reaches.",
-                stops=True,
-            )
-        if not self._sure and middle in known and set(known.tolist()) <= {low, middle}:
-            self._complain(
-                "middle",
-                f"{self.name} calls a response right above the middle of {(low, high)}, and the best of this batch are "
-                f"exactly at {middle:.4g}: set reward_range=[{low:g}, {middle:g}] if that is a full reward, or "
-                f"correctness_range=[{low:g}, {high:g}] if it is half of one.",
-                stops=True,
-            )
+        """Complain of what is no correctness in this range, and of a best that is wrong as only more than the middle is
+        right."""
+        known, middle = set(correctness[~correctness.isnan()].tolist()), (low + high) / 2
+        asks = f"{self.name} asks which responses are right, and {self.names[self.column or 0]!r} gave"
+        for value in _outside(correctness, low, high):
+            way = "name another correctness_reward, or set correctness_range to what it reaches"
+            self._complain("correctness", f"{asks} {value:.4g}, outside {(low, high)}: {way}.", stops=True)
+        if not self._sure and middle in known and known <= {low, middle}:
+            way = f"set reward_range=[{low:g}, {middle:g}] if that is a full reward, or "
+            way += f"correctness_range=[{low:g}, {high:g}] if it is half of one"
+            best = f"at most {middle:.4g}, the middle of {(low, high)} above which is right"
+            self._complain("middle", f"{asks} {best}: {way}.", stops=True)
 
     def _complain(self, kind: str, message: str, stops: bool = False) -> None:
         """Warn once; what ``stops`` a training is an error in its first batch, while a run of days goes on."""
@@ -190,16 +176,9 @@ def load_models(
     return embedder, entailment
 
 
-@contextlib.contextmanager
-def unsharded() -> Iterator[None]:
+def unsharded() -> AbstractContextManager[Any]:
     """Load models whole: under ZeRO-3 transformers shards every model, and gathers the parameters of trained ones."""
-    config = deepspeed._hf_deepspeed_config_weak_ref and deepspeed._hf_deepspeed_config_weak_ref()
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if config is not None:
-            deepspeed.set_hf_deepspeed_config(config)
+    return patch.object(deepspeed, "_hf_deepspeed_config_weak_ref", None)
 
 
 # --- features ---------------------------------------------------------------------------------------------------------
@@ -264,13 +243,21 @@ class Collector:
             entailment=self.entailment,
             threshold=self.args.entailment_threshold,
         )
+        policy = functools.cache(lambda: self.policy_pass(output))  # one pass for both
+        of_tokens: dict[str, Callable[[], Tensor]] = {
+            "logps": lambda: policy()[0],
+            "entropies": lambda: policy()[1],
+            "mask": lambda: loss_mask(output),
+            "answer_mask": lambda: self._answer_mask(output),
+            "ref_logps": lambda: output["ref_per_token_logps"],
+        }
         return Rollouts(
             rewards.view(-1, size),
             correctness=None if correctness is None else correctness.view(-1, size),
             reward_range=self.scores.range or REWARD_RANGE,  # which a method that asks for it has
             max_completion_length=self.args.max_completion_length,
             **{name: functools.partial(self._shared, meanings, mine, name) for name in meanings.readable},
-            **{name: functools.partial(self._whole, rows) for name, rows in self._token_features(output).items()},
+            **{name: functools.partial(self._whole, rows) for name, rows in of_tokens.items()},
         )
 
     def _shared(self, meanings: TextFeatures, mine: list[int], name: str) -> Tensor:
@@ -283,17 +270,6 @@ class Collector:
         """Return a token feature of all processes' rows, in groups."""
         rows = self.gathered(local().float())
         return rows.view(-1, self.group_size, rows.shape[1])
-
-    def _token_features(self, output: Batch) -> dict[str, Callable[[], Tensor]]:
-        """Return the token features of this process's rows, as functions; one pass gives both of the policy's."""
-        policy = functools.cache(lambda: self.policy_pass(output))
-        return {
-            "logps": lambda: policy()[0],
-            "entropies": lambda: policy()[1],
-            "mask": lambda: loss_mask(output),
-            "answer_mask": lambda: self._answer_mask(output),
-            "ref_logps": lambda: output["ref_per_token_logps"],
-        }
 
     def _answer_mask(self, output: Batch) -> Tensor:
         mask = output["completion_mask"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import warnings
@@ -167,12 +166,8 @@ def as_range(name: str, limits: Any) -> Range:
 
 def _options(given: Any) -> dict[str, Any]:
     """Return a method's options, which a command line gives as JSON."""
-    options = given or {}
-    if isinstance(options, str):
-        with contextlib.suppress(ValueError):
-            options = json.loads(options)
-    if not isinstance(options, dict):
-        raise ValueError(
-            f"""method_options is {given!r}: give a mapping or its JSON, such as '{{"form": "linear"}}'."""
-        )
-    return options
+    try:
+        return dict(json.loads(given) if isinstance(given, str) else given or {})
+    except (ValueError, TypeError) as error:
+        example = '{"form": "linear"}'
+        raise ValueError(f"method_options is {given!r}: give a mapping or its JSON, such as '{example}'.") from error

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,7 +38,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer.utils import split_tensor_dict
 
 from gcpo.trainer.config import GCPOConfig
-from gcpo.trainer.obstacles import PROMPTS, Call, Verdict, known_beforehand, tried
+from gcpo.trainer.obstacles import NOISE, PROMPTS, known_beforehand, layer_kinds, tried
 
 logger = get_logger("trl.gcpo")
 
@@ -47,7 +48,7 @@ _BY_TOKEN = ("input_ids", "attention_mask", "position_ids")
 _BY_CALL = ("use_cache", "past_key_values", "return_dict", "output_router_logits")
 
 # What is known of models, by what may change of them; of a model that is in parts by now, under None.
-_known: WeakKeyDictionary[nn.Module, dict[Any, Verdict]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, dict[Any, str | None]] = WeakKeyDictionary()
 
 
 def obstacle(model: Any) -> str | None:
@@ -58,10 +59,6 @@ def obstacle(model: Any) -> str | None:
     gradient of every parameter. The answer is kept until the model's adapters, attention or type change. Nothing of the
     model is left changed, and no random number is used up.
     """
-    return _verdict(model).why_not
-
-
-def _verdict(model: Any, noise: float | None = None) -> Verdict:
     adapters: dict[str, Any] = getattr(model, "peft_config", {})
     model = _bare(model)
     known = _known.setdefault(model, {})
@@ -69,12 +66,11 @@ def _verdict(model: Any, noise: float | None = None) -> Verdict:
         return known[None]
     attention = ALL_ATTENTION_FUNCTIONS.get(str(model.config.get_text_config()._attn_implementation))
     plain = attention.plain if isinstance(attention, Attention) else attention
-    noise = noise or getattr(model.get_input_embeddings(), "neftune_noise_alpha", None)
-    state = plain, noise, model.dtype, *adapters
+    state = plain, model.dtype, *adapters
     key = state, (state, True) in known or torch.is_grad_enabled()
     if key not in known:
-        why = known_beforehand(model, plain, noise, adapters.values())
-        known[key] = Verdict(why) if why else tried(model, partial(_noted, model))
+        why = known_beforehand(model, plain, adapters.values())
+        known[key] = why or tried(model, _sharing(model, max(PROMPTS)))
     return known[key]
 
 
@@ -93,21 +89,15 @@ def shares(args: GCPOConfig, model: Any, reference: Any = None) -> bool:
     """
     if args.share_prompts is False:
         return False
-    [verdict] = broadcast_object_list([_verdict(model, args.neftune_noise_alpha)])
+    # Trainers add noise to the embeddings from their first step on.
+    [why] = broadcast_object_list([NOISE if args.neftune_noise_alpha else obstacle(model)])
     for one in filter(None, (model, reference)) if args.shards else ():
-        _known.setdefault(_bare(one), {})[None] = verdict
-    if (why := verdict.why_not) and args.share_prompts:
+        _known.setdefault(_bare(one), {})[None] = why
+    if why and args.share_prompts:
         raise ValueError(f"share_prompts=True: this model cannot share prompts, as {why}. Leave share_prompts out.")
     if why:
         logger.warning(f"Every row reads its prompt anew: prompts are not shared, as {why}.")
-    else:
-        logger.info("Prompts are shared: a small batch has the same numbers.")
     return not why
-
-
-def sharing(wanted: bool, model: Any, width: int = 0) -> contextlib.AbstractContextManager[None]:
-    """Return :func:`shared` of a model, with adapters or without, where it is wanted, else nothing."""
-    return shared(_bare(model), width) if wanted else contextlib.nullcontext()
 
 
 def _bare(model: Any) -> PreTrainedModel:
@@ -115,38 +105,41 @@ def _bare(model: Any) -> PreTrainedModel:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-@contextlib.contextmanager
-def shared(model: PreTrainedModel, width: int = 0) -> Iterator[None]:
-    """Let a model compute each distinct prompt once while the context lasts, if it has no :func:`obstacle`; else its
+def sharing(wanted: bool, model: Any, width: int = 0) -> contextlib.AbstractContextManager[None]:
+    """Return :func:`shared` of a model where it is wanted, else nothing."""
+    return shared(model, width) if wanted else contextlib.nullcontext()
+
+
+def shared(model: Any, width: int = 0) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which a model computes each distinct prompt once, if it has no :func:`obstacle`; else its
     passes stay as they are, and a warning says why.
 
     Args:
-        model: an unwrapped causal language model.
+        model: an unwrapped causal language model, with adapters or without.
         width: columns of ``input_ids`` that are prompt, in passes without a cache; 0 where all passes are those of
             ``generate``, whose first one reads prompts alone.
 
     A pass that TRL's fused head scores gives it the completions' states and labels alone, so that prompts are not
     scored on a CPU either; its outputs have the completions' columns.
     """
-    verdict = _verdict(model)
-    if verdict.why_not:
-        warnings.warn(f"Every row reads its prompt anew, as {verdict.why_not}.", stacklevel=3)
-    with contextlib.nullcontext() if verdict.why_not else _sharing(model, width, verdict.counts):
-        yield
+    if why := obstacle(model):
+        warnings.warn(f"Every row reads its prompt anew, as {why}.", stacklevel=2)
+        return contextlib.nullcontext()
+    return _sharing(_bare(model), width)
 
 
 @contextlib.contextmanager
-def _sharing(model: PreTrainedModel, width: int, counts: bool) -> Iterator[None]:
+def _sharing(model: PreTrainedModel, width: int) -> Iterator[None]:
     body: Any = model.base_model
-    plain, scores = body.forward, model.forward
-    _taught(model)
+    plain, scores, kinds = body.forward, model.forward, layer_kinds(model.config.get_text_config())
+    _teach(model)
 
     def forward(*arguments: Any, cut: bool = False, **inputs: Any) -> Any:
         past, shareable = inputs.get("past_key_values"), not arguments and _shareable(inputs)
         if shareable and past is not None and not past.get_seq_length():
             return _first_pass(plain, inputs)
         packs = shareable and past is None and width > 0
-        outputs = _packed_pass(plain, inputs, width, counts) if packs else plain(*arguments, **inputs)
+        outputs = _packed_pass(plain, inputs, width, kinds) if packs else plain(*arguments, **inputs)
         if cut:
             outputs.last_hidden_state = outputs.last_hidden_state[:, width - 1 : -1]
         return outputs
@@ -158,32 +151,9 @@ def _sharing(model: PreTrainedModel, width: int, counts: bool) -> Iterator[None]
         return scores(*arguments, **inputs, shift_labels=labels, fused_lm_head=True, cut=True)
 
     # Of the model only in passes without a cache: ``generate`` reads the signature of its forward.
-    with _replaced(body, forward), _replaced(model, scored) if width else contextlib.nullcontext():
+    head = patch.object(model, "forward", scored) if width else contextlib.nullcontext()
+    with patch.object(body, "forward", forward), head:
         yield
-
-
-@contextlib.contextmanager
-def _noted(model: PreTrainedModel, counts: bool | None) -> Iterator[list[Call]]:
-    """Note the attention of a model's passes, which share prompts unless ``counts`` is None."""
-    attention = _taught(model)
-    attention.calls = calls = list[Call]()
-    try:
-        with contextlib.nullcontext() if counts is None else _sharing(model, max(PROMPTS), counts):
-            yield calls
-    finally:
-        attention.calls = None
-
-
-@contextlib.contextmanager
-def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    before = module.__dict__.get("forward")  # of the instance, as TRL and accelerate set it
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
 
 
 def _shareable(inputs: dict[str, Any]) -> bool:
@@ -233,7 +203,7 @@ def _first_pass(plain: Callable[..., Any], inputs: dict[str, Any]) -> Any:
 # --- one row of prompts and completions -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Packing:
     """The places of prompts and completions in the one row that is computed, and the tokens that each token may see.
 
@@ -241,11 +211,15 @@ class Packing:
         place: (N,), the prompt of each completion.
         prompts: (D, 1, P, P), True where a prompt's token (row) sees one of its own (column).
         completions: (N, 1, T, P + T), True where a completion's token sees one of its prompt's, or of its own.
+        kinds: how far layers see (:func:`gcpo.trainer.obstacles.layer_kinds`).
+        calls: of attention, which has taken this packing.
     """
 
     place: Int[Tensor, " N"]
     prompts: Bool[Tensor, "D 1 P P"]
     completions: Bool[Tensor, "N 1 T P+T"]
+    kinds: Sequence[str]
+    calls: int = 0
 
     def split(self, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return (..., M, d) in its prompts, (D, ..., P, d), and its completions, (N, ..., T, d), with M = DP + NT."""
@@ -254,18 +228,18 @@ class Packing:
         return prompts.unflatten(-2, (d, p)).movedim(-3, 0), completions.unflatten(-2, (n, t)).movedim(-3, 0)
 
 
-def _packed_pass(plain: Callable[..., Any], inputs: dict[str, Any], width: int, counts: bool) -> Any:
+def _packed_pass(plain: Callable[..., Any], inputs: dict[str, Any], width: int, kinds: Sequence[str]) -> Any:
     """Return the states of all columns, from a pass of one row: the distinct prompts, then all completions."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     first, place = distinct(ids[:, :width], mask[:, :width])
     columns = torch.arange(ids.shape[1], device=ids.device)
     positions = inputs.get("position_ids")
     if positions is None:
-        positions = (mask.cumsum(1) - 1).clamp(min=0) if counts else columns.unsqueeze(0)
+        positions = columns.unsqueeze(0)
     positions = positions.expand_as(ids)
     # A token of padding sees itself, or its softmax would be over nothing.
     sees = (columns <= columns[:, None]) & (mask.bool()[:, None] | (columns == columns[:, None]))
-    packing = Packing(place, sees[first, None, :width, :width], sees[:, None, width:])
+    packing = Packing(place, sees[first, None, :width, :width], sees[:, None, width:], kinds)
 
     def packed(rows: Tensor) -> Tensor:
         return torch.cat([rows[first, :width].flatten(), rows[:, width:].flatten()]).unsqueeze(0)
@@ -279,6 +253,8 @@ def _packed_pass(plain: Callable[..., Any], inputs: dict[str, Any], width: int, 
     unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)  # a mask that the model need not make
     given = {"input_ids": packed(ids), "position_ids": packed(positions), "attention_mask": unread}
     outputs = plain(**{**inputs, **given, "use_cache": False}, packing=packing)
+    if not packing.calls:
+        raise ValueError("none of its layers learns which prompts are shared")
     outputs.last_hidden_state = unpacked(outputs.last_hidden_state)
     if routed := getattr(outputs, "router_logits", None):
         outputs.router_logits = tuple(map(unpacked, routed))
@@ -292,32 +268,32 @@ class Attention:
 
     def __init__(self, plain: Callable[..., Any]) -> None:
         self.plain = plain
-        self.calls: list[Call] | None = None  # while they are noted
 
     def __call__(self, module: nn.Module, *states: Any, packing: Packing | None = None, **options: Any) -> Any:
-        if self.calls is not None:
-            window, mask = options.get("sliding_window"), states[3] if len(states) > 3 else None
-            layer = getattr(module, "layer_idx", None)
-            self.calls.append(Call(layer, packing is not None, states[0].dtype, window, mask))
-        return (self.plain if packing is None else partial(_attend, packing))(module, *states, **options)
+        attend = self.plain if packing is None else partial(_attend, packing)
+        return attend(module, *states, **options)
 
 
-def _taught(model: PreTrainedModel) -> Attention:
-    """Return a model's attention, which takes a packing from now on."""
+def _teach(model: PreTrainedModel) -> None:
+    """Have a model's attention take a packing from now on."""
     name: str = model.config.get_text_config()._attn_implementation
     attention = ALL_ATTENTION_FUNCTIONS[name]
     if not isinstance(attention, Attention):
-        attention = Attention(attention)
-        AttentionInterface.register(name, attention)
-    return attention
+        AttentionInterface.register(name, Attention(attention))
 
 
 def _attend(
     packing: Packing, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """Return attention within prompts, and of completions to their prompts and themselves, (1, M, heads, d), of states
-    (1, heads, M, d)."""
-    window = options.pop("sliding_window", None)
+    (1, heads, M, d). A layer that few tokens would not show to be wrong is refused."""
+    packing.calls += 1
+    if attention_mask is None or attention_mask.numel() != 1:
+        raise ValueError("its layers make a mask of their own")
+    window, layer = options.pop("sliding_window", None), getattr(module, "layer_idx", None)
+    kind = packing.kinds[layer if layer is not None and layer < len(packing.kinds) else -1]
+    if window is None and kind != "full_attention":
+        raise ValueError(f"a layer ({kind}) does not hand over how far it sees")
     (q, k, v), (qs, ks, vs) = zip(*(packing.split(states[0]) for states in (query, key, value)), strict=True)
     ks, vs = (torch.cat([one.index_select(0, packing.place), rest], dim=-2) for one, rest in ((k, ks), (v, vs)))
     parts = []

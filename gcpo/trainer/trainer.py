@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -73,8 +72,7 @@ class GCPOTrainer(GRPOTrainer):
         TypeError: ``args`` is not a GCPOConfig; or ``answer_extractor``, ``embedder``, ``entailment`` or ``callback``
             cannot be called.
         ValueError: a method that reads correctness, and several reward functions of which none is named; or one that
-            measures rewards, of which nothing says what they can reach; or one that moves a reference model, and
-            adapters, for which TRL has none.
+            measures rewards, of which nothing says what they can reach.
         OSError: an embedding or entailment model that the method needs cannot be loaded.
     """
 
@@ -110,8 +108,6 @@ class GCPOTrainer(GRPOTrainer):
         self.method, self._callback = args.resolved_method(), callback
         embedder, entailment = load_models(args, embedder, entailment)
         super().__init__(model, reward_funcs, args, *arguments, **keywords)
-        if args.sync_ref_model and self.ref_model is None:
-            raise ValueError(f"{args.method} moves a reference model, and adapters have none: train all weights.")
         self._shares = shares(args, self.accelerator.unwrap_model(self.model), self.ref_model)
         # For the model card.
         self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
@@ -129,14 +125,7 @@ class GCPOTrainer(GRPOTrainer):
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        try:
-            output = super()._generate_and_score_completions(inputs)
-        except RuntimeError as error:
-            if "probability tensor" not in str(error):
-                raise
-            extreme = f"learning_rate={self.args.learning_rate}, temperature={self.args.temperature}"
-            step = self.state.global_step
-            raise RuntimeError(f"Training has diverged at step {step}, or a setting is extreme: {extreme}.") from error
+        output = super()._generate_and_score_completions(inputs)
         if self._scored is None:
             for column in self._columns:  # rows of an evaluation have none; without a place, others' would be theirs
                 self._logs["extra"][column].extend([torch.nan] * len(inputs) * self.accelerator.num_processes)
@@ -154,7 +143,12 @@ class GCPOTrainer(GRPOTrainer):
         columns["no_answer"] = 1 - rollouts.answered.float()
         columns["abs_advantage"] = shaped.abs()
         by_token = shaped.ndim == 3
-        means = self._log_columns(columns, rollouts.mask if by_token else None)
+        means = {name: by_response(values, rollouts) for name, values in columns.items()}
+        for name, values in means.items():
+            self._note(name, values.nanmean())
+            self._logs["extra"][name].extend(values.tolist())
+        self._columns = list(means)
+        self._note_extremes("weight", modulation.weight, rollouts)
         # The ones trained on take the place of TRL's own, of all processes: the log holds one generation.
         self._logs["advantages"].extend((modulation.base.flatten() * means["weight"]).tolist())
 
@@ -179,7 +173,7 @@ class GCPOTrainer(GRPOTrainer):
         if broken.all():
             read = ", ".join(sorted(self.method.reads)) or "rewards"
             raise ValueError(f"{self.args.method}: no weight of this step is finite. Look at alpha, and at {read}.")
-        self._metrics["train"][REPLACED].append(broken.sum().item())
+        self._note("replaced_weights", broken.sum())
         return modulation._replace(weight=torch.where(broken, 1.0, modulation.weight))
 
     def _drop(self, groups: Tensor, output: dict[str, Any], local: slice) -> None:
@@ -187,26 +181,17 @@ class GCPOTrainer(GRPOTrainer):
         kept = ~groups.repeat_interleave(self.num_generations)[local].unsqueeze(1)
         output["completion_mask"] = output["completion_mask"] * kept
         output["num_items_in_batch"] = self.accelerator.gather(loss_mask(output).sum()).sum()
-        self._metrics["train"]["gcpo/dropped_groups"].append(groups.float().mean().item())
+        self._note("dropped_groups", groups.float().mean())
 
-    def _log_columns(self, columns: dict[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
-        """Log every column per step and per completion; return the latter, as means over tokens for token columns."""
-        shape = columns["no_answer"].shape
-        flat = {}
-        for name, values in columns.items():
-            if values.ndim == 3 and mask is not None:
-                tokens = mask.bool()
-                values = mean(values, tokens).squeeze(-1).where(tokens.any(-1), values[..., 0])
-            flat[name] = expand(values, 2).expand(shape).flatten()
-            self._metrics["train"][f"gcpo/{name}"].append(flat[name].nanmean().item())
-            self._logs["extra"][name].extend(flat[name].tolist())
-        self._columns = list(flat)
-        weight = columns["weight"]
-        weight = weight[mask.bool()] if mask is not None and weight.ndim == 3 else weight
-        if weight.numel():
-            self._metrics["train"]["gcpo/weight_min"].append(weight.min().item())
-            self._metrics["train"]["gcpo/weight_max"].append(weight.max().item())
-        return flat
+    def _note(self, name: str, number: Tensor) -> None:
+        """Log a number of this pass beside TRL's own, of which TRL logs means."""
+        self._metrics["train"][f"gcpo/{name}"].append(number.item())
+
+    def _note_extremes(self, name: str, weight: Tensor, rollouts: Rollouts) -> None:
+        counted = of_tokens(weight, rollouts)
+        if counted.numel():
+            self._note(f"{name}_min", counted.min())
+            self._note(f"{name}_max", counted.max())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if counts := self._metrics["train"].get(REPLACED):
@@ -217,10 +202,9 @@ class GCPOTrainer(GRPOTrainer):
         """Write TRL's model card, and in it the method's rule, papers and constants, and what rewards can reach."""
         super().create_model_card(*arguments, **keywords)
         if self.is_world_process_zero():
-            card, place = Path(str(self.args.output_dir), "README.md"), "### Framework versions"
-            own = f"{self.method.rule}\n\nConstants: `{json.dumps(self.method.constants())}`. "
-            own = f"### {self.args.method}\n\n{own}Rewards: {self.collector.scores.range}.\n\n{place}"
-            card.write_text(card.read_text(encoding="utf-8").replace(place, own, 1), encoding="utf-8")
+            constants = f"Constants: `{json.dumps(self.method.constants())}`. Rewards: {self.collector.scores.range}."
+            with Path(str(self.args.output_dir), "README.md").open("a", encoding="utf-8") as card:
+                card.write(f"\n\n### {self.args.method}\n\n{self.method.rule}\n\n{constants}\n")
 
     def _policy_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities (and entropies, if the method reads them) under the policy that sampled, which has
@@ -304,43 +288,47 @@ class GCPOTrainer(GRPOTrainer):
             ndim = max(weight.ndim, advantages.ndim)
             inputs["advantages"] = expand(advantages, ndim) * expand(weight, ndim).to(advantages.dtype)
             for name, values in modulation.columns.items():
-                counted = values[rollouts.mask.bool()] if values.ndim == 3 else values
-                self._metrics["train"][f"gcpo/{name}"].append(counted.mean().item())
-            for name, value in (("min", modulation.weight.min()), ("max", modulation.weight.max())):
-                self._metrics["train"][f"gcpo/loss_weight_{name}"].append(value.item())
+                self._note(name, of_tokens(values, rollouts).mean())
+            self._note_extremes("loss_weight", modulation.weight, rollouts)
         if self.method.penalty is not None:
             paid = self.method.penalty.coefficients(rollouts, base)[0, local, : mask.shape[1]]
             count = rollouts.mask.sum().clamp(min=1) / self.accelerator.num_processes
             penalty = (paid * (logps - old).abs()).sum() / count
             self._penalty = penalty / self.current_gradient_accumulation_steps
-            self._metrics["train"]["gcpo/penalty"].append(self.accelerator.gather(penalty.detach()).mean().item())
+            self._note("penalty", self.accelerator.gather(penalty.detach()).mean())
 
     # --- a reference model that moves is part of a checkpoint ---
 
-    def _moving_reference(self) -> Any:
-        return self.accelerator.unwrap_model(self.ref_model) if self.args.sync_ref_model else None
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if (reference := self._moving_reference()) is not None and self.args.should_save:
+        if self.args.sync_ref_model and self.args.should_save:
             # Before TRL's own files, of which the trainer's state comes last: a checkpoint that has it has all.
             folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)
-            torch.save(reference.state_dict(), folder / REFERENCE)
+            torch.save(self.accelerator.unwrap_model(self.ref_model).state_dict(), folder / REFERENCE)
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and (reference := self._moving_reference()) is not None:
+        if checkpoint is not None and self.args.sync_ref_model:
             path = Path(checkpoint) / REFERENCE
-            if not path.exists():
-                warnings.warn(
-                    f"{checkpoint} has no {REFERENCE} (TRL keeps none): the reference model starts anew.", stacklevel=2
-                )
-                return
             try:
-                reference.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-            except Exception as error:  # of zip files, of pickles, of tensors
-                raise OSError(f"{path} cannot be read: resume from an earlier checkpoint, or remove it.") from error
+                state = torch.load(path, map_location="cpu", weights_only=True)
+            except Exception as error:  # of files, of zip files, of pickles
+                raise OSError(f"{path} cannot be read, and TRL's own checkpoints have none: try another.") from error
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(state)
+
+
+def by_response(values: Tensor, rollouts: Rollouts) -> Tensor:
+    """Return a column of groups, responses or tokens as one number per response: of tokens, their mean."""
+    if values.ndim == 3:
+        tokens = rollouts.mask.bool()
+        values = mean(values, tokens).squeeze(-1).where(tokens.any(-1), values[..., 0])
+    return expand(values, 2).expand(rollouts.rewards.shape).flatten()
+
+
+def of_tokens(values: Tensor, rollouts: Rollouts) -> Tensor:
+    """Return the values of groups or responses, or those of the tokens in the loss, without padding."""
+    return values[rollouts.mask.bool()] if values.ndim == 3 else values
 
 
 def text_of(completion: Any) -> str:
