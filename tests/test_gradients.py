@@ -51,7 +51,10 @@ class Absolute(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> SimpleNamespace:
         self.calls.append(SimpleNamespace(ids=input_ids, mask=attention_mask, positions=position_ids))
         state = (self.token(input_ids) + self.position(position_ids)) * attention_mask.unsqueeze(-1)
-        return SimpleNamespace(logits=self.head(state.cumsum(1).tanh()))
+        return SimpleNamespace(logits=self.logits(input_ids, state.cumsum(1).tanh()))
+
+    def logits(self, ids: Tensor, state: Tensor) -> Tensor:
+        return self.head(state)
 
 
 def rollouts(size: int = 6, seed: int = 0) -> dict[str, Tensor]:

@@ -371,10 +371,6 @@ def test_sequence_entropy_by_hand_in_sums_and_in_means() -> None:
     assert m.sequence_entropy(logps, normalise=True, lengths=0 * tokens).item() == 0
 
 
-def test_predictive_entropy_is_of_answers() -> None:
-    assert m.predictive_entropy(torch.tensor([3, 3, 5, 3])).item() == pytest.approx(papers.entropy([3 / 4, 1 / 4]))
-
-
 # --- dispersion and variance of rewards -----------------------------------------------------------------------------
 
 

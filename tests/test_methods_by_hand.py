@@ -106,14 +106,6 @@ def test_edge_grpo_has_a_mean_of_at_least_1_and_egpo_eq9_one_of_1(seed: int, siz
     assert weights("egpo_c5", drawn).mean(1).tolist() == pytest.approx([1, 1, 1])
 
 
-def test_egpo_eq7_epsilon_is_1e_5() -> None:
-    """Mean H is 3e-5: 3/2 and 3/6, where without epsilon they would be 3 and 3/5."""
-    group, open_ended = spoken((1e-5, 2), (5e-5, 0)), {"correct": (0, INF), "wrong": (0, INF)}
-    assert found("egpo_c1", group) == pytest.approx([1.5, 0.8])
-    assert found("egpo_c1", group, **open_ended) == pytest.approx([1.5, 0.5])
-    assert found("egpo_c1", group, epsilon=1e-4, **open_ended) == pytest.approx([3 / 11, 3 / 15])
-
-
 def test_egpo_c6_cuts_a_ratio_at_10_before_the_mean() -> None:
     """One response is next to certain; its ratio of about 1200 would set all others to the lowest weight."""
     certain = spoken((0.001, 2), (2.4, 2), (0.6, 0), (1.799, 0))  # mean H is 1.2

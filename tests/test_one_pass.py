@@ -8,7 +8,6 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from functools import partial
 from itertools import accumulate
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,19 +19,7 @@ from test_gradients import SIZE as QWEN2
 from test_gradients import VOCABULARY, Absolute, advantages_of, padded, qwen2, rollouts, score_gradients
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from transformers import (
-    GemmaConfig,
-    GemmaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gcpo import gradients, one_pass
 from gcpo.gradients import checkpointed, distinct_rows, dropout_off, gradient_variance, lengths, pass_bytes
@@ -41,40 +28,31 @@ from gcpo.runs.gradients import variance
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SIZE = {**QWEN2, "pad_token_id": 3}
+pads = st.integers(0, 3)
+
+# What a kind of model has beside its size, or in its place.
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"mlp_bias": True},
+    "gpt_neox": {"hidden_dropout": 0.1},
+    "gemma": {"head_dim": 8},
+    "gpt2": {"max_position_embeddings": 512},
+    "mixtral": {"num_local_experts": 2},
+}
 
 
-def llama(tied: bool = False) -> PreTrainedModel:
+def made(kind: str, tied: bool = False) -> PreTrainedModel:
     torch.manual_seed(2)
-    return LlamaForCausalLM(LlamaConfig(**SIZE, tie_word_embeddings=tied, mlp_bias=True))
-
-
-def gpt_neox(tied: bool = False) -> PreTrainedModel:
-    torch.manual_seed(3)
-    return GPTNeoXForCausalLM(GPTNeoXConfig(**SIZE, tie_word_embeddings=tied, hidden_dropout=0.1))
-
-
-def gemma(tied: bool = False) -> PreTrainedModel:
-    torch.manual_seed(4)
-    return GemmaForCausalLM(GemmaConfig(**SIZE, head_dim=8, tie_word_embeddings=tied))
-
-
-def gpt2(tied: bool = True) -> PreTrainedModel:
-    torch.manual_seed(5)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, tie_word_embeddings=tied))
-
-
-def mixtral() -> PreTrainedModel:
-    torch.manual_seed(6)
-    return MixtralForCausalLM(MixtralConfig(**SIZE, num_local_experts=2))
+    config = AutoConfig.for_model(kind, **QWEN2 | KINDS[kind], pad_token_id=3, tie_word_embeddings=tied)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def adapted(**options: Any) -> nn.Module:
     torch.manual_seed(7)
     kept = {"init_lora_weights": False, "task_type": "CAUSAL_LM"}
-    return get_peft_model(llama(), LoraConfig(r=2, lora_dropout=0.1, **kept, **options))
+    return get_peft_model(made("llama"), LoraConfig(r=2, lora_dropout=0.1, **kept, **options))
 
 
+llama, gpt_neox, gemma, gpt2, mixtral = (partial(made, kind) for kind in KINDS)
 MODELS = {"qwen2": qwen2, "llama": llama, "gpt_neox": gpt_neox, "gemma": gemma, "gpt2": gpt2}
 
 
@@ -112,23 +90,15 @@ PAD = 4  # a column of completions
 
 
 @pytest.mark.usefixtures("in_one_pass")
-@for_all(
-    seed=seeds,
-    size=st.integers(1, 7),
-    left=st.integers(0, 3),
-    right=st.integers(0, 3),
-    name=st.sampled_from(sorted(MODELS)),
-    tied=st.booleans(),
-)
+@for_all(seed=seeds, size=st.integers(1, 7), left=pads, right=pads, name=st.sampled_from([*MODELS]), tied=st.booleans())
 def test_padding_empty_and_repeated_rows(seed: int, size: int, left: int, right: int, name: str, tied: bool) -> None:
     model, rng = MODELS[name](tied).double(), torch.Generator().manual_seed(seed)
     batch = rollouts(size, seed)
     order = torch.randint(size, (size + 2,), generator=rng)
     batch = {part: values[order] for part, values in batch.items()}
     batch["completion_mask"][torch.rand(size + 2, generator=rng) < 0.2] = 0
-    shifted = torch.cat([padded(batch, 4, 0)["input_ids"][:1], padded(batch, 0, 4)["input_ids"][1:]])
-    masks = {m: torch.cat([padded(batch, 4, 0)[m][:1], padded(batch, 0, 4)[m][1:]]) for m in batch}
-    batch = {part: padded({**masks, "input_ids": shifted}, left, right)[part] for part in batch}
+    first, others = padded(batch, 4, 0), padded(batch, 0, 4)
+    batch = padded({part: torch.cat([first[part][:1], others[part][1:]]) for part in batch}, left, right)
     (gram,) = gradient_grams(model, **batch)
     expected = explicit(model, batch)
     torch.testing.assert_close(gram, expected, rtol=1e-9, atol=1e-9 * float(expected.max()))
@@ -286,28 +256,25 @@ def test_the_estimate_covers_what_a_pass_takes(make: Callable[..., PreTrainedMod
 class Reused(Absolute):
     """Its head is used by itself once more, which no layer shows."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> SimpleNamespace:
-        found = super().forward(input_ids, attention_mask, position_ids)
-        return SimpleNamespace(logits=found.logits + self.token(input_ids) @ self.head.weight.T)
+    def logits(self, ids: Tensor, state: Tensor) -> Tensor:
+        return self.head(state) + self.token(ids) @ self.head.weight.T
 
 
 class Changed(Absolute):
     """A layer's input is changed in place after the layer has read it."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> SimpleNamespace:
-        state = self.token(input_ids).cumsum(1).tanh()
+    def logits(self, ids: Tensor, state: Tensor) -> Tensor:
         first = self.head(state)
         with torch.no_grad():
             state.mul_(2)
-        return SimpleNamespace(logits=first)
+        return first
 
 
 class Mixing(Absolute):
     """A layer that reads the tokens of all rows at once."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> SimpleNamespace:
-        state = self.token(input_ids).cumsum(1).tanh()
-        return SimpleNamespace(logits=self.head(state.flatten(0, 1)).unflatten(0, state.shape[:2]))
+    def logits(self, ids: Tensor, state: Tensor) -> Tensor:
+        return self.head(state.flatten(0, 1)).unflatten(0, state.shape[:2])
 
 
 @pytest.mark.parametrize(("make", "params"), [(Reused, "head.*"), (Mixing, "head.*"), (mixtral, None)])

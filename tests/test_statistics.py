@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import combinations, permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,17 +153,6 @@ def test_paired_bootstrap_refuses_another_statistic() -> None:
         s.paired_bootstrap([1, 2, 3], [1, 2, 3], [1, 2, 3], statistic="tau")
 
 
-def test_spearman_interval_has_the_width_of_fishers_approximation() -> None:
-    rng = np.random.default_rng(3)
-    x = rng.normal(size=400)
-    rho, low, high = s.spearman_interval(x, 0.5 * x + rng.normal(size=400), n=2000)
-    # Fisher's z with Bonett and Wright's variance (1 + rho^2/2)/(N - 3).
-    half = 1.96 * math.sqrt((1 + rho**2 / 2) / 397)
-    expected = np.tanh(np.arctanh(rho) + np.array([-half, half]))
-    assert low < rho < high
-    assert (low, high) == pytest.approx(tuple(expected), abs=0.02)
-
-
 def test_replicates_without_a_rho_are_left_out() -> None:
     # One query differs: a third of the resamples of three queries hold only equal values of u.
     rho, low, high = s.spearman_interval([0, 0, 1], [1, 2, 3], n=500)
@@ -206,16 +197,9 @@ def test_mean_interval_is_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> Non
         assert s.mean_interval(values, n=300, seed=3) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ([1.0, math.nan], r"x has 1 that are not finite, the first at \[1\]"),
-        ([1.0], r"x has shape \(1,\), expected at least 2 values in a row"),
-        ([[1.0, 2.0], [3.0, 4.0]], r"x has shape \(2, 2\)"),
-    ],
-)
-def test_mean_interval_names_what_it_cannot_take(values: list[float], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize("values", [[1.0], [[1.0, 2.0], [3.0, 4.0]], [1.0, math.nan]])
+def test_mean_interval_names_what_it_cannot_take(values: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"x has (shape \(.*at least 2 values in a row|1 that are not finite.*\[1\])"):
         s.mean_interval(values)
 
 
@@ -243,28 +227,23 @@ def test_interval_of_means_is_the_plain_loop() -> None:
     assert found == pytest.approx((a.mean() / b.mean(), *np.percentile(loop, [2.5, 97.5])))
 
 
+OF_QUERIES = (s.spearman, s.top_auc, s.precision_at_top, s.heldout_prediction)
+
+
 def test_lists_and_tensors_are_accepted() -> None:
     u, v = columns(6, 15)
     tensors = torch.tensor(u, requires_grad=True), torch.tensor(v)
-    for statistic in (s.spearman, s.top_auc, s.precision_at_top, s.heldout_prediction):
+    for statistic in OF_QUERIES:
         assert statistic(*tensors) == statistic(u, v) == statistic(u.tolist(), v.tolist())
     assert s.spearman(torch.tensor([1, 2, 4]).bfloat16(), [1, 2, 4]) == pytest.approx(1)
     assert s.mean_interval(torch.tensor([1.0, 2.0]), n=9) == s.mean_interval([1, 2], n=9)
 
 
-PAIRED = {
-    "spearman": s.spearman,
-    "top_auc": s.top_auc,
-    "precision_at_top": s.precision_at_top,
-    "heldout_prediction": s.heldout_prediction,
-    "spearman_interval": s.spearman_interval,
-    "paired_bootstrap": lambda u, v: s.paired_bootstrap(u, u, v),
-    "paired_query_bootstrap": s.paired_query_bootstrap,
-}
+INTERVALS = (s.spearman_interval, s.paired_query_bootstrap, lambda u, v: s.paired_bootstrap(u, u, v))
 
 
-@pytest.mark.parametrize("name", PAIRED)
-def test_errors_say_what_is_wrong_and_where(name: str) -> None:
+@pytest.mark.parametrize("statistic", [*OF_QUERIES, *INTERVALS])
+def test_errors_say_what_is_wrong_and_where(statistic: Callable[..., Any]) -> None:
     for u, v, said in (
         ([1, 2, 3], [1, 2, 3, 4], r"\(3,\).*\(4,\)"),
         ([1, 2], [1, 2], r"\(2,\).*at least 3"),
@@ -272,7 +251,7 @@ def test_errors_say_what_is_wrong_and_where(name: str) -> None:
         (np.zeros((2, 2, 2)), [1, 2], "one value for each"),
     ):
         with pytest.raises(ValueError, match=said):
-            PAIRED[name](u, v)
+            statistic(u, v)
 
 
 # --- best_of --------------------------------------------------------------------------------------------------------
