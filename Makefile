@@ -23,16 +23,16 @@ zoo: world policies  ## every run of every report, ten seeds or more of Table 1'
 	$(BIN)/python -m gcpo report --profile $(PROFILE)
 
 test: export OMP_NUM_THREADS = 1
-test: setup lint world unit  ## all checks: unit and property tests, slow tests (reports among them), the other notebooks, the smoke profile
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "slow and not replay and not second_world and not network and not gpu" --durations 25
+test: setup lint world  ## all checks: unit and property tests, slow tests (reports among them), the other notebooks, the smoke profile
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not replay and not second_world and not network and not gpu" --durations 25
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg notebooks/[013]*.ipynb
 	$(MAKE) --no-print-directory smoke
 
 second-world: setup  ## every read notebook in world B, whose seed is another (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m second_world tests/test_notebooks.py
 
-replay: world  ## nine runs of the reference made again, with tables of the same SHA-256: the proof of a clean-up
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m replay tests/test_identity.py
+replay: world  ## nine runs of the reference made again, with tables of the same SHA-256, and the longest report: the proof of a clean-up
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m replay tests/test_identity.py tests/test_reports.py
 
 test-cluster: build/cluster/installed  ## the smoke grid through a SLURM of two nodes on this machine
 	build/cluster/bin/python -m gcpo world

@@ -135,8 +135,12 @@ def test_a_profile_may_be_an_own_file(executed: list[tuple[str, dict[str, Any]]]
 COMMITTED = {name: paths.ROOT / "outputs" / "reference" / shown["profile"] for name, shown in publish.reports().items()}
 
 
+# The report that resamples the most takes eight minutes: with the replays (make replay), not on every push.
+BY_REPORT = [pytest.param(name, marks=[pytest.mark.replay] * (name == "20_figure1")) for name in publish.reports()]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", publish.reports())
+@pytest.mark.parametrize("name", BY_REPORT)
 def test_a_committed_report_is_what_the_committed_records_give(name: str, tmp_path: Path) -> None:
     """Executed here alone, by nbval, which compares its outputs; the tables that it writes are the committed ones."""
     copy, tables = tmp_path / f"{name}.ipynb", tmp_path / "tables"
