@@ -369,16 +369,12 @@ def made(kind: str, size: int, **changes: Any) -> Any:
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "grpo": {},
-    "gcpo_bot, which reads meanings": {"method": "gcpo_bot"},
-    "egpo, which reads entropies": {"method": "egpo"},
     "clip_cov, in the loss": {"method": "clip_cov"},
     "a reference": {"beta": 0.1},
     "off-policy, in parts": {**OFF_POLICY, **SPLIT},
-    "accumulated": ACCUMULATED,
     "accumulated, in two steps": IN_TWO_STEPS,
     "gradient checkpointing": {"gradient_checkpointing": True},
-    "adapters": {"peft_config": LoraConfig(target_modules="all-linear"), "beta": 0.1},
+    "adapters, and entropies": {"peft_config": LoraConfig(target_modules="all-linear"), "beta": 0.1, "method": "egpo"},
     "experts, with a loss that balances them": {**ACCUMULATED, "made": partial(made, "qwen3_moe", **EXPERTS)},
 }
 

@@ -12,7 +12,6 @@ import pandas as pd
 import papers
 import pytest
 import torch
-import transformers
 from helpers import first_letter
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
@@ -112,14 +111,8 @@ def over_tokens(values: Tensor, mask: Tensor) -> Tensor:
         *((method, {"reward_range": (-1.0, 4.0)}) for method in ("gcpo_cd", "egpo", "dapo")),
         ("gcpo_bot", {"alpha": 1.2}),
         ("gcpo_bot", {"use_full_completion_for_clustering": True}),
-        ("se", {"method_options": {"form": "focal"}}),
-        ("gcpo_bot", {"method_options": {"alpha_geo": 2.0, "alpha_rd": 0.1, "alpha_norm": "none"}}),
         *((method, {"method_options": {"clusters": "bidirectional"}}) for method in ("gcpo_bot", "empo")),
-        ("kle", {"method_options": {"kernel": "matern"}}),
-        ("kle", {"method_options": {"t": 0.05}}),
-        *(("gcpo_shuffled", {"method_options": {"shuffle": moved}}) for moved in ("geo", "rd")),
         ("seed_grpo", {"alpha": 0.02, "method_options": SEED_PRINTED}),
-        ("edge_grpo", {"method_options": {"epsilon": 0.5}}),
         ("se", {"entailment_threshold": 0.95}),
         ("care", {"method_options": {"margin": 1e-4}}),  # an untrained reference finds nothing likely
         ("dapo", {"max_completion_length": 10}),  # nobody gets near it
@@ -151,51 +144,14 @@ def test_the_loss_reads_the_methods_advantages_of_whole_groups(
         h.assert_close(h.extra(trainer, "abs_advantage"), over_tokens(expected.abs(), spy.mask), "its logged size")
         h.assert_close(h.extra(trainer, "no_answer"), ~rollouts.answered, "the logged missing answers")
         metrics, kept = trainer._metrics["train"], h.tokens_of(weight, spy.mask)
+        h.assert_close(metrics["gcpo/weight"], [h.extra(trainer, "weight").mean()], "the mean in the logs")
         h.assert_close(
             metrics["gcpo/weight_min"] + metrics["gcpo/weight_max"], [kept.min(), kept.max()], "the logged extremes"
         )
-
-
-def test_gcpo_from_texts_and_rewards_to_the_loss(make: Make, spy: h.Spy) -> None:
-    """The paper's formulas on what an untrained policy says, and every column of the logs."""
-    trainer = make("gcpo_bot")
-    h.loss_of(trainer, h.generate(trainer))
-    rewards = torch.tensor(list(trainer._logs["rewards"]["reward"])).view(h.PROMPTS, h.G).tolist()
-    answers = [h.letter(completion[0]["content"]) for completion in trainer._logs["completion"]]
-    groups = []
-    for q in range(h.PROMPTS):
-        own = answers[h.G * q : h.G * (q + 1)]
-        shown = ["no answer" if answer is None else answer for answer in own]
-        first = [f"none {i}" if answer is None else answer[0] for i, answer in enumerate(own)]
-        clusters = [first.index(label) for label in first]
-        groups.append(papers.Group(rewards=rewards[q], embeddings=h.Vowels()(shown).tolist(), clusters=clusters))
-    expected = papers.METHODS["gcpo_bot"](groups, None)
-    weight = torch.tensor(expected.weights)
-    h.assert_close(spy.advantages, weight * torch.tensor(expected.base))
-    h.assert_close(h.extra(trainer, "abs_advantage"), spy.advantages.abs())
-    columns = {
-        "u_geo": [[papers.bot(g.embeddings, g.clusters)] * h.G for g in groups],
-        "rd": [[papers.rd(g.rewards)] * h.G for g in groups],
-        "w_rd": [[papers.omega_rd(g.rewards, papers.alpha_g(0.6, h.G))] * h.G for g in groups],
-        "weight": weight,
-    }
-    metrics = trainer._metrics["train"]
-    for name, values in columns.items():
-        h.assert_close(h.extra(trainer, name), values, name)
-        assert metrics[f"gcpo/{name}"] == pytest.approx([torch.as_tensor(values).mean().item()])
-    assert len(weight.unique()) == h.PROMPTS
-
-
-def test_empo_rewards_agreement_and_logs_the_tasks_rewards(make: Make, scripted: Script) -> None:
-    # Clusters by first letter; "" says nothing. Two of three agree; all differ; two pairs, one without a reward.
-    scripted(["apple", "ant", "", "bee", "a", "b", "c", "d", "up", "us", "it", "in"])
-    tasks = ((0, 2, 2, 0), (0, 0, 1, 2), (2, 0, None, 1))
-    shares = ((1 / 2, 1 / 2, 0, 1 / 4), (0, 0, 0, 0), (2 / 3, 2 / 3, None, 1 / 3))
-    trainer = make("empo", reward_funcs=h.table(*tasks), answer_extractor=h.last_word)
-    h.generate(trainer)
-    h.assert_close(h.extra(trainer, "method_reward"), h.numbers(shares))
-    h.assert_close(torch.tensor(list(trainer._logs["rewards"]["fixed"])).view(h.PROMPTS, h.G), h.numbers(tasks))
-    assert trainer._metrics["train"]["reward"] == pytest.approx([10 / 11])
+    if method == "empo":
+        h.assert_close(
+            h.extra(trainer, "method_reward"), METHODS["empo"].reward(rollouts), "the method's logged reward"
+        )
 
 
 @pytest.mark.parametrize(
@@ -235,9 +191,6 @@ def test_shuffled_weights_move_anew_in_every_step(make: Make, spy: h.Spy, script
         h.generate(trainer)
         weight = weights("gcpo_shuffled", h.rollouts_of(trainer, spy, rewards), seed=7 + step)
         h.assert_close(h.extra(trainer, "weight"), weight)
-        own = (h.extra(trainer, "w_geo") * h.extra(trainer, "w_rd"))[:, 0]
-        h.assert_close(weight[:, 0].sort().values, own.sort().values)
-        assert (weight[:, 0] != own).all()
         moved.append(tuple(weight[:, 0].tolist()))
     assert len(set(moved)) == 2  # of three groups, there are two ways to move all
 
@@ -342,12 +295,6 @@ def test_dapo_drops_groups_of_equal_rewards_and_long_completions_cost(
     assert trainer._metrics["train"]["gcpo/dropped_groups"] == pytest.approx([1 / 3])
 
 
-def test_equal_rewards_leave_the_policy_as_it_is(make: Make, scratch: Path) -> None:
-    before = load_policy(str(scratch))[0].state_dict()
-    _, after = h.losses(make("gcpo_bot", reward_funcs=h.table(*[(1.0,) * h.G] * h.PROMPTS)))
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
 # --- logs and evaluation --------------------------------------------------------------------------------------------
 
 
@@ -384,25 +331,6 @@ def test_the_completions_table_pairs_rows_and_weights_before_and_after_an_evalua
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
-
-
-def test_the_reference_of_care_moves_by_a_moving_average(make: Make, scratch: Path) -> None:
-    trainer = make("care", ref_model_sync_steps=2, ref_model_mixup_alpha=0.25, max_steps=5)
-    expected = {name: value.clone() for name, value in trainer.ref_model.state_dict().items()}
-
-    class Follow(transformers.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            if state.global_step % 2 == 0:
-                for name, value in model.state_dict().items():
-                    expected[name] = 0.75 * expected[name] + 0.25 * value
-
-    trainer.add_callback(Follow())
-    _, policy = h.losses(trainer)
-    for name, value in trainer.ref_model.state_dict().items():
-        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-5)
-    start = load_policy(str(scratch))[0].state_dict()
-    for other in (start, policy):
-        assert any(not torch.equal(expected[name], other[name]) for name in start)
 
 
 def test_the_reference_is_of_the_commit_that_the_policy_is(
@@ -454,29 +382,14 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one_bit_for_bit(
             make(method, **changes, output_dir=str(tmp_path / "cut")).train(resume_from_checkpoint=str(checkpoint))
 
 
-def test_the_reference_is_written_before_what_makes_a_checkpoint_complete(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[bool] = []
-
-    def save(trainer: Any, model: Any, trial: Any) -> None:
-        seen.append((tmp_path / "checkpoint-1" / "reference.pt").exists())
-
-    monkeypatch.setattr(transformers.Trainer, "_save_checkpoint", save)
-    h.losses(make("care", max_steps=1, save_strategy="steps", save_steps=1))
-    assert seen == [True]
-
-
 # --- models and bad input -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("method", "changes", "missing"),
     [
-        ("grpo", {}, None),
         ("rd_only", {}, None),
         ("cd_only", {}, "embedding"),
-        ("empo", {}, "entailment"),
         ("se", {"method_options": {"clusters": "bidirectional"}}, "entailment"),
         ("se", {"method_options": {"clusters": "exact"}}, None),
         ("empo", {"use_full_completion_for_clustering": True}, None),  # mathematics needs no model
