@@ -2,16 +2,14 @@
 
 verl loads this module by its entry point ``verl.plugins``. A method that reads rewards alone needs nothing else. What
 the others read, verl hands to no estimator; ``trainer.v1.trainer_mode=gcpo_sync`` is verl's synchronous trainer, which
-does. Constants stand below ``algorithm.gcpo`` (:class:`Settings`). ``python -m gcpo.verl METHOD`` prints the settings
-of a method, and whether verl has loaded the plugin; the rest of this module can be imported without verl.
+does. Constants stand below ``algorithm.gcpo`` (:class:`Settings`); docs/verl.md has the loss of each base in verl's
+words. The module can be imported without verl.
 """
 
 from __future__ import annotations
 
 import functools
 import pkgutil
-import shlex
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
@@ -26,15 +24,14 @@ from gcpo import seeds
 from gcpo.errors import UserError
 from gcpo.masked import mean
 from gcpo.measures import REWARD_RANGE
-from gcpo.methods import BASES, METHODS, Method, Modulation, expand, get_method, modulate
+from gcpo.methods import METHODS, Method, Modulation, expand, get_method, modulate
 from gcpo.methods.reward import OverlongPenalty
 from gcpo.rollouts import Rollouts
 
 try:
     import transfer_queue as tq
-    import verl
     from omegaconf import OmegaConf
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
+    from verl.trainer.ppo.core_algos import register_adv_est
     from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 
     from gcpo.semantics import Embedder, Entailment, TextFeatures, answer_mask
@@ -44,13 +41,7 @@ else:
     MISSING = ""
 
 MODE = "gcpo_sync"  # verl's trainer mode that hands estimators what they read beside rewards
-TESTED = "0.9.1"
 TOKENS = {"logps": "old_log_probs", "entropies": "entropy"}  # features of tokens by verl's names
-LOSSES = {  # verl's words for TRL's loss_type
-    "grpo": ["loss_agg_mode=seq-mean-token-mean"],
-    "dr_grpo": ["loss_agg_mode=seq-mean-token-sum-norm", "loss_scale_factor=${data.max_response_length}"],
-    "dapo": ["loss_agg_mode=token-mean"],
-}
 
 
 def refusal(row: Method) -> str:
@@ -116,20 +107,6 @@ def settings_of(algorithm: Any, **known: Any) -> Settings:
         way = "set it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL term in the loss"
         raise UserError(f"algorithm.use_kl_in_reward adds to the rewards that {own.method} measures: {way}.")
     return own
-
-
-def command_line(method: str) -> list[str]:
-    """Return verl's settings for a method, as for its command line."""
-    row = Settings(method=method).row
-    base = BASES[row.base]
-    return [
-        f"algorithm.adv_estimator=gcpo/{method}",
-        *["+algorithm.gcpo.reward_range=[0,1]"] * (row.reads_range or row.needs_correctness),
-        *(f"actor_rollout_ref.actor.{setting}" for setting in LOSSES[base["loss_type"]]),
-        f"actor_rollout_ref.actor.clip_ratio_high={base.get('epsilon_high', 0.2)}",
-        *["algorithm.filter_groups.enable=true"] * row.drops_equal,
-        *[f"trainer.v1.trainer_mode={MODE}"] * bool(asks(row)),
-    ]
 
 
 def grouped(keys: Sequence[Any], real: Tensor) -> Tensor:
@@ -264,23 +241,7 @@ class GCPOTrainerSync(PPOTrainerSync):
         return within.run(super()._compute_advantage, batch, metrics)
 
 
-if not MISSING and __name__ != "__main__":
+if not MISSING:
     register_trainer(MODE)(GCPOTrainerSync)
     for _name in ("gcpo", *(f"gcpo/{method}" for method in METHODS)):  # one that cannot run says why when it is asked
         register_adv_est(_name)(estimate)
-
-
-def main() -> None:
-    """Print verl's settings for methods, and whether verl has loaded the plugin, of whose failures it is silent."""
-    for method in sys.argv[1:] or ["gcpo_bot"]:
-        print(*map(shlex.quote, command_line(method)), sep="\n", flush=True)
-    if MISSING:
-        sys.exit(f"verl or its plugin cannot be imported ({MISSING}): pip install verl=={TESTED}.")
-    if "gcpo" not in ADV_ESTIMATOR_REGISTRY:
-        way = "pip install --no-deps . in gcpo's folder, and unset VERL_USE_EXTERNAL_PLUGINS or add gcpo to it"
-        sys.exit(f"verl has not loaded gcpo's plugin: {way}.")
-    print(f"verl {verl.__version__} has loaded gcpo's plugin, which was tried with {TESTED}.")
-
-
-if __name__ == "__main__":
-    main()

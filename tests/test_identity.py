@@ -6,9 +6,11 @@ import gzip
 import json
 from dataclasses import dataclass, fields, replace
 from inspect import isabstract
+from math import nan
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from arithmetic import REPLAYED, same
 from record_builders import evaluated, finished, publish, write_grid
@@ -110,12 +112,17 @@ def made_by(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "environment", lambda: made)
 
 
+def with_a_gap(score: float) -> dict[str, pd.DataFrame]:
+    """A table that has a column without a value, of which a reference says nothing."""
+    return {"eval": evaluated(score)["eval"].assign(unknown=nan)}
+
+
 def made_again(monkeypatch: pytest.MonkeyPatch, score: float) -> None:
     """Let replays write their record without training."""
 
     def run_grid(listed: list[Plan], jobs: int | None = None) -> list[Any]:
         for plan in listed:
-            finished(profile=plan.params.profile, seed=plan.params.seed, tables=evaluated(score))
+            finished(profile=plan.params.profile, seed=plan.params.seed, tables=with_a_gap(score))
         return []
 
     monkeypatch.setattr("gcpo.reports.replay.run_grid", run_grid)
@@ -127,10 +134,10 @@ def test_a_code_is_certified_by_runs_made_again(
 ) -> None:
     write_grid("g", [{"kind": "train", "seed": [0, 1]}])
     made_by("c0de", monkeypatch)
-    finished(seed=0, tables=evaluated(0.5))
+    finished(seed=0, tables=with_a_gap(0.5))
     publish()
     made_by("0ther", monkeypatch)
-    finished(seed=1, tables=evaluated(0.5))
+    finished(seed=1, tables=with_a_gap(0.5))
     with pytest.raises(RecordError, match=r"different code.*gcpo replay"):
         records.find("p", "g")
     made_again(monkeypatch, score)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import runpy
 import subprocess
 import sys
@@ -17,14 +17,15 @@ from helpers import Vowels, first_letter
 from torch import Tensor
 
 import gcpo
-from gcpo import methods, verl
-from gcpo.methods import METHODS, expand
+from gcpo import methods, paths, verl
+from gcpo.methods import BASES, METHODS, expand
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder, Entailment, from_texts
-from gcpo.verl import Settings, Step, advantages, asks, command_line, settings_of
+from gcpo.verl import Settings, Step, advantages, asks, settings_of
 
 RUNS = [name for name, row in METHODS.items() if not verl.refusal(row)]
 GROUPS, SIZE, LONGEST, ENDS = 5, 4, 7, (0.0, 1.0)
+AGGREGATIONS = {"grpo": "seq-mean-token-mean", "dr_grpo": "seq-mean-token-sum-norm", "dapo": "token-mean"}
 in_verl = pytest.mark.skipif(bool(verl.MISSING), reason="verl is not installed (make test-verl)")
 
 
@@ -113,20 +114,14 @@ def test_settings_have_the_names_and_defaults_of_the_trainers() -> None:
     assert differing <= {"answer_extractor", "method_options", "seed", "max_completion_length", "device"}
 
 
-def test_the_command_line_has_the_loss_of_the_methods_base() -> None:
-    assert command_line("dapo") == [
-        "algorithm.adv_estimator=gcpo/dapo",
-        "+algorithm.gcpo.reward_range=[0,1]",
-        "actor_rollout_ref.actor.loss_agg_mode=token-mean",
-        "actor_rollout_ref.actor.clip_ratio_high=0.28",
-        "algorithm.filter_groups.enable=true",
-        "trainer.v1.trainer_mode=gcpo_sync",
-    ]
-    assert command_line("empo")[1:] == [
-        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
-        "actor_rollout_ref.actor.clip_ratio_high=0.2",
-        "trainer.v1.trainer_mode=gcpo_sync",
-    ]
+def test_the_page_names_the_base_and_the_loss_of_every_method() -> None:
+    others = {name: METHODS[name].base for name in RUNS if METHODS[name].base != "grpo"}
+    assert others == {"dr_grpo": "dr_grpo", "seed_grpo": "dr_grpo", "dapo": "dapo"}
+    assert [name for name in RUNS if METHODS[name].drops_equal] == ["dapo"]
+    assert {base.get("epsilon_high", 0.2) for base in BASES.values()} == {0.2, BASES["dapo"]["epsilon_high"], 0.28}
+    page = " ".join((paths.ROOT / "docs" / "verl.md").read_text().split())
+    said = re.findall(r"`loss_agg_mode=(\S+)(?: loss_scale_factor=\S+)? clip_ratio_high=(\S+)`", page)
+    assert said == [(way, "0.28" if base == "dapo" else "0.2") for base, way in AGGREGATIONS.items()]
 
 
 # --- the trainer ------------------------------------------------------------------------------------------------------
@@ -155,7 +150,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "transfer_queue": {"kv_batch_get": lambda keys, place, select_fields: known["data"]},
         "omegaconf": {"OmegaConf": None},
         **{name: {} for name in ("verl", "verl.trainer", "verl.trainer.ppo")},
-        "verl.trainer.ppo.core_algos": {"ADV_ESTIMATOR_REGISTRY": known, "register_adv_est": register},
+        "verl.trainer.ppo.core_algos": {"register_adv_est": register},
         "verl.trainer.ppo.v1": {"PPOTrainerSync": PPOTrainerSync, "register_trainer": register},
     }
     for name, has in stand_ins.items():
@@ -228,22 +223,11 @@ def test_the_loss_that_is_set_is_the_bases(name: str, expected: float) -> None:
     from verl.trainer.ppo.core_algos import agg_loss
 
     losses, mask = torch.tensor([[1.0, 3, 9], [5, 9, 9]]), torch.tensor([[1.0, 1, 0], [1, 0, 0]])
-    mode, *scale = (setting.partition("=")[2] for setting in verl.LOSSES[name])
-    assert agg_loss(losses, mask, mode, loss_scale_factor=10 if scale else None).item() == pytest.approx(expected)
-
-
-@pytest.mark.skipif(not verl.MISSING, reason="verl is installed")
-def test_without_verl_the_module_prints_settings_and_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["gcpo.verl", "cd_only"])
-    with pytest.raises(SystemExit, match="pip install verl=="):
-        verl.main()
-    assert capsys.readouterr().out.splitlines() == command_line("cd_only")
+    scale = 10 if name == "dr_grpo" else None
+    assert agg_loss(losses, mask, AGGREGATIONS[name], loss_scale_factor=scale).item() == pytest.approx(expected)
 
 
 @in_verl
-def test_the_module_says_whether_verl_has_loaded_the_plugin_by_its_entry_point() -> None:
-    command = [sys.executable, "-m", "gcpo.verl"]
-    assert subprocess.run(command).returncode == 0
-    assert subprocess.run(command, env={**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "none"}).returncode == 1
+def test_verl_has_loaded_the_plugin_by_its_entry_point() -> None:
+    asked = re.search(r'python -c "(from verl.*known\))"', (paths.ROOT / "docs" / "verl.md").read_text())
+    assert asked and subprocess.check_output([sys.executable, "-c", asked[1]], text=True).strip() == "True"

@@ -89,8 +89,9 @@ def _differs(before: Run, after: Run) -> str:
 
 def _difference(before: Run, after: Run, name: str) -> str:
     """Return by how much of their size the numbers of a table differ at most."""
-    old, new = (records.table_of(run, name) for run in (before, after))
-    if old is None or new is None or list(old.columns) != list(new.columns) or len(old) != len(new):
+    found = (records.table_of(run, name) for run in (before, after))
+    old, new = (pd.DataFrame(table).dropna(axis="columns", how="all") for table in found)  # as a reference keeps them
+    if list(old.columns) != list(new.columns) or len(old) != len(new):
         return "other lines or columns"
     first, second = (table.select_dtypes("number").to_numpy(float) for table in (old, new))
     gaps = np.abs(first - second) / np.maximum(np.abs(first), np.abs(second)).clip(min=1e-300)
