@@ -56,10 +56,6 @@ def test_a_curve_begins_where_it_should_and_does_not_fall(rewards: list[float], 
     assert found is good and "begins between 0.4 and 1.4" in said
 
 
-def test_two_processes_sum(tmp_path: Path) -> None:
-    assert gpu_check.summed(2, tmp_path, 100) > 0
-
-
 @pytest.mark.slow
 def test_a_rehearsal_tries_everything(
     outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

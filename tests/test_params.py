@@ -42,49 +42,32 @@ def refused(**values: Any) -> str:
 TWO, GENERATE = {"processes": 2}, "generation_kwargs"
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"grop_size": 4}, "grop_size", "'group_size'?"),
-    ({"learningrate": 1}, "learningrate", "'learning_rate'?"),
     ({"method": "gcpo_bt"}, "method", "'gcpo_bot'?"),
-    ({"method": "rdonly"}, "method", "'rd_only'?"),
     ({"task": "tinymaths"}, "task", "'tinymath'?"),
-    ({"task": "narrativqa"}, "task", "'narrativeqa'?"),
     ({"alpha": {"tinymth": 0.1, "default": 1}}, "alpha", "'tinymath'?"),
-    ({"alpha": {3: 0.1, "default": 1}}, "alpha", "'3'"),
-    ({"alpha": {"default": "strong"}}, "alpha", "(got 'strong')"),
     ({"alpha": {"default": 1}, "task": {"default": "tinyqa"}}, "task", "a valid string"),
     ({"max_completion_length": {"tinymath": 3}}, "max_completion_length", "no value for task 'tinyqa'"),
     ({"max_completion_length": {"short": 64}, "task": "math"}, "max_completion_length", "'math', 'solution'"),
     ({"profile": "reference"}, "profile", "outputs/reference"),
-    ({"profile": "world"}, "profile", "outputs/world"),
     ({"prompt_template": "Answer."}, "prompt_template", "'Answer.'"),
     ({"chat_template_kwargs": {"add_generation_prompt": 0}}, "chat_template_kwargs", "'add_generation_prompt'"),
     ({"method_options": {"forn": "linear"}}, "method", "'form'?"),
     ({"method_options": {"alpha": 0.6}}, "method_options", "'alpha'"),
-    ({"method_options": {"form": {"a": 1}}}, "method_options.form", "{'a': 1}"),
     ({"method_options": {"correct": 1}, "method": "egpo"}, "method_options", "{'correct': 1}"),
     ({"micro_batch": 3}, "micro_batch", "3 does not divide the completions of a step, 8"),
-    ({"processes": 3}, "processes", "3 does not divide the completions of a step, 8"),
     ({"processes": 4, "micro_batch": 4}, "micro_batch", "4 does not divide the completions of a step, 8"),
     ({"trained_on": "math"}, "trained_on", "at_step"),
-    ({"trained_on": "mth", "at_step": 2}, "trained_on", "'math'?"),
     ({"training_seed": 1}, "training_seed", "at_step"),
     ({"grpo": {"num_iterations": 3}}, "save_steps", "a multiple of 3"),
     ({"grpo": {"steps_per_generation": 4}, "micro_batch": 4, "save_steps": 3}, "save_steps", "a multiple of 2"),
-    ({"grpo": {"generation_batch_size": 16}, "micro_batch": 4, "save_steps": 3}, "save_steps", "a multiple of 2"),
     ({"grpo": {"num_iteration": 2}}, "grpo", "'num_iterations'?"),
     ({"grpo": {"epsilon": "abc"}}, "grpo", "epsilon: Input should be a valid number"),
-    ({"grpo": {"epsilon": True}}, "grpo", "(got True)"),
     ({"grpo": {"epsilon": math.inf}}, "grpo", "(got inf)"),
-    ({"grpo": {"num_iterations": 2.5}}, "grpo", "(got 2.5)"),
-    ({"grpo": {"optim": 3}}, "grpo", "(got 3)"),
-    ({"grpo": {"accelerator_config": "/etc/passwd"}}, "grpo", "(got '/etc/passwd')"),
-    ({"grpo": {GENERATE: '{"max_new_tokens": 1}'}}, "grpo", f"{GENERATE}: Input should be a valid dictionary"),
     ({"grpo": {GENERATE: {"max_new_tokens": 1}}}, "grpo", "'max_completion_length'"),
-    ({"grpo": {GENERATE: {"n": 1}, "use_vllm": True}}, "grpo", "'group_size'"),
     ({"grpo": {GENERATE: {"tipical_p": 0.9}}}, "grpo", "'typical_p'?"),
     ({"grpo": {"hub_token": "x"}}, "grpo", "set HF_TOKEN in the environment"),
     ({"grpo": {"push_to_hub": True}}, "grpo", "'push_to_hub' is a secret or a place"),
     ({"grpo": {"deepspeed": "x.json"}}, "grpo", "'accelerate'"),
-    ({"grpo": {"num_generations": 1}}, "grpo", "'group_size'"),
     ({"grpo": {"gradient_accumulation_steps": 2}}, "grpo", "'micro_batch'"),
     *(({"grpo": {k: 1}}, "grpo", f"{k!r} is set by the parameter") for k in sorted(FIELDS & {*Params.model_fields})),
 ]
@@ -92,23 +75,19 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 # Values of another type, or out of range: named with their key.
 WRONG: dict[str, list[Any]] = {
-    **{
-        "group_size": ["four", 4.5, 0, 1, 10**20],
-        "temperature": [0, 1e-320, math.nan],
-        "max_steps": [-1, True, 10**12],
-    },
-    **{"seed": ["1.5", None, 0.5, -1, 2**32], "alpha": ["strong", -0.1, math.nan], "learning_rate": [math.inf, 1e30]},
-    **{"beta": [[0.1]], "entailment_threshold": [1.1], "dtype": ["float16"], "task": [3, ["tinyqa"]], "method": [None]},
-    **{"policy": [7, ""], "gradient_parameters": ["lm_head"], "profile": ["../elsewhere", "x" * 300], "grpo": [3]},
+    "group_size": ["four", 4.5, 1],
+    "temperature": [0, math.nan],
+    "max_steps": [-1, True, 10**12],
+    "seed": ["1.5", None, 2**32],
+    "learning_rate": [math.inf, 1e30],
+    "policy": [7, ""],
+    "profile": ["../elsewhere", "x" * 300],
 }
 RANGES: dict[str, tuple[list[Any], list[Any]]] = {  # of fields of grpo: within, and without
     "epsilon": ([0, 5.0], [-1e-9]),
     "delta": ([None, 1.5], [0]),
     "top_p": ([0.1, 1], [0, 1.01]),
-    "min_p": ([None, 0, 1], [-0.1, 1.1]),
-    "adam_beta2": ([0, 0.999], [1, -0.1]),
     "num_iterations": ([1], [0]),
-    "vllm_server_port": ([1, 65535], [0, 65536]),
 }
 BAD += [({key: value}, key, f"(got {value!r})") for key, values in WRONG.items() for value in values]
 BAD += [({"grpo": {key: one}}, "grpo", f"{key}: ") for key, (_, outside) in RANGES.items() for one in outside]
@@ -184,23 +163,6 @@ def test_a_mapping_gives_each_task_its_value(by_task: dict[str, int], expected: 
         assert validate({**named, "max_completion_length": by_task}).max_completion_length == value
 
 
-def test_a_value_of_none_for_a_task_is_its_value() -> None:
-    assert validate({"policy_revision": {"tinyqa": None, "default": "main"}}).policy_revision is None
-
-
-@pytest.mark.parametrize(
-    ("task", "lengths"),
-    [
-        *((task, (64, 48, 16)) for task in ("tinyqa", "narrativeqa", "qasper", "hotpotqa", "mmlu_stem")),
-        *((task, (1024, 512, 16)) for task in ("math", "aime24", "olympiadbench", "amc23", "minerva")),
-        *(("gsm8k", (512, 320, 16)), ("tinymath", (64, 48, 40)), ("tinymath_think", (64, 48, 48))),
-    ],
-)
-def test_a_task_says_how_long_its_answers_are(task: str, lengths: tuple[int, ...]) -> None:
-    for profile, length in zip(("paper", "single_gpu", "laptop"), lengths, strict=True):
-        assert validate({**load_profile(profile), "task": task}).max_completion_length == length
-
-
 # --- secrets, adapters ----------------------------------------------------------------------------------------------
 
 
@@ -208,17 +170,13 @@ def test_a_task_says_how_long_its_answers_are(task: str, lengths: tuple[int, ...
     ("values", "key"),
     [
         ({"grpo": {"vllm_server_base_url": "http://bob:SECRET@127.0.0.1:8000"}}, "grpo.vllm_server_base_url"),
-        ({"grpo": {"vllm_server_host": "SECRET@host"}}, "grpo.vllm_server_host"),
         ({"grpo": {"optim_args": "to=postgres://bob:SECRET@host/x"}}, "grpo.optim_args"),
         ({"grpo": {"generation_kwargs": {"a": [{"b": "ftp://:SECRET@host"}]}}}, "grpo.generation_kwargs.a.b"),
-        ({"grpo": {"generation_kwargs": {"http://a:SECRET@host": 1}}}, "grpo.generation_kwargs"),
         ({"policy": "https://bob:SECRET/1@host/model"}, "policy"),
         ({"policy": {"tinyqa": "https://host/m?revision=2&token=SECRET"}}, "policy.tinyqa"),
-        ({"embedder": "bob:SECRET@host"}, "embedder"),
         ({"entailment": "hf_SECRETabcdefghijklmnop"}, "entailment"),
         ({"system_prompt": "Authorization: Basic SECRETabc="}, "system_prompt"),
         ({"chat_template_kwargs": {"api_key": "SECRET"}}, "chat_template_kwargs.api_key"),
-        ({"gradient_parameters": ["x", "http://bob:SECRET@host"]}, "gradient_parameters"),
         ({"nothing": "http://bob:SECRET@host", "group_size": "http://bob:SECRET@host"}, "nothing"),
     ],
 )
@@ -257,6 +215,7 @@ def test_the_parameters_cell_of_a_run_notebook_is_the_smoke_profile_and_the_defa
     cell, smoke = parameters_cell(notebook), load_profile("smoke")
     assert list(cell) == list(Params.model_fields)
     assert validate(cell) == validate(smoke) == Params() == validate({})
+    assert "params = from_notebook(globals())" in (paths.NOTEBOOKS / f"{notebook}.ipynb").read_text()
     plain = ("grpo", "chat_template_kwargs", "method_options", "training_values")
     for name, value in cell.items():
         assert not isinstance(value, dict) or name in plain or value == smoke[name], name

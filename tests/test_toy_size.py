@@ -18,7 +18,6 @@ from gcpo.runs.grids import expand
 from gcpo.runs.record import RecordError, Run, load
 from gcpo.runs.train import train
 
-COMPANIONS = {"paper_seed": "seed_grpo", "paper_egpo": "egpo", "paper_cw": "cw_grpo"}  # each with its method
 REAL = pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")
 
 
@@ -27,20 +26,14 @@ def test_runs_of_toy_size_are_never_published() -> None:
         publish("paper-toy")
 
 
-# Each benchmark once, with a method of each family; those that have nothing to train on by gradient statistics. Rows of
-# the three (or two) splits whose contexts were cut, of the 20 trained on, the 4 graded, and 2 along the way.
+# A benchmark of each kind with a method of each family; AIME24 has nothing to train on. Rows of the three (or two)
+# splits whose contexts were cut, of the 20 trained on, the 4 graded, and 2 along the way.
 HERE = {"train_split": "validation", "validation_limit": 0}  # of NarrativeQA's splits two are here
 ONE_EACH: dict[str, tuple[dict[str, Any], int]] = {
     "narrativeqa": ({"method": "gcpo_bot", **HERE}, 3),
-    "qasper": ({"method": "kle"}, 22),
-    "hotpotqa": ({"method": "empo"}, 2),
     "math": ({"method": "egpo"}, 0),
-    "olympiadbench": ({"method": "seed_grpo"}, 0),
     "gsm8k": ({"method": "r2vpo", "grpo": {"num_iterations": 2, "bf16": True}}, 0),
     "aime24": ({}, 0),
-    "amc23": ({}, 0),
-    "minerva": ({}, 0),
-    "mmlu_stem": ({}, 0),
 }
 
 
@@ -65,8 +58,8 @@ def test_each_benchmark_at_toy_size(task: str, outputs: Path, tmp_path: Path) ->
     run = load({"train": train, "gradients": gradient_statistics}[kind](one.params).folder)
     assert run.finished and run.folder.parent == paths.OUTPUTS / "paper-toy" / "runs"
     assert read(run) == (4, cut, 0)
-    by_meaning = {"narrativeqa": ["Embedder", "Entailment"], "qasper": ["Entailment"], "hotpotqa": ["Entailment"]}
-    assert sorted(run.manifest["cut"]) == by_meaning.get(task, [] if changes else ["Embedder", "Entailment"])
+    by_meaning = ["Embedder", "Entailment"] if task in ("narrativeqa", "aime24") else []
+    assert sorted(run.manifest["cut"]) == by_meaning
     # Where no answer is found, or all are one, the entailment model is asked nothing.
     assert all(0 <= counted["cut"] <= counted["read"] for counted in run.manifest["cut"].values())
     if kind == "train":
@@ -76,43 +69,25 @@ def test_each_benchmark_at_toy_size(task: str, outputs: Path, tmp_path: Path) ->
         assert len(completions) in (32, 64)  # G = 16 of two prompts, at one step or at both
 
 
-def sums(number: int) -> dict[str, Any]:
-    solved = {"solution": rf"\boxed{{{2 * number}}}", "answer": str(2 * number)}
-    return {"problem": f"{number} + {number}?", "level": "Level 3", **solved}
-
-
-def generated(number: int) -> dict[str, Any]:
-    asked = {"uuid": f"u{number}", "problem": f"{number} times {number}?", "answer": str(number**2)}
-    return {**asked, "correctness_math_verify": [True, number % 2 == 0]}
-
-
 @pytest.mark.data
 @pytest.mark.slow
 @REAL
-@pytest.mark.parametrize("profile", COMPANIONS)
-def test_each_paper_s_own_training_at_toy_size(
-    profile: str, outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = tmp_path / "data"  # real rows to test on, and hand-made ones to train on, which are not at hand
-    data.mkdir()
+def test_a_paper_s_own_training_at_toy_size(outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CW-GRPO's: real rows to test on, and hand-made ones to train on, which are not at hand."""
+    data = tmp_path / "data"
+    (data / "open_rs").mkdir(parents=True)
     for real in Path(os.environ["GCPO_DATA_DIR"]).glob("*/"):
         (data / real.name).symlink_to(real)
-    (data / "math_train").unlink()
-    made = {"math_train/train": sums, "math_train/test": sums, "open_rs/train": sums}
-    for file, record in {**made, "openr1/train": generated, "openr1_extended/train": generated}.items():
-        path = data / f"{file}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        first = 1000 * len(list(path.parent.glob("*")))
-        path.write_text("".join(json.dumps(record(number)) + "\n" for number in range(first, first + 100)))
+    sums = [{"problem": f"{n} + {n}?", "solution": rf"\boxed{{{2 * n}}}", "answer": str(2 * n)} for n in range(100)]
+    (data / "open_rs" / "train.jsonl").write_text("\n".join(map(json.dumps, sums)))
     monkeypatch.setenv("GCPO_DATA_DIR", str(data))
-    asked = expand(f"{profile}_table2", f"{profile}-toy")
-    plan = next(one for one in asked if one.params.trained_on and one.params.method == COMPANIONS[profile])
+    asked = expand("paper_cw_table2", "paper_cw-toy")
+    plan = next(one for one in asked if one.params.trained_on and one.params.method == "cw_grpo")
     assert plan.training
     run = load(evaluation(plan.params).folder)
     trained = load(plan.training.folder)
     assert run.finished and read(run) == (4, 0, 0) and trained.finished and read(trained)[0] == 4
     steps = pd.read_csv(trained.folder / "metrics.csv")
-    assert len(steps) == 2 and ("rewards/format_think/mean" in steps) == (profile == "paper_cw")
+    assert len(steps) == 2 and "rewards/format_think/mean" in steps
     completions = pd.concat(map(pd.read_parquet, (trained.folder / "completions").glob("*.parquet")))
-    said = "Note that respond by English" if profile == "paper_cw" else r"put your final answer within \boxed{}"
-    assert all(said in messages[0]["content"] for messages in completions["prompt"])
+    assert all("Note that respond by English" in messages[0]["content"] for messages in completions["prompt"])
