@@ -45,23 +45,6 @@ def _close_figures():
     plt.close("all")
 
 
-def test_a_method_s_modulation_is_drawn_beside_its_gain_and_the_paper_s() -> None:
-    strength = pd.DataFrame(
-        {"task": ["qa", "maths"], "label": "se", "lowest": 0.9, "smallest": [0.95, 0.97], "largest": [1.1, 1.15]}
-    ).assign(highest=1.2)
-    figure = figures.modulation(strength, GAPS.assign(paper=[6.8, *[np.nan] * 4]), LABELS, reach=8)
-    weights, qa, maths = figure.axes
-    assert [text.get_text() for text in weights.get_yticklabels()] == ["SE", "EMPO", "Absent"]
-    ends = {float(x) for line in weights.collections for x in line.get_segments()[0][:, 0]}
-    assert ends == {0.9, 0.95, 0.97, 1.1, 1.15, 1.2}  # what is allowed, and what was logged on each task
-    grey, first, _, second = (line.get_segments()[0][0, 1] for line in weights.collections)
-    assert first != second and (first + second) / 2 == pytest.approx(grey)
-    assert [text.get_text() for text in weights.texts] == ["changes rewards"] * 2
-    paper, _ = [line.get_xdata().tolist() for axis in (qa, maths) for line in axis.lines if line.get_marker() == "D"]
-    assert paper == [6.8]
-    assert [text.get_text() for text in qa.texts] == ["-25.0"] and not maths.texts  # beyond the edge: an arrow
-
-
 def test_a_figure_of_runs_is_saved_alike_with_its_data_and_its_source_below_all_that_it_draws(tmp_path: Path) -> None:
     figure, axes = plt.subplots(layout="constrained")
     axes.plot([0, 1])
@@ -95,14 +78,6 @@ def test_intervals_stand_at_their_estimates(kind: Any) -> None:
     first, second = axes.lines
     assert first.get_marker() != second.get_marker()  # apart without colour, too
     assert (first.get_linestyle() != second.get_linestyle()) == (kind != "points")
-
-
-def test_numeric_x_is_not_moved() -> None:
-    data = pd.DataFrame({"alpha": [0.1, 0.6], "y": [1.0, 2.0], "low": [0.0, 1.0], "high": [2.0, 3.0]})
-    _, axes = plt.subplots()
-    assert figures.estimates(data, "alpha", "y", ax=axes) is axes
-    assert axes.lines[0].get_xdata().tolist() == [0.1, 0.6]
-    assert axes.get_xlabel() == "alpha" and axes.get_ylabel() == "y" and axes.get_legend() is None
 
 
 def test_panels_show_their_own_rows_and_one_legend_names_each_series_once() -> None:
@@ -143,10 +118,3 @@ def test_a_forest_has_intervals_and_an_arrow_for_what_lies_beyond_it() -> None:
     assert squares == [[1, 0], [0.5, 0]]
     dots = [line for line in left.lines if line.get_marker() == "o"]
     assert dots[0].get_xdata().tolist() == [0.5, 1.5]
-
-
-def test_a_forest_may_have_panels_one_below_the_other_and_none_at_all() -> None:
-    figure = figures.forest(GAPS, {"se": "SE", "empo": "EMPO"}, reach=8, rows="kind")
-    assert [axis.get_title() for axis in figure.axes if axis.axison] == ["qa, one", "maths, two"]  # others are empty
-    figures.forest(GAPS.iloc[3:], {"absent": "Absent"}, reach=8)
-    figures.forest(GAPS.iloc[:0], {}, reach=8)

@@ -52,12 +52,9 @@ def test_every_check_decides_and_each_claim_about_a_table_has_one() -> None:
     ("name", "table", "row", "column", "value", "holds"),
     [
         ("seed-4-3-aime-printed", "seed_gains", "13.4 % on AIME24", "computed", 13.4, True),
-        ("egpo-4-3-average-printed", "egpo_table2", "EGPO", "mean of three", 65.97, True),
         ("cw-3-2-averages-printed", "cw_gains", ("7B", "CW-GRPO over GRPO"), "computed", 2.4, True),
-        ("gcpo-4-2-uncertainty-printed", "gcpo_gains", "empo", ("narrativeqa", "f1"), 99, False),
         ("gcpo-4-2-baselines-printed", "gcpo_table1", "gcpo_bot", ("qasper", "bleu"), 11.63, True),
         ("seed-4-2-all-7b-printed", "seed_rivals", "Eurus 7B", "math500", 83.3, True),
-        ("cw-3-2-grpo-printed", "cw_table2", ("1.5B", "CW-GRPO"), "aime24", 99, False),
     ],
 )
 def test_a_check_is_decided_by_the_number_that_its_sentence_needs(

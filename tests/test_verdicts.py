@@ -220,17 +220,13 @@ NONE = (nan, nan)
     ("intervals", "effects", "margin", "expected", "decisive"),
     [
         ([(0.1, 2)], [6.8], nan, "holds", 0),
-        ([(7, 9)], [6.8], nan, "holds", 0),
         ([(-2, -0.1)], [6.8], nan, "fails", 0),
         ([(-1, 1)], [6.8], nan, "ruled out", 0),
-        ([(0, 1)], [6.8], nan, "ruled out", 0),
         ([(-1, 7)], [6.8], nan, "inconclusive", 0),  # zero and the paper's effect
         ([(-1, 1)], [], nan, "inconclusive", 0),  # the paper prints no effect
-        ([(-1, 1)], [-6], nan, "inconclusive", 0),  # the paper's own table is on the other side
         ([(-1, 1)], [nan], 2, "ruled out", 0),  # the margin is the size where the paper prints no gain
         ([(-1, 1)], [-6], 2, "ruled out", 0),
         ([(-1, 3)], [nan], 2, "inconclusive", 0),
-        ([(-1, 3)], [6], 2, "ruled out", 0),  # the paper's own is what was claimed
         # A claim that joins comparisons needs all.
         ([(1, 2), (0.5, 3)], [], nan, "holds", 1),  # the weakest
         ([(1, 2), (-1, 3)], [2, 2], nan, "inconclusive", 1),
