@@ -24,13 +24,6 @@ def test_a_ratio_is_the_median_over_rounds_with_the_values_a_quarter_from_its_en
     assert found.missed and not found._replace(limit=3.0).missed and not found._replace(limit=None).missed
 
 
-def test_calls_alternate_and_warm_rounds_are_not_counted() -> None:
-    asked: list[str] = []
-    times = timing.alternating({name: lambda name=name: asked.append(name) for name in "ab"}, rounds=2, warm=1)
-    assert asked == list("ababab")
-    assert {name: len(seconds) for name, seconds in times.items()} == {"a": 2, "b": 2}
-
-
 def test_a_report_counts_the_limits_that_are_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import shutil
-import subprocess
-import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +23,6 @@ from gcpo.runs import record
 from gcpo.runs.params import validate
 from gcpo.runs.plan import SCHEMA
 
-ENVIRONMENT = record.environment  # which the places of a test replace
 TABLES = {"eval": pd.DataFrame({"query": ["a", "b"], "decoding": "greedy", "f1": [0.25, 0.5]})}
 
 pytestmark = pytest.mark.usefixtures("places")
@@ -88,15 +83,12 @@ def test_seconds_add_up_over_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_write_that_is_cut_short_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch) -> None:
     run = finished(tables=TABLES)
     before = {path.name: path.read_text() for path in run.folder.iterdir()}
-    write_text = Path.write_text
 
-    def half(path: Path, text: str = "f1\n0.75\n", **_: Any) -> None:
-        write_text(path, text[: len(text) // 2])
+    def never(*_: Any) -> None:
         raise OSError("disk full")
 
     run.manifest["status"] = "running"
-    monkeypatch.setattr(Path, "write_text", half)
-    monkeypatch.setattr(pd.DataFrame, "to_csv", lambda _, path, **__: half(path))
+    monkeypatch.setattr(Path, "replace", never)
     for write in (run.write, lambda: run.table("eval.csv", TABLES["eval"])):
         with pytest.raises(OSError, match="disk full"):
             write()
@@ -107,13 +99,6 @@ def test_a_table_keeps_float32_to_the_last_bit() -> None:
     values = pd.Series([1 / 3, 1e-20, 16777217.0, 0.1, -0.5, 2.0], dtype="float32")
     found = pd.read_csv(finished(tables={"eval": values.to_frame("x")}).folder / "eval.csv")
     assert found["x"].astype("float32").tolist() == values.tolist()
-
-
-def test_the_environment_names_versions_and_hardware() -> None:
-    found = ENVIRONMENT()
-    assert set(found) == {"code", "commit", "dirty", "packages", "hardware"} and json.dumps(found)
-    assert {"python", "torch", "transformers", "trl"} <= set(found["packages"])
-    assert found["hardware"]["cores"] >= 1 and found["hardware"]["processor"]
 
 
 def test_code_is_what_the_package_computes_without_words_and_reports(tmp_path: Path) -> None:
@@ -145,14 +130,6 @@ def test_a_password_in_an_error_and_a_server_s_address_are_in_no_record() -> Non
     assert run.manifest["id"] == planned(grpo={"epsilon": 0.3}).id
 
 
-def test_progress_is_a_bar_for_each_part_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with record.record(planned()) as run:
-        for done, total, part in ((1, 4, "steps"), (8, 24, "answers"), (2, 4, "steps")):
-            run.progress(done, total, part, reward=0.5)
-    shown = re.findall(r"(\w+): .*?(\d+/\d+)", capsys.readouterr().err)
-    assert [*dict.fromkeys(shown)] == [("steps", "1/4"), ("answers", "8/24"), ("steps", "2/4")]
-
-
 # --- records that cannot be trusted -----------------------------------------------------------------------------------
 
 
@@ -173,14 +150,10 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a result edited": (lambda f: edit(f, results={"greedy_f1": 0.99}), "manifest.json was edited"),
     "a manifest that is []": (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json is no record"),
     "a manifest cut": (lambda f: halve(f / "manifest.json"), "manifest.json is no record of a run (JSONDecodeError"),
-    "a manifest not UTF-8": (lambda f: (f / "manifest.json").write_bytes(b"\xff{}"), "UnicodeDecodeError"),
-    "a manifest nested deep": (lambda f: (f / "manifest.json").write_text("[" * 10**5), "RecursionError"),
     "another id": (lambda f: edit(f, sealed=True, id="x-y-0-abc"), "the record of x-y-0-abc"),
     "other values": (lambda f: edit(f, sealed=True, resolved={"schema": SCHEMA}), "not the hash of what ran"),
     "no parameters": (lambda f: edit(f, sealed=True, params={}), "is no record of a run (KeyError"),
-    "no list of files": (lambda f: edit(f, sealed=True, files=3), "is no record of a run (TypeError"),
     "an older version": (lambda f: edit(f, schema=None), "another version of gcpo (schema None"),
-    "a newer version": (lambda f: edit(f, schema=SCHEMA + 1), f"another version of gcpo (schema {SCHEMA + 1}"),
 }
 
 
@@ -213,11 +186,9 @@ def test_a_record_that_cannot_be_trusted_is_named_left_out_counted_and_kept_asid
 
 MADE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another policy": (lambda f: (f / "policy" / "model").write_text("b"), "policy/model was changed"),
-    "no weights": (lambda f: (f / "policy" / "model").unlink(), "policy/model is missing"),
     "no policy": (lambda f: shutil.rmtree(f / "policy"), "policy/config is missing"),
     "one file more": (lambda f: (f / "policy" / "adapter.json").write_text("{}"), "policy/adapter.json was added"),
     "completions cut": (lambda f: (f / "completions" / "1.parquet").write_text(""), "completions was changed"),
-    "no completions": (lambda f: shutil.rmtree(f / "completions"), "completions was changed"),
     "an evaluation's": (lambda f: (f / "completions.parquet").write_text("y"), "completions was changed"),
 }
 
@@ -255,18 +226,6 @@ def test_any_edit_of_a_manifest_is_a_fault_and_never_an_error(values: dict[str, 
     shutil.rmtree(run.folder)
 
 
-def test_no_file_of_a_record_is_hashed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(3):
-        finished(seed=seed, tables={"eval": TABLES["eval"].assign(seed=seed)})
-    io._sha256.cache_clear()
-    hashed: list[str] = []
-    digest = hashlib.file_digest
-    monkeypatch.setattr(hashlib, "file_digest", lambda file, name: (hashed.append(file.name), digest(file, name))[1])
-    for _ in range(2):
-        assert len(records.find("p")) == 3
-        assert len([name for name in hashed if name.endswith("eval.csv")]) == 3 and len(hashed) == len({*hashed})
-
-
 # --- what a run is made of --------------------------------------------------------------------------------------------
 
 
@@ -290,11 +249,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 CHANGES = {
     "policy/model.safetensors": "{0}/policy has another model.safetensors",
-    "policy/adapter.json": "{0}/policy has another adapter.json",
     "embedder/model.safetensors": "{0}/embedder has another model.safetensors",
-    "entailment/model.safetensors": "{0}/entailment has another model.safetensors",
     "data/narrativeqa/test.jsonl": "data (test) is not what it was made of: narrativeqa has another test.jsonl",
-    "data/narrativeqa/validation.jsonl": "narrativeqa has another validation.jsonl",
 }
 
 
@@ -380,16 +336,9 @@ def test_what_other_code_or_models_left_unfinished_is_set_aside_and_begun_anew(
     assert why in capsys.readouterr().out
 
 
-def test_a_run_is_one_process_s_at_a_time_and_free_when_that_is_killed() -> None:
-    lock = FileLock((plan := planned()).folder / record.LOCKS[0])
+def test_a_run_is_one_process_s_at_a_time() -> None:
+    plan = planned()
     with record.claim(plan), pytest.raises(Timeout):
-        lock.acquire(timeout=0)
-    hold = f"from filelock import FileLock; lock = FileLock({lock.lock_file!r}); lock.acquire()"
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", f"{hold}; print(1, flush=True); input()"], **pipes) as other:
-        assert other.stdout is not None and other.stdout.readline() == "1\n"
-        with pytest.raises(Timeout):
-            lock.acquire(timeout=0)
-        other.kill()
+        FileLock(plan.folder / record.LOCKS[0]).acquire(timeout=0)
     with record.claim(plan) as run:
         assert run.manifest == {}

@@ -294,9 +294,3 @@ def test_a_grid_overrules_the_profile_and_other_values_overrule_both() -> None:
     assert [(q.alpha, q.beta) for q in params_of("g", beta=0.2)] == [(0.2, 0.2), (0.3, 0.2)]
     with pytest.raises(ParameterError, match=r"g\.yaml .*seed"):
         params_of("g", seed=9)
-
-
-def test_a_grid_chooses_the_value_of_its_task() -> None:
-    write_profile("p", {"max_completion_length": {"tinymath": 48, "default": 16}})
-    write_grid("g", [{"kind": "train", "task": ["tinyqa", "tinymath"]}])
-    assert [q.max_completion_length for q in params_of("g")] == [16, 48]

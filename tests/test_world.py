@@ -1,8 +1,7 @@
-"""The embedded world: how it is found and copied, and how it is made: tokenizer, determinism, promised quality."""
+"""The embedded world: how it is found and copied, and how it is made: determinism, promised quality."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import random
@@ -14,12 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from gcpo import io, paths, world
 from gcpo.errors import UserError
-from gcpo.semantics import Entailment
-from gcpo.tasks import tinymath, tinyqa
 from gcpo.tasks.sampling import load_policy
 
 sys.path.append(str(paths.READY))  # where worlds/make.py finds the files beside it
@@ -102,50 +98,14 @@ def test_both_worlds_are_committed_as_good_as_promised_and_as_their_settings_are
 SMALL = policies.Settings(corpus=60, policy_steps=2, qa_batch=2, math_batch=2, entailment_steps=2, quality_queries=1)
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_small(tmp_path_factory.mktemp("small"))
-
-
-def made_small(draft: Path) -> Path:
-    policies.make_policy(SMALL, draft)
-    entailments.make_entailment(SMALL, draft)
-    return draft
-
-
-TEXTS = [
-    "<|user|>Ada keeps a black cat . Ada keeps what ?<|end|><|assistant|>",
-    "<think> adding five gives twelve </think> \\boxed{12}",
-    "naïve façade, 3.14 ≠ π — and\nnew lines",
-]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_saved_tokenizer_gives_the_same_ids_when_loaded_by_auto_tokenizer(small: Path, text: str) -> None:
-    made, loaded = policies.tokenizer(SMALL), AutoTokenizer.from_pretrained(small / "policy")
-    assert made(text).input_ids == loaded(text).input_ids
-    assert loaded.decode(loaded(text).input_ids) == text
-    assert (made.eos_token_id, made.pad_token_id) == (loaded.eos_token_id, loaded.pad_token_id)
-
-
-def test_chat_template_and_entailment_pairs_survive_saving(small: Path) -> None:
-    tokens = AutoTokenizer.from_pretrained(small / "policy")
-    chat = tokens.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
-    assert chat == "<|user|>Hi<|end|><|assistant|>"
-    pair = AutoTokenizer.from_pretrained(small / "entailment")("cat dog", "dog cat")
-    assert sorted(set(pair["token_type_ids"])) == [0, 1]
-    sep = tokens.convert_tokens_to_ids(policies.SEP)
-    assert pair["input_ids"].count(sep) == 3
-    first = pair["input_ids"][1:-1]
-    middle = first.index(sep)
-    assert first[:middle] != first[middle + 1 :] and sorted(first[:middle]) == sorted(first[middle + 1 :])
-
-
-def test_training_repeats_bit_for_bit_whatever_was_drawn_before(small: Path, tmp_path: Path) -> None:
-    torch.manual_seed(99)
-    made_small(tmp_path)
+def test_training_repeats_bit_for_bit_whatever_was_drawn_before(tmp_path: Path) -> None:
+    both = tmp_path / "one", tmp_path / "other"
+    for seed, draft in enumerate(both):
+        torch.manual_seed(seed)
+        policies.make_policy(SMALL, draft)
+        entailments.make_entailment(SMALL, draft)
     for part in ("policy", "entailment"):
-        weights = [(folder / part / "model.safetensors").read_bytes() for folder in (small, tmp_path)]
+        weights = [(folder / part / "model.safetensors").read_bytes() for folder in both]
         assert weights[0] == weights[1]
 
 
@@ -195,45 +155,3 @@ def test_entailment_pairs_are_labelled_by_meaning() -> None:
     assert not [p for p in pairs if p[0] == p[1] and entailments.KINDS[p[2]][0] != "entailment"]
     held_out, others = (entailments._pairs(rng, size, held_out=held) for size, held in ((200, True), (2000, False)))
     assert not {pair[:2] for pair in held_out} & {pair[:2] for pair in others}
-
-
-def test_an_entailment_model_that_cannot_be_made_is_an_error_and_ends_with_its_maker(tmp_path: Path) -> None:
-    broken = dataclasses.replace(SMALL, entailment_hidden=-1)
-    with make.entailment_apart(broken, tmp_path) as finish, pytest.raises(RuntimeError, match="what its process"):
-        finish()
-    endless = dataclasses.replace(SMALL, entailment_steps=10**6)
-    with pytest.raises(KeyboardInterrupt), make.entailment_apart(endless, tmp_path):
-        raise KeyboardInterrupt  # which the process does not outlive: leaving the block waits for it
-
-
-@pytest.mark.parametrize(("name", "millions"), [("tiny-0.3m", 0.3), ("tiny", 1), ("tiny-3m", 3), ("tiny-llama", 1)])
-def test_policies_have_the_size_of_their_name(name: str, millions: float) -> None:
-    settings = dataclasses.replace(make.POLICIES[name], corpus=800)
-    shape = {field: getattr(settings, field) for field in ("architecture", "hidden", "layers", "init")}
-    tokens = policies.tokenizer(settings)
-    model = policies.untrained(tokens, longest=512, **shape)
-    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.2)
-    assert model.config.model_type == ("llama" if "llama" in name else "qwen2")
-    words = [*tinymath.NUMBERS, *(word for r in tinyqa.RELATIONS.values() for word, _ in r.first)]
-    assert [w for w in words if len(tokens(f" {w}").input_ids) != 1] == []
-
-
-@pytest.mark.slow
-def test_the_committed_entailment_model_judges_paraphrases_and_near_misses() -> None:
-    entails = Entailment(str(world.bootstrap().entailment))
-    pairs = entails.pairwise(["a black cat", "a cat that is black", "a grey cat", "a hotel nurse"])
-    assert pairs[0, 1].argmax() == 0 and pairs[1, 0].argmax() == 0  # paraphrases entail one another
-    assert pairs[0, 2].argmax() == 2  # a near miss contradicts
-    assert pairs[0, 3].argmax() == 1  # another relation is neutral
-    adding, doubling, wrong = (f"{steps} . So \\boxed{{{n}}}" for steps, n in SOLUTIONS)
-    solved = entails.pairwise(
-        [adding, "adding two gives four , adding three gives seven . So \\boxed{7}", doubling, wrong]
-    )
-    assert [solved[0, other].argmax().item() for other in (1, 2, 3)] == [0, 1, 2]
-
-
-SOLUTIONS = (
-    ("two + two = four . four + three = seven", 7),
-    ("two * two = four . four + three = seven", 7),
-    ("two + two = four . four - three = one", 1),
-)
