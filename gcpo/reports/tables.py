@@ -17,6 +17,7 @@ from gcpo.runs.profiles import TOY, load_profile, read_yaml
 
 INTERVAL = 95  # per cent, of every interval the project reports
 REPORTED = Path(__file__).parents[1] / "reported"  # the papers' tables
+PRINTED = Path(__file__).parents[1] / "printed"  # how their sentences hold against them, by benchmarks/printed.py
 NAMES: dict[str, dict[str, str]] = read_yaml(Path(__file__).parents[1] / "names.yaml")
 
 

@@ -1,17 +1,19 @@
 """The papers' own tables as their sentences are held against them: gains, means and margins, computed again.
 
 A check is a function that returns :data:`Found`. Its name is the id of the verdict, and its docstring the place in the
-paper ("ours" where it claims nothing) and the claim. No run is needed: this is arithmetic.
+paper ("ours" where it claims nothing) and the claim. No run is needed: this is arithmetic. ``python
+benchmarks/printed.py`` writes what :func:`checks` and :func:`all_gains` return into gcpo/printed, for notebook 07.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from gcpo.reports.tables import reported
+from gcpo.reports.tables import PRINTED, reported
 
 SIMILAR = 1.2  # a size is similar or smaller if it is at most so many times the other
 LEAST_CHANCE = 1e-6
@@ -405,3 +407,13 @@ def all_gains() -> pd.DataFrame:
         part["agrees"] = as_tens if digits < 0 else agrees(part["stated"], part["computed"], digits)
         parts.append(part.assign(name=[name if isinstance(name, str) else ", ".join(name) for name in part.index]))
     return pd.concat(parts, ignore_index=True)[["where", "name", "stated", "computed", "agrees"]]
+
+
+def write(folder: Path) -> None:
+    """Write both tables into a folder."""
+    checks().rename_axis("id").to_csv(folder / "checks.csv")
+    all_gains().to_csv(folder / "gains.csv", index=False)
+
+
+if __name__ == "__main__":
+    write(PRINTED)
