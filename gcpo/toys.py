@@ -47,11 +47,6 @@ def entropy(probabilities: Float[Tensor, "*groups K"]) -> Float[Tensor, "*groups
     return torch.special.entr(probabilities).sum(-1)
 
 
-def gini(probabilities: Float[Tensor, "*groups K"]) -> Float[Tensor, "*groups"]:
-    """Gini impurity G = 1 - sum_k p_k^2, GCPO Eq. 15: the probability that two draws differ."""
-    return 1 - probabilities.square().sum(-1)
-
-
 def score_gradients(
     probabilities: Float[Tensor, "*prompts K"], features: Float[Tensor, "*prompts K P"]
 ) -> Float[Tensor, "*prompts K P"]:
@@ -85,33 +80,6 @@ def sequence_policy(vocabulary: int = 3, length: int = 3, width: int = 4, *, see
     blocks = torch.func.jacrev(log_likelihoods, argnums=(0, 1, 2))(*weights)
     gradients = torch.cat([block.flatten(1) for block in blocks], 1)
     return SequencePolicy(sequences, log_likelihoods(*weights).exp(), gradients)
-
-
-def semantic_groups(
-    n_groups: int, group_size: int = 16, *, modes: tuple[int, int] = (2, 6), width: int = 16, seed: int = 0
-) -> tuple[Float[Tensor, "n G d"], Int[Tensor, "n G"], Float[Tensor, "n G d"]]:
-    """Groups of responses in semantic modes: (embeddings, clusters, strangers); embeddings are of unit length.
-
-    The number of modes of a group is drawn from `modes` (both ends included), their masses are random, and so is their
-    spread around a common direction, from near misses to unrelated answers. Responses of one mode are identical.
-    `strangers` gives each mode a second vector that has nothing to do with its embedding, all of one length: that at
-    which squared distances have the same mean as those of embeddings, over all pairs of responses within groups. So
-    gradients [sqrt(a) e, sqrt(1 - a) s] owe the share a of their squared distances to the embedding, on average over
-    these groups; in a single group it is more where modes lie far apart, and less where they nearly agree.
-    """
-    rng = np.random.default_rng(seed)
-    embeddings, labels, strangers = [], [], []
-    for _ in range(n_groups):
-        count = rng.integers(modes[0], modes[1] + 1)
-        label = np.sort(rng.choice(count, group_size, p=rng.dirichlet(np.ones(count))))
-        mode = np.eye(width)[0] + rng.uniform(0.1, 1.0) * _unit(rng.standard_normal((count, width)))
-        embeddings.append(_unit(mode)[label])
-        strangers.append(_unit(rng.standard_normal((count, width)))[label])
-        labels.append(label)
-    of_embeddings, of_strangers = (np.var(rows, axis=1).sum() for rows in (embeddings, strangers))
-    length = float(np.sqrt(of_embeddings / of_strangers)) if of_strangers > 0 else 1.0
-    stacks = (torch.from_numpy(np.stack(rows)) for rows in (embeddings, labels, strangers))
-    return next(stacks), next(stacks), length * next(stacks)
 
 
 def prompts(kind: str, count: int, *, n_answers: int = 4, width: int = 8, seed: int = 0) -> Prompts:
@@ -151,18 +119,6 @@ def two_modes(angle: float, scatter: float = 0.0, group_size: int = 16) -> Float
     half = np.radians(angle) / 2
     rows = [np.array([np.cos(half), side * np.sin(half), 0, 0]) + ring for side in (1, -1)]
     return torch.from_numpy(_unit(np.concatenate(rows)))
-
-
-def lipschitz_squared(
-    gradients: Float[Tensor, "*groups G P"], embeddings: Float[Tensor, "*groups G d"]
-) -> Float[Tensor, "*groups"]:
-    """Return the smallest L^2 with |g_i - g_j|^2 <= L^2 (1 - cos(e_i, e_j)) for all pairs of a group (GCPO App. C).
-
-    `embeddings` are unit vectors; pairs with equal embeddings are left out, as no L can serve them.
-    """
-    distance = torch.cdist(embeddings, embeddings).square() / 2
-    ratio = torch.cdist(gradients, gradients).square() / distance
-    return ratio.where(distance > 1e-12, 0).amax((-1, -2))
 
 
 def all_groups(n_answers: int, group_size: int) -> Int[Tensor, "M G"]:

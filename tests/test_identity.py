@@ -28,6 +28,8 @@ from gcpo.runs.record import RecordError
 
 FILES = sorted(paths.REFERENCE.glob(f"*/{records.RUNS}"))
 REFERENCE = [json.loads(line) for path in FILES for line in gzip.decompress(path.read_bytes()).splitlines()]
+for manifest in REFERENCE:
+    manifest["params"].pop("engine", None)  # of older records: "transformers", as all there is since
 
 
 def ids() -> list[str]:

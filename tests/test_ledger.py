@@ -72,7 +72,9 @@ def test_the_ledger_has_claims_of_every_paper_and_their_checks_exist() -> None:
     assert max(len(claim.quote.split()) for claim in claims) <= 25
     assert sum(bool(claim.checks) for claim in claims) >= 60
     assert all(claim.checks or claim.note or claim.scope == "real model" for claim in claims)
-    assert ledger.unmatched_checks(claims, ledger.read_verdicts("laptop", reference=True)) == []
+    assert {check for claim in claims for check in claim.checks} <= {
+        *ledger.read_verdicts("laptop", reference=True)["id"]
+    }
 
 
 def test_a_claim_is_decided_by_the_verdict_of_its_own_id_unless_others_are_named(tmp_path: Path) -> None:
@@ -114,12 +116,11 @@ def test_a_claim_is_as_good_as_its_worst_check_whose_numbers_it_has(reports: Pat
     written(reports, "21_b", ("most", "tinymath", "inconclusive"), **numbers)
     names = {"two": ["more"], "none": [], "gone": ["more", "moist"]}
     claims = declared(tmp_path, CLAIM, *({**CLAIM, "id": name, "checks": checks} for name, checks in names.items()))
-    table = ledger.ledger(claims, found := ledger.read_verdicts("p")).set_index("id")
+    table = ledger.ledger(claims, ledger.read_verdicts("p")).set_index("id")
     assert table["verdict"].tolist() == ["inconclusive", "holds", "not tested", "not tested"]
     assert table["notebook"].tolist() == ["21_b", "01_a", "", ""] and table["because"].tolist()[1] == "By 1."
     shown = table.loc["gcpo-one", ["task", "label", "estimate", "low", "high", "level"]]
     assert shown.tolist() == ["tinymath", "se", "0.5", "-0.5", "1.5", "0.95"]
-    assert ledger.unmatched_checks(claims, found) == ["gone: no notebook gives the verdict 'moist'"]
 
 
 @pytest.mark.parametrize(

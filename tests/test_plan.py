@@ -25,7 +25,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "trl_defaults.json").rea
 # Another value of a parameter, which another run is due to, where it is no number or truth value that can be changed.
 OTHER: dict[str, Any] = {
     **{"task": "tinymath", "method": "grpo", "method_options": {"form": "linear"}, "policy": "scratch", "alpha": 0.5},
-    **{"policy_revision": "main", "data_revision": "main", "dtype": "bfloat16", "reward": "binary", "engine": "vllm"},
+    **{"policy_revision": "main", "data_revision": "main", "dtype": "bfloat16", "reward": "binary"},
     **{"embedder": "other", "entailment": "other", "full_completion": True, "grpo": {"epsilon": 0.1}},
     **{"system_prompt": "Be brief.", "prompt_template": "{prompt} Be brief.", "format_reward": "think"},
     **{"chat_template_kwargs": {"thinking": True}, "gradient_parameters": ["lm_head"], "compared": ["kle"]},

@@ -6,7 +6,6 @@ import csv
 import math
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from gcpo.methods import METHODS
@@ -14,17 +13,6 @@ from gcpo.reports import methods, tables
 from gcpo.reports.tables import NAMES, display_name
 from gcpo.runs.params import validate
 from gcpo.runs.profiles import load_profile
-
-# --- evaluation -----------------------------------------------------------------------------------------------------
-
-
-def test_the_evaluation_table_has_means_and_intervals_in_per_cent() -> None:
-    scores = pd.DataFrame({"query": [*"abcdabcd"], "decoding": ["greedy"] * 4 + ["sampled"] * 4, "answered": 1.0})
-    found = tables.evaluation_table(scores.assign(f1=[0, 0, 0, 1, 0.5, 0.5, 0.5, 0.5]))
-    # Ones in a resample of four are binomial(4, 1/4): P(0) = 0.32, P(>= 3) = 0.051, P(4) = 0.004, so 0 to 3 of 4.
-    assert found["f1"].to_dict() == {"greedy": "25.0 [0.0, 75.0]", "sampled": "50.0 [50.0, 50.0]"}
-    assert found.loc["greedy", "answered"] == "100.0 [100.0, 100.0]"
-
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
@@ -63,22 +51,6 @@ def test_what_departs_from_a_profile_is_shown_and_nothing_else() -> None:
     }
     own = validate({"task": "tinyqa", "profile": "of-no-file", "seed": 3})
     assert tables.departures(own)["this run has"].to_dict() == {"seed": "3"}
-
-
-# --- completions ----------------------------------------------------------------------------------------------------
-
-
-def test_the_last_completions_are_of_the_last_step_and_the_first_prompts(tmp_path: Path) -> None:
-    (tmp_path / "completions").mkdir()
-    for step in (9, 10):
-        messages = [[[{"content": f"{'x' * 60} prompt {i // 4}"}], [{"content": f"{step}-{i}"}]] for i in range(12)]
-        table = pd.DataFrame(messages, columns=["prompt", "completion"]).assign(step=step, reward=np.arange(12) / 3)
-        table.to_parquet(tmp_path / "completions" / f"completions_{step:05d}.parquet")
-    found = tables.last_completions(tmp_path, prompts=2, each=3)
-    assert found["completion"].tolist() == ["10-0", "10-1", "10-2", "10-4", "10-5", "10-6"]
-    assert found["prompt"].str.startswith("... x").all() and found["prompt"].str.len().max() == 52
-    assert found["reward"].tolist() == [0.0, 0.333, 0.667, 1.333, 1.667, 2.0]
-    assert "step" not in found
 
 
 def test_people_read_names_and_not_identifiers() -> None:

@@ -19,10 +19,9 @@ def double(values: object) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_eq15_eq16_gini_and_entropy_by_hand() -> None:
+def test_eq16_entropy_by_hand() -> None:
     p = double([[0.5, 0.25, 0.25], [1, 0, 0]])
     torch.testing.assert_close(toys.entropy(p), double([1.5 * log(2), 0]))
-    torch.testing.assert_close(toys.gini(p), double([0.625, 0]))
 
 
 def test_score_gradients_are_those_of_a_log_softmax() -> None:
@@ -59,42 +58,6 @@ def test_sequence_policy_of_one_token_is_a_softmax_of_its_first_state() -> None:
     torch.testing.assert_close(policy.gradients[:, -6:], head_gradient.flatten(1))
 
 
-def test_semantic_groups_are_of_one_length_and_agree_within_a_mode() -> None:
-    embeddings, clusters, strangers = toys.semantic_groups(30, 8, modes=(2, 4), width=5, seed=3)
-    assert embeddings.shape == strangers.shape == (30, 8, 5) and clusters.shape == (30, 8)
-    assert clusters.max() == 3
-    same = clusters.unsqueeze(-1) == clusters.unsqueeze(-2)
-    lengths = torch.ones(30, 8, dtype=torch.float64)
-    torch.testing.assert_close(embeddings.norm(dim=-1), lengths)
-    torch.testing.assert_close(strangers.norm(dim=-1), lengths * strangers[0, 0].norm())
-    for rows in (embeddings, strangers):
-        apart = (rows.unsqueeze(-2) - rows.unsqueeze(-3)).norm(dim=-1)
-        assert apart[same].max() == 0 and apart[~same].min() > 1e-3
-    torch.testing.assert_close(toys.semantic_groups(30, 8, modes=(2, 4), width=5, seed=3)[0], embeddings)
-    _, clusters, strangers = toys.semantic_groups(3, 4, modes=(1, 1), seed=0)  # of one mode
-    assert clusters.max() == 0
-    torch.testing.assert_close(strangers.norm(dim=-1), torch.ones(3, 4, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("share", [0.9, 0.5, 0.1])
-def test_app_f4_embeddings_have_their_share_of_the_squared_distances_between_gradients(share: float) -> None:
-    embeddings, _, strangers = toys.semantic_groups(600, 16, seed=1)
-    parts = sqrt(share) * embeddings, sqrt(1 - share) * strangers
-    of_embeddings, of_strangers = (
-        (rows.unsqueeze(-2) - rows.unsqueeze(-3)).square().sum((-1, -2, -3)).numpy() for rows in parts
-    )
-    together = of_embeddings + of_strangers
-    assert of_embeddings.sum() / together.sum() == pytest.approx(share)
-    # The length is set by all groups at once, so that a half of them has the share up to its sampling error.
-    for half in (slice(None, 300), slice(300, None)):
-        realised = of_embeddings[half].sum() / together[half].sum()
-        error = (of_embeddings[half] - realised * together[half]).std() / together[half].mean() / sqrt(300)
-        assert realised == pytest.approx(share, abs=4 * error) and error < 0.02
-    # The usual group is near it as well: the share is that of most groups, and not of a few large ones.
-    usual = together > 0
-    assert np.median(of_embeddings[usual] / together[usual]) == pytest.approx(share, abs=0.05)
-
-
 def test_prompts_tie_entropy_to_reward_as_documented() -> None:
     ordinary, hopeless, trivial = (toys.prompts(kind, 400) for kind in ("ordinary", "half hopeless", "trivial stakes"))
     for p, features, rewards in (ordinary, hopeless, trivial):
@@ -122,15 +85,6 @@ def test_two_modes_keep_their_angle_whatever_the_scatter(angle: float, scatter: 
     first, second = rows[:4].mean(0), rows[4:].mean(0)
     assert float(first @ second / first.norm() / second.norm()) == pytest.approx(np.cos(np.radians(angle)), abs=1e-9)
     assert float(first.norm()) == pytest.approx(1 / sqrt(1 + scatter**2))
-
-
-def test_app_c_lipschitz_constant_is_the_largest_ratio() -> None:
-    embeddings = double([[1, 0], [0, 1], [-1, 0], [1, 0]])
-    gradients = double([[0.0], [3.0], [4.0], [9.0]])
-    # Squared distances over 1 - cos: 9/1, 16/2, 1/1, 36/1, 25/2; the first and last row share an embedding.
-    assert float(toys.lipschitz_squared(gradients, embeddings)) == pytest.approx(36)
-    rows = torch.nn.functional.normalize(torch.from_numpy(np.random.default_rng(0).standard_normal((5, 6, 4))), dim=-1)
-    torch.testing.assert_close(toys.lipschitz_squared(rows, rows), torch.full((5,), 2.0, dtype=torch.float64))
 
 
 def test_all_groups_are_the_multisets() -> None:

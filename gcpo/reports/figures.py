@@ -331,23 +331,7 @@ def factor_ranges(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
     return figure
 
 
-# --- verdicts and papers ----------------------------------------------------------------------------------------------
-
-
-def verdict_bars(counts: pd.DataFrame, by: str) -> Figure:
-    """Draw the number of claims per verdict: one bar per row of :func:`gcpo.reports.ledger.counts`, a part per word."""
-    words = [column for column in counts if column not in (by, "claims")]
-    figure, axes = plt.subplots(figsize=(6.4, 0.9 + 0.45 * len(counts)))
-    start = pd.Series(0, index=counts.index)
-    for word, colour, hatch in zip(words, PALETTE, HATCHES, strict=False):
-        bars = axes.barh(counts[by], counts[word], left=start, color=colour, hatch=hatch, edgecolor="white", label=word)
-        axes.bar_label(bars, [count or "" for count in counts[word]], label_type="center", fontsize=8, bbox=BOX)
-        start = start + counts[word]
-    axes.invert_yaxis()
-    axes.set(xlabel="claims", ylabel="")
-    axes.grid(visible=False, axis="y")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(words), handlelength=1.2, columnspacing=1)
-    return figure
+# --- papers -----------------------------------------------------------------------------------------------------------
 
 
 def stated_gains(table: pd.DataFrame) -> Figure:

@@ -158,13 +158,6 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame, every: bool = Fals
     return pd.DataFrame(rows, columns=LEDGER)
 
 
-def unmatched_checks(declared: Iterable[Claim], verdicts: pd.DataFrame) -> list[str]:
-    """Checks that are the id of no verdict; a line each, with the claim."""
-    known = set(verdicts["id"])
-    unknown = [(claim.id, check) for claim in declared for check in claim.checks if check not in known]
-    return [f"{claim}: no notebook gives the verdict {check!r}" for claim, check in unknown]
-
-
 def counts(table: pd.DataFrame, by: str = "paper") -> pd.DataFrame:
     """Return how many claims have which verdict: of each kind, findings first, a row per paper (or scope).
 
@@ -174,14 +167,3 @@ def counts(table: pd.DataFrame, by: str = "paper") -> pd.DataFrame:
     wide = pd.crosstab([table["kind"], table[by]], table["verdict"])[order]
     rows = [(kind, value) for kind in get_args(Kind) for value in table[by].unique() if (kind, value) in wide.index]
     return wide.loc[rows].assign(claims=wide.sum(axis=1)).rename_axis(columns=None).reset_index()
-
-
-def expected_errors(verdicts: pd.DataFrame, level: float = 0.95) -> tuple[int, float]:
-    """Return how many verdicts rest on an interval, and how many of them its error rate would lead one to expect wrong.
-
-    Verdicts are those on claims and on our own questions, of read notebooks none: these are no samples of runs. Each is
-    wrong at most as often as its interval misses the truth, which is an upper bound on average, as "inconclusive" is
-    never wrong.
-    """
-    intervals = int(pd.to_numeric(verdicts["level"]).notna().sum())
-    return intervals, intervals * (1 - level)

@@ -62,7 +62,8 @@ def replay(profile: str, runs: Sequence[Run], jobs: int | None = None) -> dict[s
     """
     plans = []
     for manifest in (run.manifest for run in runs):
-        plan = Plan(manifest["kind"], validate({**manifest["params"], "profile": f"{profile}-replay"}))
+        given = {key: value for key, value in manifest["params"].items() if key in Params.model_fields}
+        plan = Plan(manifest["kind"], validate({**given, "profile": f"{profile}-replay"}))
         if plan.id != manifest["id"]:
             raise RecordError(
                 f"{manifest['id']} has become {plan.id}: give what was added a line in plan.yaml (SINCE)."

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from gcpo import paths, statistics
+from gcpo import paths
 from gcpo.errors import one_of
 from gcpo.methods import METHODS
 from gcpo.runs.params import Params, profile_name, validate
@@ -121,15 +121,6 @@ def departures(params: Params) -> pd.DataFrame:
     return table[table["the profile has"] != table["this run has"]]
 
 
-def evaluation_table(scores: pd.DataFrame) -> pd.DataFrame:
-    """Means over questions in per cent with a 95 % bootstrap interval over questions, a row per decoding."""
-
-    def said(values: pd.Series) -> str:
-        return with_interval(*statistics.mean_interval(100 * values.to_numpy()))
-
-    return scores.drop(columns="query").groupby("decoding").agg(said).rename_axis(f"% [{INTERVAL} % interval]")
-
-
 def scores_table(scores: pd.DataFrame) -> pd.DataFrame:
     """Return an evaluation's ``scores.csv`` in per cent with 95 % intervals over questions.
 
@@ -138,16 +129,6 @@ def scores_table(scores: pd.DataFrame) -> pd.DataFrame:
     said = [with_interval(*row) for row in 100 * scores[["value", "low", "high"]].to_numpy()]
     wide = scores.assign(said=said).set_index(["metric", "statistic"])["said"].unstack(sort=False)
     return wide.rename_axis(index=f"% [{INTERVAL} % interval]", columns=None)
-
-
-def last_completions(folder: Path, prompts: int = 2, each: int = 3) -> pd.DataFrame:
-    """Completions of the last step: ``each`` of the first ``prompts`` prompts, with rewards, scores and weights."""
-    table = pd.read_parquet(max((folder / "completions").glob("*.parquet")))
-    for column in ("prompt", "completion"):
-        table[column] = [messages[-1]["content"] for messages in table[column]]
-    table["prompt"] = "... " + table["prompt"].str[-48:]
-    first = table.groupby("prompt", sort=False).head(each).head(prompts * each)
-    return first.drop(columns="step").round(3).reset_index(drop=True)
 
 
 def write_table(table: pd.DataFrame, folder: Path | None, name: str, source: str | None) -> None:

@@ -22,11 +22,9 @@ from gcpo.runs.record import Run, claim, record
 from gcpo.runs.train import train
 from gcpo.semantics import answer_mask
 from gcpo.tasks.base import Row
-from gcpo.tasks.sampling import batches, ends, generate, prompt_ids, texts, token_statistics
-from gcpo.tasks.vllm import Generate, by_vllm
+from gcpo.tasks.sampling import batches, ends, generate, texts, token_statistics
 from gcpo.trainer.prefix import sharing
 
-VLLM_ANSWERS = 2048  # answers that vLLM is asked for between two writes: it makes batches of them itself
 CHUNKS = "parts"  # folder of what a run has done, until it is finished
 
 
@@ -98,14 +96,14 @@ def in_chunks(
 
 def _evaluate(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any) -> None:
     params = plan.params
-    generates = generator(plan, model, tokens, questions)
 
     def measure(chunk: slice, _: int) -> dict[str, pd.DataFrame]:
-        asked = partial(_answers, plan, model, tokens, questions[chunk], generates)
+        asked = partial(_answers, plan, model, tokens, questions[chunk])
         sampled = [asked("sampled", params.eval_samples)] if params.eval_samples else []
         return {"answers": pd.concat([asked("greedy", 1), *sampled])}
 
-    chunks = chunks_of(plan, tokens, questions, max(1, params.eval_samples))
+    sizes = {"n": max(1, params.eval_samples), "max_new_tokens": params.max_completion_length}
+    chunks = batches(tokens, [row.messages for row in questions], **sizes)
     answers = in_chunks(plan, run, chunks, len(questions), measure)["answers"]
     with io.replacing(run.folder / "completions.parquet") as draft:
         answers[["query", "decoding", "sample", "completion"]].to_parquet(draft, index=False)
@@ -136,49 +134,21 @@ class Sampled(NamedTuple):
         return {name: getattr(self, name).unflatten(0, (-1, size)) for name in ("logps", "entropies", "mask")}
 
 
-def generator(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row]) -> Generate | None:
-    """Return what generates the answers of a run in the place of transformers, if its ``engine`` is vLLM."""
-    if plan.params.engine == "transformers":
-        return None
-    longest = max(map(len, prompt_ids(tokens, [row.messages for row in rows])))
-    return by_vllm(model, tokens, longest=longest + plan.params.max_completion_length)
-
-
-def chunks_of(plan: Plan, tokens: Any, rows: Sequence[Row], n: int, batch_size: int | None = None) -> Iterable[slice]:
-    """Return the chunks of the questions whose ``n`` answers are generated together, ``batch_size`` of them or what is
-    best for the engine."""
-    if plan.params.engine == "transformers":
-        sizes = {"n": n, "max_new_tokens": plan.params.max_completion_length}
-        return batches(tokens, [row.messages for row in rows], **sizes, batch_size=batch_size or 32)
-    size = batch_size or max(1, VLLM_ANSWERS // n)
-    return [slice(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
-
-
-def ask(
-    plan: Plan,
-    model: Any,
-    tokens: Any,
-    rows: Sequence[Row],
-    n: int,
-    temperature: float,
-    generates: Generate | None = None,
-) -> Sampled:
-    """Return ``n`` answers to each question, by ``generates`` (:func:`generator`); temperature 0 is greedy decoding."""
+def ask(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], n: int, temperature: float) -> Sampled:
+    """Return ``n`` answers to each question; temperature 0 is greedy decoding."""
     prompts, longest = [row.messages for row in rows], plan.params.max_completion_length
     shares = plan.params.share_prompts
     with sharing(shares, model):
-        made = (generates or generate)(model, tokens, prompts, n=n, temperature=temperature, max_new_tokens=longest)
+        made = generate(model, tokens, prompts, n=n, temperature=temperature, max_new_tokens=longest)
     with sharing(shares, model, width=int(made[2].any(0).float().argmax())):
-        measured = token_statistics(model, *made, plan.params.temperature, trim=generates is not None)
+        measured = token_statistics(model, *made, plan.params.temperature)
     return Sampled(*made, *measured, texts(tokens, made[0], made[2]))
 
 
-def _answers(
-    plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], generates: Generate | None, decoding: str, n: int
-) -> pd.DataFrame:
+def _answers(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], decoding: str, n: int) -> pd.DataFrame:
     """Return the lines of ``answers.csv`` of some questions, with each answer's text."""
     task, last = plan.task, set(ends(model, tokens))
-    sampled = ask(plan, model, tokens, rows, n, plan.params.temperature if decoding == "sampled" else 0.0, generates)
+    sampled = ask(plan, model, tokens, rows, n, plan.params.temperature if decoding == "sampled" else 0.0)
     made = [row[kept].tolist() for row, kept in zip(sampled.ids.cpu(), sampled.completion.bool().cpu(), strict=True)]
     lines = []
     for number, (text, ids) in enumerate(zip(sampled.texts, made, strict=True)):

@@ -28,13 +28,13 @@ from gcpo.methods.components import likelihoods
 from gcpo.one_pass import gradient_grams
 from gcpo.rollouts import Rollouts
 from gcpo.runs.distributed import AT_ONCE
-from gcpo.runs.evaluate import Sampled, ask, chunks_of, generator, in_chunks, measured
+from gcpo.runs.evaluate import Sampled, ask, in_chunks, measured
 from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import cut_by, rollouts_of
 from gcpo.runs.record import Run
 from gcpo.tasks.base import Row
-from gcpo.tasks.sampling import grade, prompt_ids
+from gcpo.tasks.sampling import batches, grade, prompt_ids
 
 PAIRS = 20  # pairs of a query kept in pairs.csv
 CHUNK = 10  # queries between two writes at most: what a kill can lose
@@ -68,11 +68,11 @@ def gradient_statistics(params: Params) -> Run:
 
 def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens: Any) -> None:
     params, limit = plan.params, limit_of(plan.params, model, tokens, questions)
-    rollouts, generates = rollouts_of(plan), generator(plan, model, tokens, questions)
+    rollouts, size = rollouts_of(plan), params.group_size
 
     def measure(chunk: slice, seed: int) -> dict[str, pd.DataFrame]:
         rng, found = np.random.default_rng(seed), []
-        sampled = ask(plan, model, tokens, questions[chunk], params.group_size, params.temperature, generates)
+        sampled = ask(plan, model, tokens, questions[chunk], size, params.temperature)
         for tables in _statistics(plan, model, rollouts, questions[chunk], sampled, limit):
             count = len(tables["pairs"])
             kept = np.sort(rng.choice(count, size=min(PAIRS, count), replace=False))
@@ -80,7 +80,8 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
             run.progress(chunk.start + len(found), len(questions), "questions")
         return {name: pd.concat([tables[name] for tables in found]) for name in found[0]}
 
-    chunks = chunks_of(plan, tokens, questions, params.group_size, CHUNK)
+    prompts, longest = [row.messages for row in questions], params.max_completion_length
+    chunks = batches(tokens, prompts, n=size, max_new_tokens=longest, batch_size=CHUNK)
     for name, table in in_chunks(plan, run, chunks, len(questions), measure).items():
         run.table(f"{name}.csv", table)
     run.manifest["cut"] = cut_by(rollouts.keywords["embedder"], rollouts.keywords["entailment"])

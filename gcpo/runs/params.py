@@ -270,8 +270,6 @@ class Params(BaseModel):
     """questions of it, for evaluation and gradient statistics"""
     eval_samples: Count = 2
     """sampled answers per question beside the greedy one"""
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """what generates the answers of evaluations and of gradient statistics"""
     data_revision: str | None = None
     """commit of the data set on the Hub"""
     skip_malformed: bool = False

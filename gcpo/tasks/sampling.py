@@ -119,7 +119,7 @@ def generate(
 
 @torch.no_grad()
 def token_statistics(
-    model: Any, ids: Tensor, attention: Tensor, completion: Tensor, temperature: float, trim: bool = False
+    model: Any, ids: Tensor, attention: Tensor, completion: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Measure every completion token under softmax(logits / temperature), the distribution that samples are drawn from.
 
@@ -129,7 +129,6 @@ def token_statistics(
         attention: (N, L).
         completion: (N, L).
         temperature: above 0.
-        trim: leave out of a pass what pads all of its answers: faster where lengths differ, with other last bits.
 
     Returns:
         log-probabilities (at most 0) and entropies (at least 0), in nats, and which tokens are the completion's: all
@@ -141,15 +140,13 @@ def token_statistics(
     at_once = min(64, TOKENS // length, LOGITS // (width * model.config.get_text_config().vocab_size))
     kept = []
     for rows in torch.arange(len(ids)).split(max(1, at_once)):
-        stop = start + int(completion[rows, start:].sum(1).max()) if trim else length
         outputs = model(
-            input_ids=ids[rows, :stop],
-            attention_mask=attention[rows, :stop],
-            position_ids=positions[rows, :stop],
-            logits_to_keep=stop - start + 1,  # those of prompts would be most of the memory
+            input_ids=ids[rows],
+            attention_mask=attention[rows],
+            position_ids=positions[rows],
+            logits_to_keep=width + 1,  # those of prompts would be most of the memory
         )
-        found = _of_tokens(outputs.logits[:, :-1], ids[rows, start:stop], temperature)
-        kept.append([torch.nn.functional.pad(values, (0, length - stop)) for values in found])
+        kept.append(_of_tokens(outputs.logits[:, :-1], ids[rows, start:], temperature))
     logps, entropies = (torch.cat(parts) for parts in zip(*kept, strict=True))
     return logps, entropies, completion[:, start:].cpu()
 
