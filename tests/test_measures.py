@@ -56,7 +56,6 @@ def lengths(x: Inputs) -> Tensor:
     return x["tokens"].sum(-1)
 
 
-SEQUENCE = ("sequence_entropy", "sequence_mean")  # not 0 for one response
 SIGNED = ("mc", "nearest_neighbour", "eigenscore")  # neither 0 for one response nor always above 0
 
 # Each measure as a function of inputs; those that take a mask pass it on.
@@ -124,23 +123,6 @@ def test_every_measure_is_its_papers_formula(name: str, seed: int, size: int) ->
 
 
 @pytest.mark.parametrize("name", MEASURES)
-@for_all(seed=seeds, size=sizes)
-def test_every_measure_ignores_the_order_of_responses(name: str, seed: int, size: int) -> None:
-    x, order = inputs(seed, size), torch.randperm(size, generator=generator(seed))
-    permuted = {key: value[order] for key, value in x.items()} | {"nli": x["nli"][order][:, order]}
-    torch.testing.assert_close(MEASURES[name](permuted), MEASURES[name](x), atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "name", ["barycentric_transport", "counts", "rao", "mc", "self_consistency", "predictive_entropy"]
-)
-@for_all(seed=seeds, size=sizes)
-def test_cluster_measures_ignore_the_labels(name: str, seed: int, size: int) -> None:
-    x = inputs(seed, size)
-    torch.testing.assert_close(MEASURES[name](x | {"z": -7 * x["z"] + 12345}), MEASURES[name](x))
-
-
-@pytest.mark.parametrize("name", MEASURES)
 def test_every_measure_takes_leading_batch_dimensions(name: str) -> None:
     x = inputs(7, 2, 3, 5)
     batched = MEASURES[name](x)
@@ -168,11 +150,6 @@ def test_float64_stays_and_any_other_input_is_read_as_float32(name: str, device:
     torch.testing.assert_close(half.cpu().double(), exact.double(), atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("name", sorted(MEASURES.keys() - {*SIGNED, "eigenvalues", "token_entropy", *SEQUENCE}))
-def test_a_single_response_has_no_disagreement(name: str) -> None:
-    assert MEASURES[name](inputs(5, 4, 1)).tolist() == [0] * 4
-
-
 @pytest.mark.parametrize("name", MASKED)
 @for_all(seed=seeds, size=st.integers(2, 9))
 def test_masked_rows_are_left_out_even_when_they_are_nan(name: str, seed: int, size: int) -> None:
@@ -198,7 +175,6 @@ def test_identical_answers_have_no_uncertainty(seed: int, size: int) -> None:
         assert exactly == 0
     rao = m.semantic_entropy(z, embeddings(seed, size).float(), estimator="rao")
     assert rao.item() == pytest.approx(0, abs=1e-6)
-    assert m.barycentric_transport(e, z).item() == pytest.approx(0, abs=1e-6)
 
 
 # --- cosine dispersion ----------------------------------------------------------------------------------------------
@@ -208,13 +184,6 @@ def test_eq7_cosine_dispersion_counts_the_diagonal_and_clips_obtuse_pairs() -> N
     # Two orthogonal pairs of equal rows: 8 of the 16 ordered pairs are at distance 1. Obtuse ones are too.
     assert m.cosine_dispersion(angles(0, 0, 90, 90)).item() == pytest.approx(8 / 16, abs=1e-15)
     assert m.cosine_dispersion(angles(0, 120, 240)).item() == pytest.approx(6 / 9, abs=1e-15)
-
-
-@for_all(seed=seeds, size=sizes)
-def test_unclipped_cosine_dispersion_is_one_minus_the_squared_mean(seed: int, size: int) -> None:
-    e = embeddings(seed, size, 4).abs()  # no obtuse pair: nothing is clipped
-    mean = papers.total(map(papers.unit, e.tolist()))
-    assert m.cosine_dispersion(e).item() == pytest.approx(1 - papers.dot(mean, mean) / size**2, abs=1e-12)
 
 
 def test_a_zero_embedding_has_no_direction() -> None:
@@ -234,13 +203,6 @@ def test_eq9_centroids_are_normalised_before_they_are_mixed() -> None:
     # However short it is, here cos(89.9 degrees) = 0.0017, a centroid has the say of its whole mass: 89.9 and 179.9.
     expected = (1 - math.cos(math.radians(45))) / 2
     assert m.barycentric_transport(angles(0, 179.8, 179.9, 179.9), z).item() == pytest.approx(expected, abs=1e-12)
-
-
-@for_all(seed=seeds, size=st.integers(2, 12))
-def test_singletons_tie_barycentric_transport_to_cosine_dispersion(seed: int, size: int) -> None:
-    e = embeddings(seed, size, 4).abs()  # no obtuse pair: CD is unclipped
-    expected = (1 - (1 - m.cosine_dispersion(e)).sqrt()) / 2
-    torch.testing.assert_close(m.barycentric_transport(e, torch.arange(size)), expected)
 
 
 @for_all(seed=seeds, size=sizes)
@@ -309,17 +271,11 @@ def test_eigenvalues_that_rounding_makes_negative_are_clipped(dtype: torch.dtype
         assert values.tolist() == pytest.approx([papers.kle(graph([0] * size).tolist())] * 20, abs=1e-5)
 
 
-def test_the_diagonal_of_nli_is_not_read() -> None:
-    nli = inputs(1, 5)["nli"]
-    expected = m.kernel_language_entropy(nli)
-    nli[range(5), range(5)] = torch.nan
-    torch.testing.assert_close(m.kernel_language_entropy(nli), expected)
-
-
 def test_a_group_with_a_broken_edge_is_nan_and_leaves_the_others_alone() -> None:
     for measure in (m.kernel_language_entropy, m.eigenvalue_uncertainty, m.eccentricity):
         nli = inputs(1, 3, 5)["nli"]
         expected = measure(nli)
+        nli[:, range(5), range(5)] = torch.nan  # which nothing reads
         for broken in (torch.nan, torch.inf):
             nli[1, 0, 2, 0] = broken
             found = measure(nli)
@@ -350,17 +306,12 @@ def test_density_counts_an_answer_once_and_by_its_likelihood() -> None:
 # --- token and predictive entropy, agreement ------------------------------------------------------------------------
 
 
-def test_token_entropy_averages_tokens_then_responses() -> None:
-    entropies = torch.tensor([[1.0, 3.0, 99.0], [4.0, torch.nan, torch.nan], [5.0, 5.0, 5.0]])
-    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]])
+def test_token_entropy_averages_tokens_then_responses_and_leaves_out_empty_ones() -> None:
+    entropies = torch.tensor([[1.0, 3.0, 99.0], [4.0, torch.nan, torch.nan], [torch.nan, 7.0, 7.0], [5.0, 5.0, 5.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]])
     for tokens in (mask, mask.bool(), mask.float()):
         assert m.token_entropy(entropies, tokens).item() == pytest.approx((2 + 4 + 5) / 3)
-
-
-def test_token_entropy_leaves_out_empty_completions() -> None:
-    entropies = torch.tensor([[[1.0, 3.0], [torch.nan, 7.0]], [[2.0, 2.0], [2.0, 2.0]]])
-    mask = torch.tensor([[[True, True], [False, False]], [[False, False], [False, False]]])
-    assert m.token_entropy(entropies, mask).tolist() == [2.0, 0.0]
+    assert m.token_entropy(entropies, 0 * mask) == 0
 
 
 def test_sequence_entropy_by_hand_in_sums_and_in_means() -> None:
