@@ -120,15 +120,9 @@ def by_group(rows: Any) -> Tensor:
 # --- models of meaning ----------------------------------------------------------------------------------------------
 
 
-class Vowels:
-    """An embedder of four dimensions: how often each vowel occurs; counts its calls."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, texts: Sequence[str]) -> Tensor:
-        self.calls += 1
-        return torch.tensor([[1.0 + text.count(v) for v in "aeio"] for text in texts])
+def vowel_counts(texts: Sequence[str]) -> Tensor:
+    """An embedder of four dimensions: how often each vowel occurs."""
+    return torch.tensor([[1.0 + text.count(v) for v in "aeio"] for text in texts])
 
 
 def first_letter(pairs: Sequence[tuple[str, str]]) -> Tensor:
@@ -231,7 +225,7 @@ def make_trainer(scratch: Path, folder: Path, method: str, **changes: Any) -> gc
         "train_dataset": dataset(),
         "processing_class": tokens,
         "answer_extractor": letter,
-        "embedder": Vowels(),
+        "embedder": vowel_counts,
         "entailment": Entailment(first_letter),
     }
     for name in {*arguments, "callback", "peft_config", "rollout_func"} & changes.keys():
@@ -401,7 +395,7 @@ def rollouts_of(
     references = [one.logps for one in spy.passes if one.model is trainer.ref_model]
     entropies = [one.entropies for one in sampled if one.entropies is not None]
     found = {
-        "embeddings": by_group(Vowels()([NO_ANSWER if text is None else text for text in shown])),
+        "embeddings": by_group(vowel_counts([NO_ANSWER if text is None else text for text in shown])),
         "nli": nli,
         # Who begins alike entails one another, so that the first that entails a response represents its cluster.
         "clusters": (nli[..., 0] >= args.entailment_threshold).int().argmax(1),

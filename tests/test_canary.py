@@ -141,15 +141,9 @@ def test_the_ratio_is_of_the_old_log_probabilities_or_1(trl: Make) -> None:
 
 
 def test_the_loss_of_a_step_is_divided_by_the_steps_that_are_accumulated(trl: Make) -> None:
-    trainer = trl()
-    batch = {**h.generate(trainer), "advantages": torch.ones(h.ROWS)}
-    assert h.loss_of(trainer, batch).item() == pytest.approx(-1)
-    trainer.current_gradient_accumulation_steps = 4
-    about = "weights in the loss: the penalty is divided like TRL's loss"
-    assert h.loss_of(trainer, batch).item() == pytest.approx(-1 / 4), about
-
-
-def test_training_sets_how_many_steps_are_accumulated(trl: Make) -> None:
     trainer = trl(**h.ACCUMULATED, max_steps=1)
     trainer.train()
-    assert trainer.current_gradient_accumulation_steps == h.PROMPTS, "weights in the loss: the penalty's divisor"
+    about = "weights in the loss: the penalty is divided like TRL's loss"
+    assert trainer.current_gradient_accumulation_steps == h.PROMPTS, about
+    batch = {**h.generate(trainer), "advantages": torch.ones(h.ROWS)}
+    assert h.loss_of(trainer, batch).item() == pytest.approx(-1 / h.PROMPTS), about

@@ -155,12 +155,10 @@ def test_the_loss_reads_the_methods_advantages_of_whole_groups(
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "own"),
-    [("care", {"margin": 1e-6}, "the answer"), ("egpo", {"scope": "answer"}, "after the thought")],
-    ids=h.case_id,
+    ("method", "options", "own"), [("care", {"margin": 1e-6}, 0), ("egpo", {"scope": "answer"}, 1)], ids=h.case_id
 )
-def test_the_answers_tokens_are_those_that_the_method_asks_for(
-    make: Make, spy: h.Spy, scripted: Script, method: str, options: dict[str, Any], own: str
+def test_the_answers_tokens_are_the_answer_itself_or_all_that_follows_the_thought(
+    make: Make, spy: h.Spy, scripted: Script, method: str, options: dict[str, Any], own: int
 ) -> None:
     words = "oa so io se eie s st eia ati sa oi tes".split()
     scripted([f"{word[::-1]}</think> so {word}" for word in words])
@@ -169,16 +167,11 @@ def test_the_answers_tokens_are_those_that_the_method_asks_for(
     trainer = make(method, reward_funcs=h.table(*rewards), **changes)
     h.move(trainer)
     h.loss_of(trainer, h.generate(trainer))
-    begins: dict[str, Callable[[str], int]] = {
-        "the answer": lambda text: text.rfind(" ") + 1,
-        "after the thought": lambda text: text.find(">") + 1,
-        "everything": lambda text: 0,
-    }
-    expected = {
-        name: advantages(method, h.rollouts_of(trainer, spy, rewards, at), **options) for name, at in begins.items()
-    }
-    h.assert_close(spy.advantages, expected[own])
-    assert all((values - expected[own]).abs().max() > 1e-3 for name, values in expected.items() if name != own)
+    begins = (lambda text: text.rfind(" ") + 1, lambda text: text.find(">") + 1, lambda text: 0)
+    found = [advantages(method, h.rollouts_of(trainer, spy, rewards, at), **options) for at in begins]
+    expected = found.pop(own)
+    h.assert_close(spy.advantages, expected)
+    assert all((other - expected).abs().max() > 1e-3 for other in found)
 
 
 def test_shuffled_weights_move_anew_in_every_step(make: Make, spy: h.Spy, scripted: Script) -> None:
@@ -238,6 +231,7 @@ def test_correctness_is_the_column_that_is_named(make: Make, spy: h.Spy, scripte
         correctness_reward="correct",
         correctness_range=(-1.0, 2.5),
         answer_extractor=h.last_word,
+        train_dataset=h.dataset(conversational=False),
     )
     h.generate(trainer)
     sums = h.numbers([[0, None, 10, 1], [5, 10, 0, 6], [10, 0, 5, 11]])
@@ -394,7 +388,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one_bit_for_bit(
         ("se", {"method_options": {"clusters": "exact"}}, None),
         ("empo", {"use_full_completion_for_clustering": True}, None),  # mathematics needs no model
         ("gcpo_bot", {"entailment": Entailment(first_letter)}, "embedding"),
-        ("gcpo_bot", {"embedder": h.Vowels()}, "entailment"),
+        ("gcpo_bot", {"embedder": h.vowel_counts}, "entailment"),
     ],
     ids=h.case_id,
 )
@@ -408,27 +402,6 @@ def test_only_the_models_that_a_method_needs_are_loaded(
     else:
         with pytest.raises(OSError, match=rf"'no/{missing}' \(a Hub name"):
             make(method, **changes)
-
-
-def test_one_embedding_call_per_step_and_none_in_evaluation(make: Make) -> None:
-    embedder = h.Vowels()
-    trainer = make("cd_only", embedder=embedder, per_device_eval_batch_size=h.G, num_generations_eval=2)
-    trainer.train()
-    assert embedder.calls == h.STEPS
-    trainer.evaluate(h.dataset().select(range(4)))
-    assert embedder.calls == h.STEPS
-
-
-def test_plain_prompts_and_a_custom_answer_extractor(make: Make) -> None:
-    seen: list[str] = []
-
-    def first_letter(text: str) -> str | None:
-        seen.append(text)
-        return text[:1] or None
-
-    h.losses(make("gcpo_bot", train_dataset=h.dataset(conversational=False), answer_extractor=first_letter))
-    assert len(seen) == h.STEPS * h.ROWS
-    assert all(isinstance(text, str) for text in seen)
 
 
 def no_direction_in_the_first_group(texts: list[str]) -> Tensor:

@@ -65,18 +65,6 @@ def test_the_loss_reads_advantages_weighted_by_the_ratios_of_its_step(
         assert metrics["gcpo/w_clip"] == pytest.approx([weight.mean().item()], rel=1e-4)
 
 
-@pytest.mark.parametrize("method", ["r2vpo", "clip_cov", "kl_cov"])
-def test_the_batch_that_trl_uses_again_stays_as_it_is(make: Make, spy: h.Spy, method: str) -> None:
-    trainer = make(method)
-    batch = h.generate(trainer)
-    kept = {key: value.clone() for key, value in batch.items()}
-    h.move(trainer)
-    first = h.loss_of(trainer, batch)
-    assert batch.keys() == kept.keys()
-    assert all(torch.equal(batch[key], kept[key]) for key in kept)
-    assert torch.equal(h.loss_of(trainer, batch), first)
-
-
 @pytest.mark.parametrize("accumulated", [1, 3])
 def test_kl_cov_is_grpos_loss_and_a_penalty(make: Make, spy: h.Spy, scripted: Script, accumulated: int) -> None:
     scripted()
@@ -117,7 +105,6 @@ def test_kl_cov_is_grpos_loss_and_a_penalty(make: Make, spy: h.Spy, scripted: Sc
     [
         ("grpo", {}, 0, 0),
         ("gcpo_bot", {}, 0, 0),
-        ("clip_cov", {"num_iterations": 1}, 0, 0),
         ("kl_cov", {}, 1, 0),
         ("care", {}, 1, 0),
         ("egpo", {}, 0, 1),
@@ -127,7 +114,6 @@ def test_kl_cov_is_grpos_loss_and_a_penalty(make: Make, spy: h.Spy, scripted: Sc
         ("cw_grpo", {"beta": 1e-3}, 1, 1),
         ("edge_grpo", {}, 0, 1),
         ("edge_grpo", h.OFF_POLICY, 1, 1),  # TRL's has no entropies
-        ("seed_grpo", {}, 0, 1),
     ],
     ids=h.case_id,
 )

@@ -16,7 +16,7 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
-from helpers import G, Vowels, assert_close, first_letter, letter, settings, text_of
+from helpers import G, assert_close, first_letter, letter, settings, text_of, vowel_counts
 from transformers import TrainerCallback
 from trl import GRPOConfig, TrlParser
 from trl.rewards import think_format_reward
@@ -30,7 +30,7 @@ from gcpo.tasks.sampling import load_policy
 Make = Callable[..., GCPOTrainer]
 
 pytestmark = pytest.mark.usefixtures("frozen")
-MEANING: dict[str, Any] = {"embedder": Vowels(), "entailment": Entailment(first_letter)}
+MEANING: dict[str, Any] = {"embedder": vowel_counts, "entailment": Entailment(first_letter)}
 
 
 def vowels(completions: list[Any], **_: Any) -> list[float]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Vowels, first_letter
+from helpers import first_letter, vowel_counts
 from torch import Tensor
 
 import gcpo
@@ -174,7 +174,7 @@ def test_the_trainer_gives_rows_what_the_method_gives_groups(known: dict[str, An
     known["data"]["entropy"] = nested(list(by_row(given["entropies"])))
     trainer = object.__new__(known["gcpo_sync"])
     trainer.estimator, trainer.settings, trainer.global_steps = f"gcpo/{name}", settings(name), 4
-    meaning = {"embedder": Embedder(Vowels()), "entailment": Entailment(first_letter), "threshold": 0.35}
+    meaning = {"embedder": Embedder(vowel_counts), "entailment": Entailment(first_letter), "threshold": 0.35}
     meaning |= {"extract": lambda text: text.strip() or None, "full_completion": False}
     trainer.meaning, trainer.tokenizer = meaning, SimpleNamespace(decode=decode)
     keys = [f"{row}_0" for row in range(len(ids))]
