@@ -14,53 +14,35 @@ from helpers import ACCUMULATED, OFF_POLICY, SPLIT, for_all, make_trainer, seeds
 from hypothesis import strategies as st
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import Tensor
-from transformers import (
-    AttentionInterface,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    CohereConfig,
-    Gemma3TextConfig,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    PhiConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-)
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trl.trainer.utils import disable_dropout_in_model
 
 from gcpo.trainer.obstacles import layer_kinds
-from gcpo.trainer.prefix import distinct, obstacle, shared, together
+from gcpo.trainer.prefix import distinct, obstacle, shared
 
 VOCABULARY, PAD = 61, 0
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "max_position_embeddings": 128}
-LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.3, "pad_token_id": PAD}
-SHAPE: dict[str, Any] = {**SIZES, **LAYERS}
+LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.3}
+SHAPE: dict[str, Any] = {**SIZES, **LAYERS, "head_dim": 8, "pad_token_id": PAD}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 WINDOW = {"use_sliding_window": True, "max_window_layers": 2}
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-BOTH_WAYS = {"head_dim": 8, "use_bidirectional_attention": True}
 QUIET = {"router_jitter_noise": 0.0, "input_jitter_noise": 0.0}
 FEW = {**SHAPE, "ffn_dim": 24, "word_embed_proj_dim": 16, "init_std": 0.3}
-ARCHITECTURES: dict[str, PreTrainedConfig] = {
-    "qwen2": Qwen2Config(**SHAPE, num_key_value_heads=1),
-    "qwen2, tied": Qwen2Config(**SHAPE, num_key_value_heads=1, tie_word_embeddings=True),
-    "llama": LlamaConfig(**SHAPE, num_key_value_heads=2),
-    "mistral": MistralConfig(**SHAPE, num_key_value_heads=1, sliding_window=None),
-    "mistral, with a window": MistralConfig(**SHAPE, num_key_value_heads=1, sliding_window=4),
-    "gemma 3, with a window in most layers": Gemma3TextConfig(
-        **{**SHAPE, "num_hidden_layers": 3},
-        num_key_value_heads=1,
-        head_dim=8,
-        sliding_window=5,
-        sliding_window_pattern=3,
+# Models that can share prompts: their kind, and what they have beside their size or in its place.
+SHARING: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {}),
+    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
+    "llama": ("llama", {"num_key_value_heads": 2}),
+    "mistral, with a window": ("mistral", {"sliding_window": 4}),
+    "gemma 3, with a window in most layers": (
+        "gemma3_text",
+        {"num_hidden_layers": 3, "sliding_window": 5, "sliding_window_pattern": 3},
     ),
-    "phi": PhiConfig(**SHAPE),
-    "gpt_neox": GPTNeoXConfig(**SHAPE),
-    "cohere, which scales its logits": CohereConfig(**SHAPE, num_key_value_heads=1, logit_scale=0.3),
-    "qwen3_moe, experts": AutoConfig.for_model("qwen3_moe", **SHAPE, **EXPERTS, num_key_value_heads=1, head_dim=8),
+    "phi": ("phi", {"num_key_value_heads": 2}),
+    "gpt_neox": ("gpt_neox", {}),
+    "cohere, which scales its logits": ("cohere", {"logit_scale": 0.3}),
+    "qwen3_moe, experts": ("qwen3_moe", EXPERTS),
 }
 
 # What a model does that shared prompts would get wrong, the kind of model, and what is said of it.
@@ -68,16 +50,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "layers that drop what they are told": ("nemotron", {}, "none of its layers learns which prompts"),
     "dropout that disable_dropout leaves": ("gpt_bigcode", {"n_embd": 16, "n_head": 2, "n_layer": 2}, "attn_pdrop=0.1"),
     "dropout of attention": ("qwen2", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
-    "noise of a router": ("mixtral", {**EXPERTS, "router_jitter_noise": 0.01}, "router_jitter_noise=0.01"),
     "noise between routers' equals, of which few tokens have none": ("phimoe", EXPERTS, "router_jitter_noise=0.01"),
     "positions counted from the mask": ("opt", {**FEW, "dropout": 0.0}, "positions from the mask"),
     "draws without a setting": ("phimoe", {**EXPERTS, **QUIET}, "draws at random in training"),
     "masks made of values": ("doge", {}, "a mask of their own"),
-    "tokens that see later ones": ("gemma3_text", BOTH_WAYS, "from those without"),
-    "no decoder": ("bert", STILL, "from those without"),
-    "a narrow window in the mask": ("qwen2_moe", {**EXPERTS, **WINDOW, "sliding_window": 4}, "sliding_attention"),
+    "tokens that see later ones": ("gemma3_text", {"use_bidirectional_attention": True}, "from those without"),
     "a wide window in the mask": ("qwen2_moe", {**EXPERTS, **WINDOW, "sliding_window": 4096}, "sliding_attention"),
-    "soft caps": ("gemma2", {"head_dim": 8}, "no way to replace its attention"),
+    "soft caps": ("gemma2", {}, "no way to replace its attention"),
     "an encoder": ("t5", {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}, "decoder of text"),
     "no attention": ("mamba", {"state_size": 4}, "attention"),
     "eager attention": ("qwen2", {"attn_implementation": "eager"}, '"sdpa"'),
@@ -87,12 +66,19 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def made(kind: str = "qwen2", size: int = VOCABULARY, **changes: Any) -> Any:
+    """A model of random weights."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**SHAPE, **changes, "vocab_size": size})
+    return (AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM).from_config(config).train()
+
+
 def policy(name: str = "qwen2", **fused: Any) -> Any:
-    """A policy of random weights with TRL's fused head."""
+    """A policy with TRL's fused head."""
     from trl.trainer.utils import add_fused_lm_head  # since 1.16; passes of older ones are compared in trainings
 
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(ARCHITECTURES[name]).train()
+    kind, changes = SHARING[name]
+    model = made(kind, **changes)
     add_fused_lm_head(model, temperature=0.9, outputs=("log_probs", "entropy"), **fused)
     assert obstacle(model) is None  # now, and not amid what is counted
     return model
@@ -150,7 +136,7 @@ def tokens_read(model: Any) -> Iterator[list[int]]:
         hook.remove()
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", SHARING)
 def test_shared_prompts_change_neither_log_probabilities_nor_gradients(name: str) -> None:
     check_equal(policy(name), *batch(), width=7)
 
@@ -257,20 +243,12 @@ def attentions() -> Iterator[None]:
     AttentionInterface._global_mapping.update(before)
 
 
-def refused(name: str) -> Any:
-    kind, changes, _ = REFUSED[name]
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**SHAPE, "num_key_value_heads": 1, **changes})
-    model = (AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM).from_config(config)
+@pytest.mark.parametrize(("kind", "changes", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_share_prompts_says_why_and_stays_plain(kind: str, changes: dict[str, Any], why: str) -> None:
+    model, (ids, mask) = made(kind, **changes), batch()
     if kind == "gpt_bigcode":
         disable_dropout_in_model(model)
-    return model.train()
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_share_prompts_says_why_and_stays_plain(name: str) -> None:
-    model, (ids, mask) = refused(name), batch()
-    assert REFUSED[name][2] in str(obstacle(model))
+    assert why in str(obstacle(model))
     if not model.config.is_encoder_decoder:
         model.eval()
         plain = model(input_ids=ids, attention_mask=mask).logits
@@ -320,16 +298,16 @@ class Late(torch.nn.Linear):
 
 
 def test_a_gradient_that_shared_prompts_lose_is_seen_though_all_numbers_agree() -> None:
-    model = AutoModelForCausalLM.from_config(ARCHITECTURES["qwen2"])
+    model = made()
     layer = model.model.layers[1].mlp
     layer.down_proj = Late(24, 16, bias=False)
     assert "gradient of model.layers.1.mlp.down_proj.weight" in str(obstacle(model))
     with torch.no_grad():  # in which nobody asks for gradients
-        assert obstacle(AutoModelForCausalLM.from_config(ARCHITECTURES["qwen2"])) is None
+        assert obstacle(made()) is None
 
 
 def test_a_model_is_tried_once_and_again_when_it_has_changed() -> None:
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE, num_key_value_heads=1))
+    model = made()
     with tokens_read(model) as read:
         for time, change in enumerate(
             (model.float, model.double, lambda: model.add_adapter(LoraConfig(r=2), "one")), 1
@@ -344,7 +322,7 @@ def test_a_model_is_tried_once_and_again_when_it_has_changed() -> None:
 
 
 def test_trying_leaves_a_model_and_random_numbers_as_they_were() -> None:
-    model = AutoModelForCausalLM.from_config(ARCHITECTURES["qwen2"]).train()
+    model = made()
     model.model.layers[0].eval()
     weight = model.lm_head.weight
     weight.grad = torch.ones_like(weight)
@@ -360,12 +338,6 @@ def test_trying_leaves_a_model_and_random_numbers_as_they_were() -> None:
 # --- in the trainer -------------------------------------------------------------------------------------------------
 
 IN_TWO_STEPS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 6}
-
-
-def made(kind: str, size: int, **changes: Any) -> Any:
-    torch.manual_seed(0)
-    shape = {**SHAPE, "head_dim": 8, "num_key_value_heads": 1, **changes, "vocab_size": size}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -396,23 +368,6 @@ def test_a_training_is_the_same_and_reads_fewer_tokens(scratch: Path, tmp_path: 
     assert after["read"] < 0.8 * before["read"]
 
 
-@for_all(seed=seeds, count=st.sampled_from([1, 2, 3, 6]))
-def test_rows_of_one_prompt_are_put_beside_each_other(seed: int, count: int) -> None:
-    ids, mask = batch(seed)
-    rows = {"prompt_ids": ids[:, :7], "prompt_mask": mask[:, :7], "completion_ids": ids[:, 7:], "row": torch.arange(12)}
-    given = [
-        {**{k: v[i::count] for k, v in rows.items()}, "count": torch.tensor(5), "none": None} for i in range(count)
-    ]
-    found = together(given, count)
-    assert len(found) == count and all(one["count"] == 5 and one["none"] is None for one in found)
-    order = torch.cat([one["row"] for one in found])
-    assert order.sort().values.equal(rows["row"])
-    for name, values in rows.items():
-        assert torch.cat([one[name] for one in found]).equal(values[order])
-    place = distinct(rows["prompt_ids"], rows["prompt_mask"])[1][order]
-    assert count == 1 or len(place.unique_consecutive()) == len(place.unique())
-
-
 @pytest.mark.parametrize(
     ("changes", "most"),
     [
@@ -438,7 +393,6 @@ def test_a_micro_batch_has_few_prompts_where_the_loss_does_not_compare_its_rows(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"made": partial(made, "nemotron")}, "learns which prompts"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha"),
         ({"made": partial(made, "qwen2", attention_dropout=0.1), "disable_dropout": True}, "attention_dropout=0.1"),
     ],
