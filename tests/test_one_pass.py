@@ -149,19 +149,12 @@ def test_both_ways_to_a_matrix_and_small_chunks(by_tokens: bool, monkeypatch: py
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("columns", [5, 2**14, 2**15 + 3])
+@pytest.mark.parametrize("columns", [5, 2**14, 2**15 + 3, 2**20])
 def test_pieces_add_up_at_once_and_one_by_one(columns: int, at_once: bool) -> None:
     values, before = torch.rand(3, columns, generator=torch.Generator().manual_seed(0)), torch.rand(3, 3).double()
     gram = before.clone()
     one_pass._add_products(gram, values, at_once)
     torch.testing.assert_close(gram - before, values.double() @ values.double().T, rtol=1e-6, atol=1e-9)
-
-
-def test_sums_over_many_numbers_keep_their_digits() -> None:
-    values = torch.rand(2, 2**20, generator=torch.Generator().manual_seed(0))
-    expected = values.double() @ values.double().T
-    found = one_pass._of_parameter(nn.Parameter(torch.zeros(2**20)), [one_pass._Whole(values)])
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
