@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections import Counter
@@ -103,7 +102,6 @@ def _values(given: list[Any] | None) -> dict[str, Any]:
 
 def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     """Make runs, with the embedded models that they need first, and name those that fail; returns the exit status."""
-    _refuse(plans)
     from gcpo.runs.runner import outcome, run_grid
     from gcpo.world import resolve
 
@@ -115,24 +113,6 @@ def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     for done in failed:
         print(f"{done.folder.name}: {outcome(done)} (traceback: {done.folder / 'notebook.ipynb'})", file=sys.stderr)
     return 1 if failed else 0
-
-
-def _refuse(plans: list[Plan]) -> None:
-    """Raise :class:`ParameterError` with what TRL says against runs that are not finished, or their trainings, as
-    :func:`gcpo.runs.preflight.refused` finds it.
-
-    A process of its own asks TRL, whose config takes memory of a GPU and sets variables that kernels would inherit.
-    """
-    from gcpo.runs.plan import with_trainings
-    from gcpo.runs.record import states
-
-    asked = [plan for plan in with_trainings(plans) if plan.kind == "train" and plan.params.max_steps]
-    if left := [plan for plan, state in zip(asked, states(asked), strict=True) if state != "finished"]:
-        given = json.dumps([(plan.kind, plan.params.model_dump(mode="json")) for plan in left])
-        asks = [sys.executable, "-m", "gcpo.runs.preflight"]
-        done = subprocess.run(asks, input=given, capture_output=True, text=True)
-        if not done.returncode and (bad := json.loads(done.stdout.splitlines()[-1])):
-            raise ParameterError("\n".join(bad))
 
 
 @app.command(cls=WithParameters)
@@ -203,13 +183,14 @@ def grid(
 
 @app.command()
 def check(name: AnyGrids = None, profile: Profile = "smoke", toy: Toy = False) -> int:
-    """Check parameter files, grids and data, and count what is run."""
+    """Check parameter files and grids, and count what is run."""
     from gcpo.reports import records
-    from gcpo.runs import preflight
     from gcpo.runs.grids import expand, fitting
     from gcpo.runs.params import validate
     from gcpo.runs.plan import with_trainings
+    from gcpo.runs.policies import quiet
     from gcpo.runs.record import states
+    from gcpo.runs.train import refused
 
     profile += TOY * toy
     for one in profiles():
@@ -222,7 +203,11 @@ def check(name: AnyGrids = None, profile: Profile = "smoke", toy: Toy = False) -
         counts = Counter(state.split(" (")[0] for state in states(plans))
         said = ", ".join(f"{count} {state}" for state, count in counts.items())
         print(f"grid {one} with {profile}: {len(plans)} runs ({said})")
-    bad = [*preflight.refused(asked), *preflight.unreadable(asked)]
+    by_trl: dict[str, str] = {}  # the first run of each complaint
+    quiet()
+    for plan in asked:
+        by_trl.setdefault(refused(plan), plan.id)
+    bad = [f"TRL refuses {id_}: {why}" for why, id_ in by_trl.items() if why]
     print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
     return 1 if bad else 0
 

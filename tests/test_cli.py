@@ -14,9 +14,8 @@ import pytest
 
 from gcpo import __version__, paths
 from gcpo.errors import nearest
-from gcpo.runs import preflight
 from gcpo.runs.params import Params, validate
-from gcpo.runs.plan import Plan
+from gcpo.runs.train import train
 
 
 def test_a_command_that_takes_parameters_lists_them(call: Any) -> None:
@@ -42,7 +41,6 @@ def test_an_end_by_a_signal_says_how_to_go_on(
     monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
     monkeypatch.setattr("gcpo.runs.runner.run_grid", ends)
     monkeypatch.setattr("gcpo.world.resolve", lambda *_: None)
-    monkeypatch.setattr("gcpo.cli._refuse", lambda _: None)
     said = f"gcpo: {how}; what is finished stays. Go on with: gcpo grid smoke -p temperature 0.5"
     assert call("grid", "smoke", "-p", "temperature", "0.5", status=status).err.splitlines()[-1] == said
 
@@ -62,17 +60,6 @@ def test_a_grid_of_another_kind_of_profile_is_refused(call: Any) -> None:
 def test_a_report_of_a_misspelt_grid_leaves_nothing_behind(call: Any, outputs: Path) -> None:
     assert "Unknown grid 'smokee'." in call("report", "--grid", "smokee", status=2).err
     assert not outputs.exists()
-
-
-def test_check_loads_the_first_row_of_every_split(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path))
-    (tmp_path / "gsm8k").mkdir()
-    (tmp_path / "gsm8k" / "train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"cut')
-    plan = Plan("train", validate({"task": "gsm8k", "validation_split": "dev"}))
-    without, missing = preflight.unreadable([plan, Plan("train", validate({}))])
-    assert without.startswith("gsm8k/test cannot be read: ") and str(tmp_path / "gsm8k" / "test.jsonl") in without
-    assert missing == "gsm8k/dev cannot be read: there is no such split, only train, test"
-    assert preflight.unreadable([Plan("train", validate({"task": "gsm8k", "max_steps": 0}))]) == [without]
 
 
 def test_a_name_like_nothing_has_no_nearest_one() -> None:
@@ -102,11 +89,15 @@ def test_without_the_extra_it_is_named() -> None:
     assert done.returncode == 2 and 'pip install ".[repro]"' in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_what_trl_refuses_is_said_before_anything_is_made(outputs: Path, tmp_path: Path, call: Any) -> None:
+def test_what_trl_refuses_is_said_by_check_and_before_a_run_loads_its_policy(
+    outputs: Path, tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (path := tmp_path / "g.yaml").write_text("- {kind: train, method: [grpo, care]}")
-    line = call("grid", str(path), status=2).err.splitlines()[-1]
-    assert line.startswith("gcpo: TRL refuses tinyqa-care-0-") and "set beta above 0" in line
-    assert not outputs.exists()
+    said = call("check", str(path), status=1).out.splitlines()[-1]
+    assert said.startswith("TRL refuses tinyqa-care-0-") and "set beta above 0" in said
+    monkeypatch.delattr("gcpo.runs.train.starting_policy")
+    with pytest.raises(ValueError, match="set beta above 0"):
+        train(validate({"method": "care", "processes": 2}))
 
 
 @pytest.mark.parametrize(

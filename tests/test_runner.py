@@ -38,7 +38,6 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(runner, "execute", execute)
     monkeypatch.setattr("gcpo.world.resolve", lambda name, *_: name)
-    monkeypatch.setattr("gcpo.cli._refuse", lambda _: None)  # in a process of its own, which takes seconds
     return started
 
 

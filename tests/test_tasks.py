@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,17 +201,6 @@ def test_a_missing_file_or_split_is_an_error_that_lists_what_there_is(write: Wri
         get_task("gsm8k").load("validation", limit=1)
 
 
-def test_a_probe_reads_the_first_row_and_no_further(write: Write) -> None:
-    write("", record(1), "no JSON")
-    assert sources("narrativeqa")["test"].probe()["file"] == "narrativeqa/test.jsonl"
-    write("no JSON", record(1))
-    with pytest.raises(MalformedRowError, match=r"test\.jsonl, line 1: not JSON"):
-        sources("narrativeqa")["test"].probe()
-    write("")
-    with pytest.raises(ValueError, match="narrativeqa/test has no usable row"):
-        sources("narrativeqa")["test"].probe()
-
-
 # --- gold answers that no answer can equal --------------------------------------------------------------------------
 
 # A benchmark's file, its split, and a record of it with a number and a gold answer.
@@ -274,11 +263,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A Hub of two GSM8K records; keeps what it was asked for."""
     asked: dict[str, Any] = {"records": [problem(1), problem(2)]}
 
-    def load_dataset(*given: Any, split: str, revision: str | None, streaming: bool) -> Any:
+    def load_dataset(*given: Any, split: str, revision: str | None) -> Any:
         asked["load"] = (*given, split, revision)
         if isinstance(asked["records"], Exception):
             raise asked["records"]
-        return iter(asked["records"]) if streaming else datasets.Dataset.from_list(asked["records"])
+        return datasets.Dataset.from_list(asked["records"])
 
     def info(name: str, revision: str | None = None) -> Any:
         asked["info"] = (name, revision)
@@ -318,18 +307,8 @@ def test_whatever_the_hub_s_library_raises_is_one_sentence_with_the_way_out(
     hub: dict[str, Any], error: Exception, said: str
 ) -> None:
     hub["records"] = error
-    for read in (GSM8K.load, lambda split, limit: sources("gsm8k")[split].probe()):
-        with pytest.raises(OSError, match=rf"gsm8k \(test\) could not be read .*{said}\. .*GCPO_DATA_DIR.*HF_TOKEN\.$"):
-            read("test", limit=1)
-
-
-def test_a_probe_of_the_hub_streams(hub: dict[str, Any]) -> None:
-    def records() -> Iterator[Any]:
-        yield problem(1)
-        raise AssertionError("the second row was asked for")
-
-    hub["records"] = records()
-    assert sources("gsm8k")["train"].probe("v1")["revision"] == "c0ffee"
+    with pytest.raises(OSError, match=rf"gsm8k \(test\) could not be read .*{said}\. .*GCPO_DATA_DIR.*HF_TOKEN\.$"):
+        GSM8K.load("test", limit=1)
 
 
 def test_the_same_rows_come_from_the_hub_and_from_a_folder(hub: dict[str, Any], write: Write) -> None:
@@ -373,15 +352,11 @@ def test_of_narrativeqa_s_files_the_stories_are_not_loaded(stories: list[int]) -
     first = len(stories)
     assert NARRATIVEQA.load("test", limit=None).rows == split.rows
     assert len(stories) == first  # they are in the local cache
-    assert sources("narrativeqa")["test"].probe()["revision"] == "c0ffee"
 
 
 def test_a_split_without_files_on_the_hub_is_named_with_the_place_of_each_configuration(stories: list[int]) -> None:
-    train = sources("openr1")["train"]
-    for source, place in (
-        (sources("narrativeqa")["train"], "deepmind/narrativeqa@c0ffee/data"),
-        (train, "open-r1/OpenR1-Math-220k@c0ffee/data"),
-        (train.more[0], "open-r1/OpenR1-Math-220k@c0ffee/extended"),
-    ):
+    places = {"narrativeqa": "deepmind/narrativeqa@c0ffee/data", "openr1": "open-r1/OpenR1-Math-220k@c0ffee/data"}
+    for name, place in places.items():
         with pytest.raises(OSError, match=rf"there is no datasets/{place}/train-\*\.parquet"):
-            source.probe()
+            get_task(name).load("train", limit=1)
+    assert sources("openr1")["train"].more[0].config == "extended"

@@ -62,6 +62,8 @@ def _train(plan: Plan) -> Run:
     params = plan.params
     with record(plan) as run:
         quiet()
+        if why := refused(plan):  # before a policy is loaded
+            raise ValueError(why)
         train_rows, eval_rows, along = _questions(plan, run)
         model, tokens = starting_policy(plan)
         check_lengths(model, tokens, [*train_rows, *eval_rows, *along], params.max_completion_length)
@@ -233,6 +235,19 @@ def configure(plan: Plan, folder: Path, entailment: str) -> GCPOConfig:
         # On a CPU, where use_cpu is not set, bfloat16 is refused.
         **{**WRITTEN, "use_cpu": not torch.cuda.is_available(), **plan.trainer},
     )
+
+
+def refused(plan: Plan) -> str:
+    """Return what TRL says against the settings of a training run, "" if nothing."""
+    if plan.kind != "train" or not plan.params.max_steps:
+        return ""
+    rows = plan.trainer["per_device_train_batch_size"] * plan.params.processes
+    as_one = Plan("train", plan.params.model_copy(update={"processes": 1, "micro_batch": rows}))
+    try:
+        configure(as_one, plan.folder, plan.params.entailment)
+    except (ValueError, TypeError, ImportError) as error:
+        return " ".join(str(error).split())
+    return ""
 
 
 def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], folder: Path) -> GCPOTrainer:

@@ -83,16 +83,6 @@ class Source:
         """Return its file below a folder such as ``$GCPO_DATA_DIR`` names."""
         return Path(folder) / self.folder / f"{self.split}.jsonl"
 
-    def probe(self, revision: str | None = None) -> dict[str, Any]:
-        """Return where the split is read from, after reading each source as far as its first row and no further.
-
-        ``revision`` is the data set's on the Hub. Raises as a :func:`reader`.
-        """
-        records, origin = _records(self, revision, whole=False)
-        if not any(_rows(self, *one) for one in records):
-            raise ValueError(f"{self.folder}/{self.split} has no usable row")
-        return origin | ({"more": [one.probe(revision) for one in self.more]} if self.more else {})
-
 
 def boxed_gold(solution: str) -> str:
     """Return the boxed answer of a solution; ``MalformedRowError`` without one."""
@@ -189,7 +179,7 @@ def _graded(where: str, row: Row) -> list[Row]:
     return [row]
 
 
-def _records(source: Source, revision: str | None, whole: bool = True) -> tuple[Records, dict[str, Any]]:
+def _records(source: Source, revision: str | None) -> tuple[Records, dict[str, Any]]:
     """Return the records of a source, and where they come from as a run record keeps it."""
     if folder := os.environ.get(DATA_DIR):
         path = source.file(folder)
@@ -208,7 +198,7 @@ def _records(source: Source, revision: str | None, whole: bool = True) -> tuple[
     with contextlib.suppress(Exception):  # the HTTP library's own errors included; a cached data set can still be read
         commit = huggingface_hub.dataset_info(source.dataset, revision=revision).sha
     origin = {"dataset": source.dataset, "config": source.config, "split": source.split}
-    return _hub_records(source, commit or revision, whole), origin | {"requested": revision, "revision": commit}
+    return _hub_records(source, commit or revision), origin | {"requested": revision, "revision": commit}
 
 
 def _lines(path: Path) -> Records:
@@ -219,9 +209,8 @@ def _lines(path: Path) -> Records:
                 yield f"{path}, line {number}", line
 
 
-def _hub_records(source: Source, revision: str | None, whole: bool) -> Records:
-    """Yield the records of a split on the Hub, each with its place; unless ``whole`` as they are asked for, without
-    loading the others. Raises ``OSError`` as a :func:`reader`."""
+def _hub_records(source: Source, revision: str | None) -> Records:
+    """Yield the records of a split on the Hub, each with its place; raises ``OSError`` as a :func:`reader`."""
     import datasets  # slow to import, and not needed by the generated tasks
 
     dataset, split = source.dataset, source.split
@@ -229,13 +218,14 @@ def _hub_records(source: Source, revision: str | None, whole: bool) -> Records:
         if source.columns:
             which = (dataset, source.config or "data", split, revision or "main", [*source.columns])
             some = functools.partial(_columns, *which)  # of these alone, by which its cache is known
-            table: Any = datasets.Dataset.from_generator(some) if whole else some()  # the former keeps them on disk
+            table: Any = datasets.Dataset.from_generator(some)  # keeps them on disk
         else:
-            table = datasets.load_dataset(dataset, source.config, split=split, revision=revision, streaming=not whole)
+            table = datasets.load_dataset(dataset, source.config, split=split, revision=revision)
         for number, record in enumerate(table, 1):
             yield f"{dataset} ({split}), row {number}", record
     except Exception as error:  # of many libraries: the Hub's, those of HTTP, and what files are read with
-        why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": .")
+        first = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
+        why = " ".join(f"{type(first).__name__}: {first}".split()).rstrip(": .")
         raise OSError(
             f"{dataset} ({split}) could not be read from the Hub: {why}. Without the Hub, set {DATA_DIR} to a folder "
             f"that has {source.folder}/{split}.jsonl in the same fields; for another revision, data_revision "
