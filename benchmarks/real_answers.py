@@ -30,12 +30,13 @@ from torch import Tensor
 
 from gcpo import measures
 from gcpo.methods import weights
-from gcpo.reports.real_answers import ALPHA, FOLDER, NAMES
+from gcpo.reports.real_answers import ALPHA, FOLDER, NAMES, REACH, real_answers
 from gcpo.reports.tables import write_table
 from gcpo.rewards import boxed_answer
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Embedder
 from gcpo.tasks.gsm8k import final_line
+from gcpo.weights import alpha_g, weight_range
 
 SIZES = (8, 16)  # answers of a group, G
 PROMPTS = (4, 8, 32)  # of a step
@@ -324,6 +325,17 @@ def _counts(answers: Pool, embeddings: Tensor) -> dict[str, float]:
     }
 
 
+def reach(known: dict[str, pd.DataFrame], group_size: int = 16, prompts: int = 8) -> pd.DataFrame:
+    """Return in per cent the most that BoT and CD take off a weight, on the most dispersed correct answers, and that RD
+    adds (bot, cd, rd); and the medians of the range of their weights in a step (bot_step, cd_step, rd_step)."""
+    most = known["measures"].query("group_size == @group_size and wrong == 'dispersed'")
+    found = most.groupby("measure")["q50"].max()
+    steps = known["steps"].query("group_size == @group_size and prompts == @prompts").groupby("method")["q50"].max()
+    off = {name: 100 * alpha_g(ALPHA, group_size) * found[name] ** 2 for name in ("bot", "cd")}
+    in_a_step = {f"{name}_step": 100 * steps[f"{name}_only"] for name in ("bot", "cd", "rd")}
+    return pd.DataFrame([off | {"rd": 100 * (weight_range("rd_only", None, group_size)[1] - 1)} | in_a_step])
+
+
 if __name__ == "__main__":
     if "GCPO_DATA_DIR" not in os.environ:
         raise SystemExit("GCPO_DATA_DIR is not set: let it name a folder with <benchmark>/<split>.jsonl")
@@ -331,3 +343,4 @@ if __name__ == "__main__":
     made = [tables(name, minilm) for name in BENCHMARKS]
     for table in NAMES:
         write_table(pd.concat([found[table] for found in made]), FOLDER, table, source=None)
+    reach(real_answers()).to_csv(REACH, index=False)

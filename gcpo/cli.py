@@ -271,6 +271,6 @@ def world(reference: Anew = False, seed: Seed = 0) -> None:
     """Put the embedded models where runs find them."""
     from gcpo.world import bootstrap
 
-    print(bootstrap(seed, anew=reference))
+    print(f"Embedded world: {bootstrap(seed, anew=reference).policy.parent}")
     if seed:
         print(f"Runs start from it with -p world_seed {seed}, and read notebooks with GCPO_WORLD_SEED={seed}.")

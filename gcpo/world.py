@@ -8,12 +8,10 @@ roberta-large-mnli.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from filelock import FileLock
 
@@ -38,22 +36,11 @@ POLICIES = {
 UNTRAINED = ("scratch", "untrained")
 
 
-@dataclass(frozen=True)
-class World:
-    """The folders of the two models and their measured quality."""
+class World(NamedTuple):
+    """The folders of the two models; quality.json beside them says how good they are."""
 
     policy: Path
     entailment: Path
-    quality: dict[str, Any]
-
-    def __str__(self) -> str:
-        """Say where the models are and how good, a line each."""
-        right = [
-            f"  policy on {task}: {figures['accuracy']:.0%} of sampled answers right, {figures['greedy']:.0%} of greedy"
-            for task, figures in self.quality["policy"].items()
-        ]
-        share = f"{self.quality['entailment']['accuracy']:.1%} of held-out pairs right"
-        return "\n".join([f"Embedded world: {self.policy.parent}", *right, f"  entailment model: {share}"])
 
 
 def embedded(name: str, kind: str) -> bool:
@@ -91,7 +78,7 @@ def bootstrap(seed: int = SEED, *, anew: bool = False) -> World:
     """
     made = folder("policy", seed=seed).parent
     _copy_once(made, TINY, seed, anew)
-    return World(made / "policy", made / "entailment", json.loads((made / "quality.json").read_text()))
+    return World(made / "policy", made / "entailment")
 
 
 def _copy_once(made: Path, name: str, seed: int, anew: bool = False) -> None:

@@ -7,6 +7,7 @@ import runpy
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -53,3 +54,9 @@ def test_the_range_of_a_step_is_that_of_groups_with_an_advantage() -> None:
     assert found["q05"] == found["q50"] == 0 and found["q95"] == pytest.approx(2 / 3)
     assert study.over_steps(weight, prompts=40, n=20)["q05"] == pytest.approx(1 / (1 + 1 / 3), abs=0.15)
     assert study.over_steps(np.ones((3, 5)), prompts=4, n=5)["q95"] == 0
+
+
+def test_how_far_weights_reach_is_that_of_the_committed_tables() -> None:
+    assert study.reach(study.real_answers()).iloc[0].to_dict() == pytest.approx(
+        pd.read_csv(study.REACH).iloc[0].to_dict()
+    )

@@ -79,7 +79,7 @@ def test_the_command_puts_a_world_in_place_and_says_how_runs_ask_for_it(
 ) -> None:
     monkeypatch.setattr(paths, "WORLDS", tmp_path)
     said = call("world", "--seed", "1").out
-    assert f"{tmp_path / world.key(seed=1)}\n  policy on tinyqa: " in said and "world_seed 1" in said
+    assert f"{tmp_path / world.key(seed=1)}\n" in said and "world_seed 1" in said
     assert call("world", "--seed", "2", status=2).err.count("\n") == 1
 
 

@@ -331,36 +331,6 @@ def factor_ranges(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
     return figure
 
 
-# --- papers -----------------------------------------------------------------------------------------------------------
-
-
-def stated_gains(table: pd.DataFrame) -> Figure:
-    """Gains computed from printed scores minus stated gains: a line per value of `where`, a dot per gain.
-
-    Args:
-        table: where, stated, computed, agrees (whether they are one but for rounding), and name, which is written
-            beside the dots that do not agree.
-    """
-    counts = table["where"].value_counts(sort=False)
-    figure, axes = plt.subplots(figsize=(9.6, 0.9 + 0.55 * len(counts)))
-    place = table.groupby(["where", "agrees"]).cumcount()
-    alone = table.groupby(["where", "agrees"])["name"].transform("size") == 1
-    apart = (0.1 * (place % 5 - 2)).where(table["agrees"], (0.6 * (place % 2) - 0.3) * ~alone)  # above and below
-    dots = table.assign(gap=table["computed"] - table["stated"], line=table["where"].map([*counts.index].index) + apart)
-    for agrees, number, label in ((True, 0, "the same but for rounding"), (False, 3, "another number")):
-        own = dots[dots["agrees"] == agrees]
-        axes.plot(own["gap"], own["line"], MARKERS[number], color=PALETTE[number], alpha=0.7, label=label)
-    for row in dots[~dots["agrees"]].to_dict("records"):
-        away, ha = (8, "left") if row["gap"] > 0 else (-8, "right")  # from the line and the dots on it
-        look: dict[str, Any] = {"ha": ha, "va": "center", "fontsize": 8, "textcoords": "offset points"}
-        axes.annotate(row["name"], (row["gap"], row["line"]), xytext=(away, 0), **look)
-    line_per_name(axes, {str(kind): f"{kind} ({count})" for kind, count in counts.items()}, 0)
-    axes.set(xlabel="computed minus stated (points, or per cent where the paper says per cent)")
-    axes.margins(x=0.2)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-    return figure
-
-
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 from gcpo import paths
 from gcpo.errors import UserError
 from gcpo.reports.methods import markdown, methods_table, verl_table
-from gcpo.reports.real_answers import real_answer_range
+from gcpo.reports.real_answers import REACH
 from gcpo.reports.tables import with_interval, written
 from gcpo.runs.profiles import read_yaml
 
@@ -110,7 +110,7 @@ def pages() -> dict[str, str]:
         "citation": read_yaml(paths.ROOT / "CITATION.cff"),
         "exhibits": pd.read_csv(EXHIBITS, dtype=str, keep_default_na=False).to_dict("records"),
         "notebooks": notebooks(),
-        "reach": real_answer_range(),
+        "reach": pd.read_csv(REACH).iloc[0],
     }
     names = environment.list_templates(["j2"])
     return {name.removesuffix(".j2"): environment.get_template(name).render() for name in names}
