@@ -389,16 +389,9 @@ def half(groups: Sequence[Group], alpha: float | None) -> Expected:
     return found._replace(weights=weights)
 
 
-def shuffled(*moved: str, of: Sequence[str] = ("bot_only", "rd_only")) -> Method:
-    """Our control: gcpo_bot with another group's weights, those that are moved. Two groups can only swap them."""
-
-    def method(groups: Sequence[Group], alpha: float | None) -> Expected:
-        factors = {name: METHODS[name](groups, alpha).weights for name in of}
-        chosen = [rows[::-1] if name in moved else rows for name, rows in factors.items()]
-        weights = [[math.prod(w) for w in zip(*rows, strict=True)] for rows in zip(*chosen, strict=True)]
-        return each()(groups, None)._replace(weights=weights)
-
-    return method
+def shuffled(of: str) -> Method:
+    """Our control: another group's weights of a method. Two groups can only swap them."""
+    return lambda groups, alpha: each()(groups, None)._replace(weights=METHODS[of](groups, alpha).weights[::-1])
 
 
 def rewarded(bonus: Callable[[Group], list[float]]) -> Method:
@@ -475,9 +468,9 @@ METHODS: dict[str, Method] = {
     "rd_only": per_group(lambda g, a: omega_rd(g.rewards, a)),
     "gcpo_cd": per_group(lambda g, a: omega_geo(cd(g.embeddings), a) * omega_rd(g.rewards, a)),
     "gcpo_bot": per_group(lambda g, a: omega_geo(bot(g.embeddings, g.clusters), a) * omega_rd(g.rewards, a)),
-    "gcpo_shuffled": shuffled("bot_only", "rd_only"),
+    "gcpo_shuffled": shuffled("gcpo_bot"),
     "gcpo_strong": strong,
-    "se_shuffled": shuffled("se", of=["se"]),
+    "se_shuffled": shuffled("se"),
     "drop_half": half,
     "qhawkeye": per_group(lambda g, a: clip(1 - a * qhawkeye(g.rewards)), alpha=0.2, divided=False),
     # other rewards
@@ -518,23 +511,11 @@ def both_ways(g: Group) -> list[int]:
 
 # What options make of a method: the method, its options, and the rule.
 OPTIONS: dict[str, tuple[str, dict[str, Any], Method]] = {
-    "alpha_geo": ("gcpo_bot", {"alpha_geo": 1.7}, gcpo_bot(geo=1.7)),
-    "alpha_rd": ("gcpo_bot", {"alpha_rd": 0.1}, gcpo_bot(rd=0.1)),
     "alpha_geo 0": ("gcpo_bot", {"alpha_geo": 0.0, "alpha_rd": None}, gcpo_bot(geo=0.0)),
     "alphas undivided": (
         "gcpo_bot",
         {"alpha_geo": 1.7, "alpha_rd": 0.1, "alpha_norm": "none"},
         gcpo_bot(1.7, 0.1, divided=False),
-    ),
-    "cd_only, alpha_geo": (
-        "cd_only",
-        {"alpha_geo": 2.0},
-        per_group(lambda g, a: omega_geo(cd(g.embeddings), alpha_g(2.0, len(g.rewards)))),
-    ),
-    "rd_only undivided": (
-        "rd_only",
-        {"alpha_norm": "none"},
-        per_group(lambda g, a: omega_rd(g.rewards, a), divided=False),
     ),
     "qhawkeye over log G": (
         "qhawkeye",
@@ -561,8 +542,6 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], Method]] = {
     "empo, both ways": ("empo", {"clusters": "bidirectional"}, each(lambda g: grpo(empo(both_ways(g), g.answered)))),
     "kle, t": ("kle", {"t": 0.05}, per_group(lambda g, a: clip(1 - a * kle(g.nli, t=0.05)))),
     "kle, kernel": ("kle", {"kernel": "matern"}, per_group(lambda g, a: clip(1 - a * kle(g.nli, "matern")))),
-    "shuffled geo": ("gcpo_shuffled", {"shuffle": "geo"}, shuffled("bot_only")),
-    "shuffled rd": ("gcpo_shuffled", {"shuffle": "rd"}, shuffled("rd_only")),
     "edge_grpo, epsilon": ("edge_grpo", {"epsilon": 0.3}, each(weigh=lambda g: edge_grpo(g.means("entropies"), 0.3))),
     "egspo, epsilon": ("egspo", {"epsilon": 0.3}, each(weigh=lambda g: egspo(g.means("entropies"), 0.3))),
 }
