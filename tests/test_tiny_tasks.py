@@ -65,15 +65,6 @@ def test_the_same_seed_gives_the_same_rows_and_another_one_others(task: str) -> 
         load("dev", limit=1)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_prompts_of_the_splits_never_coincide(task: str) -> None:
-    load = get_task(task).load
-    prompts = {split: {row.prompt for row in load(split, limit=2000).rows} for split in SPLITS}
-    assert all(len(found) > 1000 for found in prompts.values())
-    for one, other in itertools.combinations(SPLITS, 2):
-        assert not prompts[one] & prompts[other]
-
-
 # --- tinyqa: facts --------------------------------------------------------------------------------------------------
 
 

@@ -31,11 +31,6 @@ def test_score_gradients_are_those_of_a_log_softmax() -> None:
     torch.testing.assert_close(toys.score_gradients((features @ theta).softmax(0), features), expected)
 
 
-def test_gradients_of_a_table_of_logits_are_equally_far_apart() -> None:
-    g = toys.score_gradients(double([0.7, 0.2, 0.1]), torch.eye(3, dtype=torch.float64))
-    torch.testing.assert_close(torch.cdist(g, g).square(), 2 - 2 * torch.eye(3, dtype=torch.float64))
-
-
 def test_sequence_policy_lists_every_sequence_once_with_score_of_mean_zero() -> None:
     policy = toys.sequence_policy(vocabulary=3, length=3, width=4, seed=1)
     assert len({tuple(row) for row in policy.sequences.tolist()}) == 27

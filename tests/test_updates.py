@@ -48,16 +48,6 @@ def test_no_weights_on_a_grid_gain_more_than_the_ceiling(seed: int, questions: i
         assert (found >= low - 1e-12).all() and (found <= high + 1e-12).all()
 
 
-@for_all(seed=seeds)
-def test_without_bounds_that_bind_the_ceiling_is_the_projection(seed: int) -> None:
-    # Over all weights the best are G^-1 d, and the gain is sqrt(d' G^-1 d): here they are positive by construction.
-    rng = np.random.default_rng(seed)
-    parts, best = rng.normal(size=(4, 9)), rng.uniform(0.5, 2, 4)
-    gram = parts @ parts.T
-    dots = gram @ best
-    assert gain(ceiling(dots, gram), dots, gram) == pytest.approx(np.sqrt(dots @ best), rel=1e-6)
-
-
 def test_where_nothing_gains_the_oracle_does_not_step() -> None:
     assert not ceiling(np.array([-1.0, -2.0]), np.eye(2)).any()
     np.testing.assert_array_equal(ceiling(np.array([-1.0, -2.0]), np.eye(2), 0.9, 1.1), [0.9, 0.9])
