@@ -27,20 +27,6 @@ def sealed(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    io.write(path, "old")
-
-    def cut_short() -> None:
-        with io.replacing(path) as draft:
-            draft.write_text("ne")
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        cut_short()
-    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
-
-
 def test_a_folder_is_replaced_whole_and_what_a_kill_left_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for left in (path, tmp_path / ".a.draft", tmp_path / ".a.old"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import signal
 import subprocess
@@ -18,7 +16,6 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from helpers import save_classifier
 from record_builders import smoke
 from transformers.integrations import integration_utils
 
@@ -152,34 +149,6 @@ def test_papermill_alone_runs_the_training_notebook_from_anywhere(outputs: Path,
     assert {key: ran[key] for key in resolved} == resolved and ran["reward_range"] == [0, 2] and "output_dir" not in ran
     completions = pd.read_parquet(next((run.folder / "completions").glob("*.parquet")))
     assert {"prompt", "completion", "se", "w_se", "weight", "advantage"} <= set(completions)
-
-
-@pytest.mark.data
-@pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")
-def test_the_profile_for_gpus_trains_a_local_policy_offline(
-    outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With nothing but the policy and the steps replaced: real rows of nine papers, all but one of which keep
-    their first section alone, and a Hub cache whose roberta-large-mnli is a small RoBERTa that knows nothing."""
-    (rows := tmp_path / "data" / "qasper").mkdir(parents=True)
-    for split, number in (("train", 6), ("validation", 1), ("test", 2)):
-        lines = (Path(os.environ["GCPO_DATA_DIR"]) / "qasper" / f"{split}.jsonl").read_text().splitlines()
-        papers = [json.loads(line) for line in lines[:number]]
-        for paper in papers if split != "train" else papers[:-1]:
-            del paper["full_text"]["paragraphs"][1:]
-        (rows / f"{split}.jsonl").write_text("\n".join(map(json.dumps, papers)))
-    cached = tmp_path / "hub" / "models--FacebookAI--roberta-large-mnli"
-    save_classifier(cached / "snapshots" / "0a1b", "roberta")
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("0a1b")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("GCPO_DATA_DIR", str(tmp_path / "data"))
-    run = train(validate({**load_profile("paper"), "task": "qasper", "policy": "untrained", "max_steps": 1}))
-    assert run.finished and run.manifest["contents"]["entailment"] == {"commit": "0a1b"}
-    assert run.manifest["data"]["train"]["cut"] == 1  # question, about thousands of words
-    assert len(pd.read_csv(run.folder / "metrics.csv")) == 1
-    answered = pd.read_csv(run.folder / "eval.csv").groupby("query")["decoding"].agg(list)
-    assert len(answered) > 2 and set(map(tuple, answered)) == {("greedy", "sampled")}
 
 
 def test_a_tracker_gets_what_is_logged(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

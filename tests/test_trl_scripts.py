@@ -25,7 +25,6 @@ import gcpo
 from gcpo import GCPOConfig, GCPOTrainer
 from gcpo.methods import METHODS
 from gcpo.semantics import Entailment
-from gcpo.tasks.sampling import load_policy
 
 Make = Callable[..., GCPOTrainer]
 
@@ -140,13 +139,6 @@ def test_every_method_has_papers() -> None:
 
 
 # --- arguments, names and the terminal ------------------------------------------------------------------------------
-
-
-def test_arguments_of_trls_go_by_place_as_well(scratch: Path, tmp_path: Path) -> None:
-    model, tokens = load_policy(str(scratch))
-    args = GCPOConfig(**settings(tmp_path), method="grpo")
-    trainer = GCPOTrainer(model, vowels, args, questions(), None, tokens)
-    assert trainer.processing_class is tokens and len(trainer.train_dataset) == len(questions())
 
 
 def test_the_package_lists_what_is_imported_late() -> None:
