@@ -19,13 +19,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 import gcpo
 from gcpo.rollouts import Rollouts
@@ -150,8 +144,10 @@ def save_classifier(folder: Path, kind: str = "bert", labels: Sequence[str] = LA
         model_input_names=["input_ids", "attention_mask"],
     ).save_pretrained(folder)
     torch.manual_seed(0)
+    positions = {"bert": 16, "roberta": 18}[kind]  # RoBERTa's begin after that of the padding token
     shape = {
         "vocab_size": len(vocabulary),
+        "max_position_embeddings": positions,
         "hidden_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
@@ -160,13 +156,7 @@ def save_classifier(folder: Path, kind: str = "bert", labels: Sequence[str] = LA
         "pad_token_id": 1,
         "id2label": dict(enumerate(labels)),
     }
-    if kind == "bert":
-        model = BertForSequenceClassification(BertConfig(max_position_embeddings=16, **shape))
-    else:  # RoBERTa's positions begin after that of the padding token
-        model = RobertaForSequenceClassification(
-            RobertaConfig(max_position_embeddings=18, type_vocab_size=1, bos_token_id=0, eos_token_id=2, **shape)
-        )
-    model.save_pretrained(folder)
+    AutoModelForSequenceClassification.from_config(AutoConfig.for_model(kind, **shape)).save_pretrained(folder)
     return folder
 
 

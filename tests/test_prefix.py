@@ -256,19 +256,14 @@ def test_what_cannot_share_prompts_says_why_and_stays_plain(kind: str, changes: 
             assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, plain)
 
 
-@pytest.mark.parametrize(
-    ("settings", "kinds"),
-    [
+def test_layers_that_do_not_see_everything_are_known_by_their_settings() -> None:
+    for settings, kinds in (
         ({"sliding_window": 4096}, ["sliding_window"]),
         ({"sliding_window": 4096, "use_sliding_window": False}, ["full_attention"]),
         ({"attention_chunk_size": 8192}, ["attention_chunk_size"]),
         ({"sliding_window": 8, "layer_types": ["full_attention", "chunked"]}, ["full_attention", "chunked"]),
-    ],
-)
-def test_layers_that_do_not_see_everything_are_known_by_their_settings(
-    settings: dict[str, Any], kinds: list[str]
-) -> None:
-    assert layer_kinds(PreTrainedConfig(**settings)) == kinds
+    ):
+        assert layer_kinds(PreTrainedConfig(**settings)) == kinds
 
 
 def test_an_attention_in_the_place_of_transformers_is_not_taken_for_it() -> None:

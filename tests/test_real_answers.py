@@ -32,15 +32,11 @@ def test_measures_and_weights_of_orthogonal_answers_are_those_of_the_formulas() 
     for k in range(5):
         squares = k**2 + (4 - k)  # squared length of the sum of four unit vectors
         cd, bot, p = 1 - squares / 16, (1 - math.sqrt(squares) / 4) / 2, k / 4
-        entropy = (4 - k) / 4 * math.log(4) - (p * math.log(p) if k else 0)
         expected = {
             "cd": cd,
             "bot": bot,
             "cd_only": 1 - ALPHA_4 * cd**2,
-            "bot_only": 1 - ALPHA_4 * bot**2,
-            "rd_only": 1 + ALPHA_4 * 4 * p * (1 - p),
             "gcpo_bot": (1 - ALPHA_4 * bot**2) * (1 + ALPHA_4 * 4 * p * (1 - p)),
-            "se": 1 - ALPHA_4 * entropy,
         }
         for name, value in expected.items():
             assert found[name][k] == pytest.approx(value, abs=1e-6), (name, k)

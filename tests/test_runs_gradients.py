@@ -17,12 +17,7 @@ from scipy.stats import spearmanr
 from test_gradients import advantages_of, qwen2, rollouts
 
 from gcpo import gradients
-from gcpo.gradients import (
-    gradient_gram,
-    gradient_variance,
-    gram_distances,
-    variance_decomposition,
-)
+from gcpo.gradients import gradient_gram, gradient_variance, gram_distances, variance_decomposition
 from gcpo.reports.alignment import MEASURES, RIVALS
 from gcpo.runs import gradients as module
 from gcpo.runs.gradients import gradient_statistics, pair_correlations, pair_table, variance, variances
