@@ -38,8 +38,7 @@ from gcpo.runs.profiles import load_profile, over
 from gcpo.runs.record import read_table
 from gcpo.runs.train import train
 from gcpo.semantics import Entailment
-from gcpo.tasks.sampling import generate, prompt_ids, texts, token_statistics
-from gcpo.tasks.vllm import by_vllm
+from gcpo.tasks.sampling import generate, texts, token_statistics
 from gcpo.trainer.prefix import sharing
 
 NO_GPU = (
@@ -49,7 +48,6 @@ NO_GPU = (
 ROUNDING = 1e-3  # nats: of two float32 passes over one token
 BFLOAT16 = 0.05  # nats: mean of a token's difference between bfloat16 and float32
 JUDGED = 0.05  # probability: mean difference of the entailment model in bfloat16
-SURPRISE = 0.15  # nats: of mean surprise and mean entropy of a few thousand sampled tokens, which are equal for samples
 
 # Mean rewards of the first quarter of the steps on GSM8K, where a right answer is worth 2. Chosen: this policy, sampled
 # at 0.9, is right a fifth to seven tenths of the time, and steps as small as these do not take that away.
@@ -280,25 +278,6 @@ def curve(rewards: pd.Series[float], low: float, high: float) -> tuple[str, bool
     return f"rewards of {len(rewards)} steps by quarters: {quarters} ({bounds})", good
 
 
-def by_engine(bench: Bench) -> tuple[str, bool]:
-    """Let vLLM answer, and see that its samples are draws from the policy: of those, mean surprise is mean entropy."""
-    model, tokens = bench.policy
-    longest, asked = bench.plan.params.max_completion_length, 8 if bench.rehearse else 32
-    read = max(map(len, prompt_ids(tokens, bench.prompts)))
-    try:
-        generates = by_vllm(model, tokens, longest=read + longest)
-    except UserError as error:
-        return f"{error}", bench.rehearse  # which most CPUs cannot install
-    started = time.perf_counter()
-    made = generates(model, tokens, bench.prompts, n=asked, temperature=1.0, max_new_tokens=longest)
-    taken, count = time.perf_counter() - started, int(made[2].sum())
-    logps, entropies, mask = token_statistics(model, *made, 1.0, trim=True)
-    away = float(((-logps - entropies) * mask).sum() / mask.sum())
-    said = f"{count / taken:.0f} tokens a second; mean surprise and entropy differ by {abs(away):.2f} nats"
-    return f"{said} (at most {SURPRISE:g})", abs(away) <= SURPRISE
-
-
-# vLLM comes after all that needs the GPU's memory, which it does not give back.
 STEPS: dict[str, Callable[[Bench], tuple[str, bool]]] = {
     "device": device,
     "passes": passes,
@@ -307,7 +286,6 @@ STEPS: dict[str, Callable[[Bench], tuple[str, bool]]] = {
     "judges": judges,
     "several GPUs": several,
     "a short run": training,
-    "vLLM": by_engine,
 }
 
 

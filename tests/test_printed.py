@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from helpers import script
 
-from gcpo import paths
 from gcpo.reports.ledger import claims
 from gcpo.reports.tables import PRINTED
 
-SPEC: Any = importlib.util.spec_from_file_location("printed", paths.ROOT / "benchmarks" / "printed.py")
-printed = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(printed)
+printed = script("benchmarks/printed.py")
 
 
 def test_the_committed_tables_are_those_that_the_papers_numbers_give(tmp_path: Path) -> None:
