@@ -29,10 +29,8 @@ from gcpo.tasks.sampling import load_policy
 # --- property tests -------------------------------------------------------------------------------------------------
 
 seeds = st.integers(0, 2**31 - 1)
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
-]
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
 
 
 def case_id(value: object) -> str:
@@ -277,9 +275,7 @@ def logged_advantages(trainer: gcpo.GCPOTrainer) -> Tensor:
 
 def assert_close(found: Any, expected: Any, about: str = "") -> None:
     found, expected = (torch.as_tensor(values, dtype=torch.float64) for values in (found, expected))
-    torch.testing.assert_close(
-        found, expected, atol=2e-5, rtol=1e-4, equal_nan=True, msg=lambda message: f"{about}: {message}"
-    )
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4, equal_nan=True, msg=lambda why: f"{about}: {why}")
 
 
 # --- what TRL was given and gave ------------------------------------------------------------------------------------
@@ -302,11 +298,8 @@ class Spy:
         self.generated: dict[str, Any] = {}
         self.reads: list[dict[str, Any]] = []
         own = trl.GRPOTrainer
-        logps, generates, loss = (
-            own._get_per_token_logps_and_entropies,
-            own._generate_and_score_completions,
-            own._compute_loss,
-        )
+        logps, loss = own._get_per_token_logps_and_entropies, own._compute_loss
+        generates = own._generate_and_score_completions
 
         def seen_logps(trainer: Any, model: Any, *arguments: Any, **keywords: Any) -> Any:
             found = logps(trainer, model, *arguments, **keywords)

@@ -48,9 +48,7 @@ def exact(name: str, table: pd.DataFrame) -> dict[str, float]:
 @pytest.mark.parametrize("keep_zero", [True, False])
 @pytest.mark.parametrize("drop_top", [0.0, 0.1])
 @pytest.mark.parametrize("name", alignment.FOUR)
-def test_what_is_seen_is_the_mean_over_seeds_of_the_library_s_statistics(
-    name: str, drop_top: float, keep_zero: bool
-) -> None:
+def test_what_is_seen_is_the_mean_over_seeds_of_statistics(name: str, drop_top: float, keep_zero: bool) -> None:
     table = queries(runs=2)
     found = alignment.Alignment(table, drop_top=drop_top, keep_zero=keep_zero, n=20)
     runs = [alignment.selected(part, drop_top=drop_top, keep_zero=keep_zero) for _, part in table.groupby("seed")]

@@ -64,9 +64,7 @@ def test_what_a_generation_holds(trl: Make, changes: dict[str, Any], more: set[s
     ("accumulated", "steps", "iterations"),
     [(1, 1, 1), (4, 2, 2), (4, 4, 1), (2, 4, 1), (1, 1, 2), (3, 2, 1), (2, 2, 2)],
 )
-def test_old_log_probabilities_exist_where_steps_and_generations_are_not_aligned(
-    trl: Make, accumulated: int, steps: int, iterations: int
-) -> None:
+def test_old_logps_exist_where_steps_are_not_aligned(trl: Make, accumulated: int, steps: int, iterations: int) -> None:
     trainer = trl(
         per_device_train_batch_size=h.ROWS // steps,
         gradient_accumulation_steps=accumulated,
@@ -81,9 +79,7 @@ def test_old_log_probabilities_exist_where_steps_and_generations_are_not_aligned
 # --- _compute_loss and _get_per_token_logps_and_entropies -----------------------------------------------------------
 
 
-def test_the_loss_asks_for_log_probabilities_once_and_reads_advantages_after(
-    trl: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_asks_for_logps_once_and_reads_advantages_after(trl: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trl()
     batch = h.generate(trainer)
     before = h.loss_of(trainer, batch)
@@ -95,9 +91,7 @@ def test_the_loss_asks_for_log_probabilities_once_and_reads_advantages_after(
 
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", change)
     # At ratio 1 the loss is minus the mean advantage. A second call, or an earlier reading, would show in it.
-    h.assert_close(
-        h.loss_of(trainer, batch).item(), 3 * before.item() - 1, f"{LOGPS}: what it changes is what the loss reads"
-    )
+    h.assert_close(h.loss_of(trainer, batch).item(), 3 * before.item() - 1, f"{LOGPS}: the loss reads what it changes")
 
 
 def test_log_probabilities_come_first_of_three_and_entropies_second(trl: Make) -> None:

@@ -71,9 +71,7 @@ def test_a_range_that_is_no_two_numbers_is_refused(quiet: Make, given: Any) -> N
     ],
     ids=case_id,
 )
-def test_a_method_sets_its_own_objective_and_leaves_the_rest_as_trl_has_it(
-    quiet: Make, method: str, expected: dict[str, Any]
-) -> None:
+def test_a_method_sets_its_objective_and_the_rest_is_trls(quiet: Make, method: str, expected: dict[str, Any]) -> None:
     made = quiet(method=method, beta=1e-3 if "care" in method else 0.0)
     assert {name: getattr(made, name) for name in GRPO} == {**GRPO, **expected}
     assert made.epsilon == 0.2
@@ -153,9 +151,7 @@ CONFLICTS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("method", "changes", "named"), CONFLICTS, ids=case_id)
-def test_impossible_settings_are_refused_before_any_work(
-    quiet: Make, method: str, changes: dict[str, Any], named: str
-) -> None:
+def test_impossible_settings_are_refused_at_once(quiet: Make, method: str, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=rf"^{method} .*{named}"):
         quiet(method=method, **changes)
 
@@ -183,9 +179,7 @@ def test_what_a_method_can_work_with_is_accepted(quiet: Make, changes: dict[str,
     assert all(getattr(made, name) == value for name, value in changes.items())
 
 
-def test_a_reference_that_moves_is_refused_where_processes_share_models_out(
-    quiet: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_moving_reference_is_refused_where_models_are_shared(quiet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint keeps it whole, and there no process has the whole of it."""
 
     def refused() -> None:

@@ -41,12 +41,10 @@ SHARDED = {  # as in params/accelerate
 }
 
 
-def tails(folder: Path, characters: int = 4000) -> str:
+def tails(folder: Path, size: int = 4000) -> str:
     """The end of everything that the processes and their launcher have written."""
     found = sorted(path for path in folder.rglob("*.log") if path.stat().st_size)
-    return "\n".join(
-        f"--- {path.relative_to(folder)}\n{path.read_text(errors='replace')[-characters:]}" for path in found
-    )
+    return "\n".join(f"--- {path.relative_to(folder)}\n{path.read_text(errors='replace')[-size:]}" for path in found)
 
 
 def launch(scratch: Path, folder: Path, processes: int = PROCESSES, settings: Mapping[str, str] | None = None) -> int:
@@ -148,9 +146,7 @@ def test_two_processes_that_share_prompts_train_as_two_that_do_not(together: lis
 
 
 @pytest.mark.parametrize("case", SHARED_OUT)
-def test_a_policy_that_is_shared_out_trains_as_a_whole_one(
-    alone: dict[str, Any], shared_out: list[dict[str, Any]], case: str
-) -> None:
+def test_a_shared_policy_trains_as_a_whole(alone: dict[str, Any], shared_out: list[dict[str, Any]], case: str) -> None:
     for rank in shared_out:
         assert rank[case]["parts"] and not alone[case]["parts"]
         for name, value in alone[case]["weights"].items():

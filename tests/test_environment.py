@@ -58,9 +58,7 @@ def test_conda_environment_has_the_same_pins_as_the_lock() -> None:
     assert set(pinned) == needed("trl", "repro")
 
 
-def test_an_installed_copy_keeps_outputs_where_it_is_called_also_those_of_processes_in_other_folders(
-    tmp_path: Path,
-) -> None:
+def test_an_installed_copy_keeps_all_outputs_where_it_is_called(tmp_path: Path) -> None:
     package, called = tmp_path / "site" / "gcpo", tmp_path / "called"
     for folder in (package, called):
         folder.mkdir(parents=True)

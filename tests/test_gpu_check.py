@@ -20,9 +20,7 @@ def main(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
     return int(gpu_check.main())
 
 
-def test_without_a_gpu_there_is_one_line_with_the_way_out(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_a_line_says_why(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(monkeypatch) == 2
     assert re.fullmatch(r"gpu_check: torch sees no GPU here\. .*gpu_check.py --rehearse\n", capsys.readouterr().err)
@@ -57,9 +55,7 @@ def test_a_curve_begins_where_it_should_and_does_not_fall(rewards: list[float], 
 
 
 @pytest.mark.slow
-def test_a_rehearsal_tries_everything(
-    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_rehearsal(outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(monkeypatch, "--rehearse") == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("good")]
     assert [line[5:].partition(":")[0] for line in lines] == list(gpu_check.STEPS)

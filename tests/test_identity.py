@@ -131,9 +131,7 @@ def made_again(monkeypatch: pytest.MonkeyPatch, score: float) -> None:
 
 
 @pytest.mark.parametrize("score", [0.5, 0.25])
-def test_a_code_is_certified_by_runs_made_again(
-    score: float, places: Path, monkeypatch: pytest.MonkeyPatch, call: Any
-) -> None:
+def test_a_code_is_certified_by_replays(score: float, places: Path, monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
     write_grid("g", [{"kind": "train", "seed": [0, 1]}])
     made_by("c0de", monkeypatch)
     finished(seed=0, tables=with_a_gap(0.5))

@@ -196,9 +196,7 @@ EDITS = {
     ],
     ids=["report", "read", "sampled"],
 )
-def test_nbval_names_every_cell_of_which_a_result_was_changed_by_hand(
-    tmp_path: Path, start: str, kinds: list[str]
-) -> None:
+def test_nbval_names_every_cell_with_a_result_changed_by_hand(tmp_path: Path, start: str, kinds: list[str]) -> None:
     original = next(path for path in NOTEBOOKS if path.stem.startswith(start))
     notebook, changed = read(original), []
     for key, place, change in (EDITS[kind] for kind in kinds):

@@ -190,9 +190,7 @@ def test_layers_that_are_computed_again_give_the_same_bits(
 
 def test_nothing_of_a_pass_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, held, read = llama(), long_rows(), [], one_pass._Call.read
-    monkeypatch.setattr(
-        one_pass._Call, "read", lambda call, *given: held.append(weakref.ref(call)) or read(call, *given)
-    )
+    monkeypatch.setattr(one_pass._Call, "read", lambda call, *of: held.append(weakref.ref(call)) or read(call, *of))
     for limit, calls in ((None, 20), (1.01 * needs(model, batch)[1], 20 + 18)):
         held.clear()
         gradient_grams(model, **batch, memory_limit=limit)
@@ -200,9 +198,7 @@ def test_nothing_of_a_pass_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("make", [llama, gpt2, mixtral])
-def test_below_that_rows_are_run_one_by_one_in_parts(
-    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_below_that_rows_are_run_one_by_one(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = make(), long_rows()
     monkeypatch.setattr(gradients, "COLUMNS", 64)
     limit = 1e3

@@ -102,9 +102,7 @@ def test_shared_prompts_give_the_same_gradients() -> None:
 
 
 @pytest.mark.parametrize("kind", [one_step, gradient_statistics])
-def test_what_does_not_fit_is_refused_before_any_pass(
-    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_is_refused_before_a_pass(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
     monkeypatch.setattr("gcpo.runs.evaluate.generate", None)
     with pytest.raises(MemoryError, match=r"^question \S+, .* 1e-05 GB \(memory_limit\)"):

@@ -89,9 +89,7 @@ BAD += [({"grpo": {key: one}}, "grpo", f"{key}: ") for key, (_, outside) in RANG
 
 
 @pytest.mark.parametrize(("values", "key", "said"), BAD)
-def test_a_mistake_is_one_line_with_its_key_and_its_value_or_the_way_out(
-    values: dict[str, Any], key: str, said: str
-) -> None:
+def test_a_mistake_is_one_line_with_key_and_value_or_the_way_out(values: dict[str, Any], key: str, said: str) -> None:
     (line,) = refused(**values).splitlines()
     assert line.startswith(f"Bad test.yaml: {key}: ") and said in line
 

@@ -149,9 +149,7 @@ def test_shared_prompts_change_neither_log_probabilities_nor_gradients(name: str
     length=st.integers(1, 6),
     start=st.integers(0, 5),
 )
-def test_groups_of_any_size_cut_anywhere(
-    seed: int, prompts: int, size: int, width: int, length: int, start: int
-) -> None:
+def test_groups_of_any_size_cut_freely(seed: int, prompts: int, size: int, width: int, length: int, start: int) -> None:
     ids, mask = batch(seed, prompts, size, width, length)
     start = min(start, len(ids) // 2)
     some = slice(start, start + max(2, len(ids) // 2))  # a micro-batch that cuts through groups
@@ -304,14 +302,12 @@ def test_a_gradient_that_shared_prompts_lose_is_seen_though_all_numbers_agree() 
 def test_a_model_is_tried_once_and_again_when_it_has_changed() -> None:
     model = made()
     with tokens_read(model) as read:
-        for time, change in enumerate(
-            (model.float, model.double, lambda: model.add_adapter(LoraConfig(r=2), "one")), 1
-        ):
+        for n, change in enumerate((model.float, model.double, lambda: model.add_adapter(LoraConfig(r=2), "one")), 1):
             change()
             assert obstacle(model) is None
             with torch.no_grad(), shared(model, 7):  # without gradients it asks for no more
                 assert obstacle(model) is None
-            assert len(read) == 2 * time
+            assert len(read) == 2 * n
     model.set_attn_implementation("eager")
     assert '"eager"' in str(obstacle(model))
 

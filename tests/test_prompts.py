@@ -59,12 +59,8 @@ def plan(**changes: Any) -> Plan:
 
 
 def test_training_and_evaluation_read_the_same_words(base_model: str, tmp_path: Path) -> None:
-    words = {
-        "system_prompt": "Be brief.",
-        "prompt_template": "Say: {prompt}",
-        "chat_template_kwargs": {"thinking": True},
-    }
-    made = plan(policy=base_model, **words)
+    own = {"system_prompt": "Be brief.", "prompt_template": "Say: {prompt}", "chat_template_kwargs": {"thinking": True}}
+    made = plan(policy=base_model, **own)
     model, tokens = starting_policy(made)
     rows = made.load("train", 1).rows
     trainer = build_trainer(made, model, tokens, rows, tmp_path / "run")

@@ -137,9 +137,7 @@ def test_a_reference_grows(pages: list[dict[str, Any]]) -> None:
     assert reference_of("laptop")["table.csv"] != page  # where nothing has run the pages alone are made again
 
 
-def test_what_fails_on_the_way_leaves_everything_as_it_was(
-    pages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_on_the_way_changes_nothing(pages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     finished("gradients", tables=TABLES, profile="laptop")
     assert publish.publish("laptop") == 1
     before, notebook = reference_of("laptop"), (paths.NOTEBOOKS / f"{REPORT}.ipynb").read_text()
@@ -196,9 +194,7 @@ def test_nothing_is_published_while_a_report_lacks_a_run_unless_asked(pages: lis
     assert len(records.find("laptop", "figure1", reference=True)) == 1
 
 
-def test_a_report_that_compares_rates_is_left_out_where_a_grid_has_one(
-    capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_on_rates_is_left_out_where_a_grid_has_one(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     write_profile("p", {})
     write_grid("sweep", [{"kind": "train", "method": ["grpo"], "learning_rate": [0.001, 0.002]}])
     write_grid("one", [{"kind": "train", "method": ["grpo"]}])

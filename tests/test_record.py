@@ -194,9 +194,7 @@ MADE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "said"), MADE.values(), ids=MADE)
-def test_a_policy_or_completions_that_are_not_the_run_s_are_made_again(
-    damage: Callable[[Path], object], said: str
-) -> None:
+def test_a_policy_or_completions_not_of_the_run_are_made_again(damage: Callable[[Path], object], said: str) -> None:
     with record.record(planned()) as run:
         for name in ("policy/config", "policy/model", "completions/1.parquet", "completions.parquet"):
             (run.folder / name).parent.mkdir(exist_ok=True)

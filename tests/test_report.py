@@ -87,9 +87,7 @@ def test_missing_runs_close_the_gate_with_what_makes_them(seeds: int) -> None:
 
 @pytest.mark.usefixtures("places")
 @pytest.mark.parametrize(("dropped", "word"), [(0.4, "ruled out"), (0.5, "not tested"), (None, "not tested")])
-def test_a_report_rules_nothing_out_where_its_runs_have_no_control_that_was_seen(
-    dropped: float | None, word: str
-) -> None:
+def test_a_report_rules_nothing_out_where_no_control_of_its_runs_was_seen(dropped: float | None, word: str) -> None:
     base = {"kind": "train", "method": ["grpo"], "seed": [0, 1, 2]}
     write_grid("g", [{**base, "method": ["grpo", "se", "drop_half"]}, {**base, "max_steps": [0]}])
     write_grid("headline", [base])

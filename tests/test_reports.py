@@ -44,11 +44,9 @@ def shown_grids(profile: str) -> list[str]:
 def test_every_report_notebook_is_listed_and_its_parameters_say_the_same() -> None:
     found = {}
     for path in sorted(paths.NOTEBOOKS.glob("[29][0-9]_*.ipynb")):
-        parameters = inspect_notebook(str(path))
+        has = inspect_notebook(str(path))
         named = {"grid": "grid", "profile": "profile", "also": "second_world"}  # in reports.yaml, and in the notebook
-        found[path.stem] = {
-            key: literal_eval(parameters[name]["default"]) for key, name in named.items() if name in parameters
-        }
+        found[path.stem] = {key: literal_eval(has[name]["default"]) for key, name in named.items() if name in has}
     listed = {name: {k: v for k, v in shows.items() if k != "elsewhere"} for name, shows in publish.reports().items()}
     assert listed == found and list(listed) == list(found)
     for profile in ("laptop", "world_a", "paper"):
@@ -82,9 +80,7 @@ def test_a_profile_of_benchmarks_has_grids_of_its_own(capsys: pytest.CaptureFixt
     assert "23_sweep: no grid sweep is made for paper, whose grids are paper_ablations, paper_figure1" in printed
 
 
-def test_a_report_that_fails_is_named_with_its_fault_in_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_report_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     finish(expand("figure1", "smoke")[0])
     folder = paths.OUTPUTS / "smoke" / "reports"
 

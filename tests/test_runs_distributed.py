@@ -39,9 +39,7 @@ def test_several_processes_leave_a_record_like_one_and_go_on_after_a_kill(output
     plan = planned(**LONGER)
     kill_when(in_process(LONGER), (plan.folder / "checkpoint-4" / "SHA256SUMS").exists)
     killed = time.monotonic()
-    while any(
-        str(plan.folder) in " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
-    ):
+    while any(str(plan.folder) in " ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])):
         assert time.monotonic() < killed + 20, "processes go on without the one that has asked for them"
         time.sleep(0.2)
     resumed = train(plan.params)
@@ -66,9 +64,7 @@ def test_a_process_that_fails_is_an_error_with_its_first_words(tmp_path: Path) -
         distributed.launch(planned(), tmp_path)
 
 
-def test_what_accelerate_would_do_otherwise_and_not_say_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_accelerate_would_do_in_silence_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed.torch.cuda, "device_count", lambda: 0)
     for name in ("zero3", "fsdp"):  # without GPUs it would make copies
         with pytest.raises(ValueError, match=f"accelerate: {name} shares a policy out over GPUs"):
@@ -78,9 +74,7 @@ def test_what_accelerate_would_do_otherwise_and_not_say_is_refused(
         distributed.launch(planned(), tmp_path)
 
 
-def test_processes_of_several_nodes_are_started_on_each_and_meet_on_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_start_on_every_node_and_meet_on_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(distributed.subprocess, "Popen", lambda command, **_: started.append(command) or nothing)
     nothing = types.SimpleNamespace(wait=lambda: 0)

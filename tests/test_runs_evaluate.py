@@ -39,9 +39,7 @@ def test_an_answer_begins_after_the_last_end_of_thought_and_a_part_without_token
 def test_scores_are_means_over_questions_with_the_estimator_of_pass_at_k() -> None:
     right = {"a": [1, 1, 0, 0], "b": [0, 0, 0, 0], "c": [1, 0, 0, 0]}
     lines = [("a", "greedy", 0, 1), ("b", "greedy", 0, 0), ("c", "greedy", 0, 0)]
-    lines += [
-        (query, "sampled", number, value) for query, values in right.items() for number, value in enumerate(values)
-    ]
+    lines += [(query, "sampled", n, value) for query, values in right.items() for n, value in enumerate(values)]
     table = pd.DataFrame(lines, columns=["query", "decoding", "sample", "accuracy"])
     found = scores(table, ["accuracy"]).set_index("statistic")
     assert list(found.index) == ["greedy", "avg@4", "pass@2", "pass@4"]

@@ -52,9 +52,8 @@ def grpo_run(scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_grpo_equals_trls_own_trainer_bit_for_bit(scratch: Path, tmp_path: Path, grpo_run: Any) -> None:
     model, tokens = load_policy(str(scratch))
     args = GRPOConfig(**h.settings(tmp_path, **GRPO))
-    assert same(
-        h.losses(GRPOTrainer(model, h.reward, args, train_dataset=h.dataset(), processing_class=tokens)), grpo_run
-    )
+    trainer = GRPOTrainer(model, h.reward, args, train_dataset=h.dataset(), processing_class=tokens)
+    assert same(h.losses(trainer), grpo_run)
     assert any(norm > 0 for _, norm in grpo_run[0])  # otherwise nothing was compared
 
 
@@ -145,13 +144,9 @@ def test_the_loss_reads_the_methods_advantages_of_whole_groups(
         h.assert_close(h.extra(trainer, "no_answer"), ~rollouts.answered, "the logged missing answers")
         metrics, kept = trainer._metrics["train"], h.tokens_of(weight, spy.mask)
         h.assert_close(metrics["gcpo/weight"], [h.extra(trainer, "weight").mean()], "the mean in the logs")
-        h.assert_close(
-            metrics["gcpo/weight_min"] + metrics["gcpo/weight_max"], [kept.min(), kept.max()], "the logged extremes"
-        )
+        h.assert_close(metrics["gcpo/weight_min"] + metrics["gcpo/weight_max"], [kept.min(), kept.max()], "the ends")
     if method == "empo":
-        h.assert_close(
-            h.extra(trainer, "method_reward"), METHODS["empo"].reward(rollouts), "the method's logged reward"
-        )
+        h.assert_close(h.extra(trainer, "method_reward"), METHODS["empo"].reward(rollouts), "the logged reward")
 
 
 @pytest.mark.parametrize(
@@ -269,9 +264,7 @@ def test_the_text_of_a_conversation_is_what_the_assistant_says_last() -> None:
 
 
 @pytest.mark.parametrize("allowed", [6, 10])  # with ten, nobody gets near the end
-def test_dapo_drops_groups_of_equal_rewards_and_long_completions_cost(
-    make: Make, spy: h.Spy, scripted: Script, allowed: int
-) -> None:
+def test_dapo_drops_equal_rewards_and_long_texts_cost(make: Make, spy: h.Spy, scripted: Script, allowed: int) -> None:
     scripted()
     tasks = ((0, 0.5, 2, 1), (1, 1, 1, 1), (2, 0, 0.5, 0))
     trainer = make("dapo", reward_funcs=h.table(*tasks), max_completion_length=allowed)
@@ -306,9 +299,7 @@ def test_an_evaluation_is_trls_own(make: Make, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["gcpo_bot", "empo"])
-def test_the_completions_table_pairs_rows_and_weights_before_and_after_an_evaluation(
-    make: Make, tmp_path: Path, method: str
-) -> None:
+def test_a_completions_table_pairs_rows_and_weights_around_evaluations(make: Make, tmp_path: Path, method: str) -> None:
     logs = {"log_completions": True, "num_completions_to_print": 0}
     trainer = make(method, per_device_eval_batch_size=h.G, max_steps=2, **logs)
     trainer.evaluate(h.dataset().select(range(1)))
@@ -327,9 +318,7 @@ def test_the_completions_table_pairs_rows_and_weights_before_and_after_an_evalua
 # --- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def test_the_reference_is_of_the_commit_that_the_policy_is(
-    scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reference_is_of_the_policys_commit(scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan("train", validate({"policy": str(scratch), "method": "grpo", "beta": 0.1}))
     model, tokens = load_policy(str(scratch))
     model.config._commit_hash = "c0ffee"  # as transformers notes it of a policy on the Hub
@@ -354,9 +343,7 @@ def test_the_reference_is_of_the_commit_that_the_policy_is(
     ],
     ids=h.case_id,
 )
-def test_a_resumed_run_ends_as_an_uninterrupted_one_bit_for_bit(
-    make: Make, tmp_path: Path, method: str, changes: dict[str, Any]
-) -> None:
+def test_a_resumed_run_ends_as_a_whole_one(make: Make, tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
     changes = {**changes, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = make(method, **changes)
     steps, weights = h.losses(whole)
@@ -392,9 +379,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one_bit_for_bit(
     ],
     ids=h.case_id,
 )
-def test_only_the_models_that_a_method_needs_are_loaded(
-    make: Make, method: str, changes: dict[str, Any], missing: str | None
-) -> None:
+def test_only_needed_models_are_loaded(make: Make, method: str, changes: dict[str, Any], missing: str | None) -> None:
     absent = {"embedding_model": "no/embedding", "entailment_model": "no/entailment"}
     changes = {"embedder": None, "entailment": None, **absent, **changes}
     if missing is None:
@@ -417,9 +402,7 @@ def no_direction_in_the_first_group(texts: list[str]) -> Tensor:
     ],
     ids=h.case_id,
 )
-def test_a_weight_that_is_not_finite_is_replaced_by_one_and_counted(
-    make: Make, changes: dict[str, Any], generations: int
-) -> None:
+def test_a_weight_that_is_not_finite_is_1_and_counted(make: Make, changes: dict[str, Any], generations: int) -> None:
     """Over the passes of the loss, each of which counts its own, and over the steps between two logs."""
     trainer = make("cd_only", embedder=no_direction_in_the_first_group, **changes)
     trainer.train()

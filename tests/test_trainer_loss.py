@@ -137,9 +137,7 @@ def test_old_log_probabilities_cost_one_pass_and_only_where_a_method_reads_them(
 
 
 @pytest.mark.parametrize("method", ["dapo", "egpo", "cw_grpo", "r2vpo"])
-def test_rows_keep_what_is_theirs_where_trl_shuffles_and_splits_a_generation(
-    make: Make, spy: h.Spy, scripted: Script, method: str
-) -> None:
+def test_rows_keep_their_own_where_trl_shuffles_them(make: Make, spy: h.Spy, scripted: Script, method: str) -> None:
     texts = [f"{'aeio'[i % 4] * (i % 3 + 1)} {chr(97 + i)}" for i in range(h.ROWS)]  # each row's own
     scripted(texts)
     trainer = make(method, reward_funcs=h.table(*VARIED), answer_extractor=h.last_word, max_steps=h.PROMPTS, **h.SPLIT)
@@ -194,9 +192,7 @@ NO_REWARDS = ((None,) * h.G,) * h.PROMPTS
     ],
     ids=h.case_id,
 )
-def test_responses_without_a_reward_train_nothing(
-    make: Make, spy: h.Spy, method: str, tasks: Sequence[h.Rewards]
-) -> None:
+def test_without_a_reward_nothing_is_trained(make: Make, spy: h.Spy, method: str, tasks: Sequence[h.Rewards]) -> None:
     trainer = make(method, reward_funcs=h.table(*tasks), max_steps=2)
     batch = h.generate(trainer)
     h.move(trainer)

@@ -114,9 +114,7 @@ def test_a_script_of_trls_trains_by_two_names_and_its_rd_is_the_formulas(
         ("egpo", "Know What You Know", None, "egpo"),  # which is not on arXiv
     ],
 )
-def test_the_card_credits_the_methods_own_paper(
-    make: Make, tmp_path: Path, method: str, title: str, arxiv: str | None, key: str
-) -> None:
+def test_cards_credit_papers(make: Make, tmp_path: Path, method: str, title: str, arxiv: str | None, key: str) -> None:
     make(method, alpha=0.37 if method == "gcpo_bot" else None).create_model_card(model_name="mine")
     card = (tmp_path / "README.md").read_text()
     sentence = r"trained with (\S+?)(, a method .* \[(.*)\]\(https://huggingface.co/papers/(.*)\))?\.\n"

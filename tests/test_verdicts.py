@@ -74,9 +74,7 @@ def test_seeds_that_only_one_has_are_left_out() -> None:
     ("own", "first", "absent", "said"),
     [([0.5], 0, {}, "1 and 5"), ([], 0, {}, "0 and 5"), (BASE, 10, {}, "5 and 5"), (BASE, 0, "cannot act", "cannot")],
 )
-def test_without_two_seeds_in_common_or_a_case_nothing_is_compared(
-    own: Any, first: int, absent: Any, said: str
-) -> None:
+def test_without_two_common_seeds_or_a_case_nothing_is_compared(own: Any, first: int, absent: Any, said: str) -> None:
     scores = sampled({"grpo": BASE, "kle": plus(GAINS), "se": own})
     scores.loc[scores["label"] == "se", "seed"] += first
     table = compare(scores, "f1", [("se", "grpo"), ("kle", "grpo")], absent and {("se", "grpo"): absent})
@@ -283,9 +281,7 @@ def test_the_papers_effects_are_those_of_pairs_of_which_it_prints_both() -> None
 # --- records --------------------------------------------------------------------------------------------------------
 
 
-def test_a_notebooks_verdicts_are_shown_and_written_with_what_decided_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verdicts_are_shown_and_kept_with_what_decided_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     book = Verdicts("21_b", "reference of profile p")
     parts = pd.concat([row((0.1, 0.9), label="gcpo_bot"), row((-0.25, 0.75))])
     book("one", "4.2", "a beats b", decide(parts, [nan, 6.8]), "More.", "tinyqa")
@@ -302,9 +298,7 @@ def test_a_notebooks_verdicts_are_shown_and_written_with_what_decided_them(
         book.show("on")
 
 
-def test_checks_that_no_runs_decide_are_kept_in_silence_and_shown_by_task(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checks_without_runs_are_silent_and_shown_by_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     book = Verdicts("01_a")
     for task, decided in (("tinyqa", np.bool_(True)), ("tinymath", False), ("", None)):
         book.add("one", "Eq. 1", "a", decided, "By hand.", task)

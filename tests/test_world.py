@@ -74,9 +74,7 @@ def test_a_model_that_is_not_here_is_an_error_that_says_how_to_train_it(committe
         world.resolve(name, "policy", seed)
 
 
-def test_the_command_puts_a_world_in_place_and_says_how_runs_ask_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any
-) -> None:
+def test_the_command_copies_a_world_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
     monkeypatch.setattr(paths, "WORLDS", tmp_path)
     said = call("world", "--seed", "1").out
     assert f"{tmp_path / world.key(seed=1)}\n" in said and "world_seed 1" in said
@@ -110,9 +108,7 @@ def test_training_repeats_bit_for_bit_whatever_was_drawn_before(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", world.UNTRAINED)
-def test_policies_that_know_nothing_are_made_again_as_they_are_committed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_untrained_policies_are_made_as_committed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "WORLDS", tmp_path)
     made = make.make(name, 0)
     assert (tmp_path / name) == made and io.broken(made) is None

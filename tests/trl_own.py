@@ -177,14 +177,8 @@ def outcomes(trainer: str, clone: Path, folder: Path, chosen: str) -> dict[str, 
     command = [sys.executable, "-m", "pytest", str(clone / "tests" / "test_grpo_trainer.py"), "-q", "-p", "trl_own"]
     command += ["-p", "no:cacheprovider", f"--junitxml={report}", "--tb=short", "--durations=12", "-k", chosen]
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    environment = {
-        **os.environ,
-        TRAINER: trainer,
-        "PYTHONPATH": path,
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    variables = {**os.environ, TRAINER: trainer, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     if not report.exists():
         sys.exit(f"no test of {clone} ran:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     found = {}
