@@ -346,18 +346,12 @@ class Spy:
         return [one for one in self.passes if one.model is trainer.model and not one.gradient]
 
 
-def rollouts_of(
-    trainer: gcpo.GCPOTrainer,
-    spy: Spy,
-    rewards: Sequence[Rewards],
-    begins: Callable[[str], int] = lambda text: text.rfind(" ") + 1,
-    **features: Tensor,
-) -> Rollouts:
+def rollouts_of(trainer: gcpo.GCPOTrainer, spy: Spy, rewards: Any, begins: Any = None, **features: Tensor) -> Rollouts:
     """Rollouts for a method, put together by plain code from texts and from the passes that TRL has made.
 
-    ``begins``: the place in a text where its answer does. The answer itself is the last word.
+    ``begins``: the place in a text where its answer does; None: the last word, which is the answer itself.
     """
-    args = trainer.args
+    args, begins = trainer.args, begins or (lambda text: text.rfind(" ") + 1)
     texts = [text_of(completion) for completion in trainer._logs["completion"]]
     answers = [last_word(text) for text in texts]
     shown = texts if args.use_full_completion_for_clustering else answers
@@ -416,10 +410,7 @@ DISTRIBUTED: dict[str, tuple[str, dict[str, Any]]] = {
     "dapo, accumulated": ("dapo", ACCUMULATED),
     "cw_grpo, accumulated": ("cw_grpo", ACCUMULATED),
     "egpo, equalised": ("egpo", {**STRADDLING, "equalize_mean": True}),
-    "gcpo_bot, shared and checkpointed": (
-        "gcpo_bot",
-        {**STRADDLING, "share_prompts": True, "gradient_checkpointing": True},
-    ),
+    "gcpo_bot, checkpointed": ("gcpo_bot", {**STRADDLING, "share_prompts": True, "gradient_checkpointing": True}),
 }
 # Of these, what is trained once more with weights that the processes share out.
-SHARED_OUT = ("gcpo_bot", "gcpo_bot, shared prompts", "gcpo_bot, shared and checkpointed", "cw_grpo")
+SHARED_OUT = ("gcpo_bot", "gcpo_bot, shared prompts", "gcpo_bot, checkpointed", "cw_grpo")

@@ -16,6 +16,7 @@ from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import load_profile, yaml_text
 
+Tables = dict[str, pd.DataFrame]
 TINY = {"profile": "p", "task": "tinyqa"}
 
 
@@ -31,12 +32,7 @@ def planned(kind: str = "train", **values: Any) -> Plan:
     return Plan(kind, validate({**TINY, **values}))
 
 
-def finished(
-    kind: str = "train",
-    results: dict[str, float] | None = None,
-    tables: dict[str, pd.DataFrame] | None = None,
-    **values: Any,
-) -> record.Run:
+def finished(kind: str = "train", results: Any = None, tables: Tables | None = None, **values: Any) -> record.Run:
     with record.record(planned(kind, **values)) as run:
         run.manifest["results"] = results or {"greedy_f1": 0.5}
         for name, table in (tables or {}).items():
@@ -69,9 +65,7 @@ def scored(means: dict[str, list[float]], questions: int = 24, metric: str = "f1
     return pd.DataFrame(rows, columns=["label", "seed", "query", "decoding", metric])
 
 
-def evaluated(
-    mean: float, greedy: float | None = None, metric: str = "f1", questions: int = 24
-) -> dict[str, pd.DataFrame]:
+def evaluated(mean: float, greedy: float | None = None, metric: str = "f1", questions: int = 24) -> Tables:
     """The table eval of one run, for ``finished(tables=...)``, of these mean scores."""
     lines = scored({"": [mean]}, questions, metric).drop(columns=["label", "seed"])
     shift = (mean if greedy is None else greedy) - mean

@@ -165,9 +165,6 @@ def test_options_that_are_no_mapping_are_refused(quiet: Make, given: Any) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "gcpo_bot", **APART},
-        {"method": "care", "beta": 1e-6},
-        {"method": "dr_grpo", **CUT},
         {"method": "clip_cov", **ONE_ROW, "per_device_train_batch_size": 2},
         {"method": "cw_grpo", **ONE_ROW},
         *({"method": method, "alpha": 0.3} for method in ("rd_only", "seed_grpo", "qhawkeye")),

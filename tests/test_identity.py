@@ -98,14 +98,6 @@ def test_every_rule_has_a_kind_of_its_own() -> None:
     assert len(set(kinds)) == len(kinds) >= 15
 
 
-def test_where_a_server_is_and_how_long_to_wait_is_no_part_of_an_id() -> None:
-    def id_of(**grpo: Any) -> str:
-        return Plan("train", validate({"grpo": grpo})).id
-
-    here = {"vllm_server_host": "node7", "vllm_server_port": 8123, "vllm_server_timeout": 9.0, "vllm_group_port": 51000}
-    assert id_of(use_vllm=True, vllm_mode="server", **here) == id_of(use_vllm=True, vllm_mode="server") != id_of()
-
-
 # --- codes that give the same numbers ---------------------------------------------------------------------------------
 
 

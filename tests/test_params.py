@@ -23,7 +23,7 @@ from gcpo.methods import METHODS
 from gcpo.runs import params as module
 from gcpo.runs.params import Params, from_notebook, validate
 from gcpo.runs.plan import KINDS
-from gcpo.runs.profiles import ParameterError, load_profile, parse_yaml, profiles
+from gcpo.runs.profiles import ParameterError, load_profile, profiles
 from gcpo.tasks import TASKS
 
 FIELDS = set(inspect.signature(GRPOConfig).parameters)
@@ -113,12 +113,6 @@ def test_values_at_the_edge_of_what_is_possible_are_accepted() -> None:
     ):
         accepted = validate(values).model_dump(mode="json")
         assert {key: accepted[key] for key in values} == values
-
-
-@pytest.mark.parametrize("key", ["learning_rate", "alpha", "beta", "temperature", "entailment_threshold"])
-def test_5e_5_is_a_number_from_a_file_and_from_papermill(key: str) -> None:
-    assert getattr(validate(parse_yaml(f"{key}: 5e-5", "x")), key) == 5e-5
-    assert getattr(validate({key: "5e-5"}), key) == 5e-5  # as papermill reads a file, by YAML 1.1
 
 
 def test_numbers_in_a_text_are_numbers_where_those_are_wanted_and_texts_stay_texts() -> None:

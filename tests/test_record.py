@@ -122,7 +122,8 @@ def test_a_password_in_an_error_and_a_server_s_address_are_in_no_record() -> Non
     with pytest.raises(OSError, match="SECRET"), record.record(planned()) as run:
         raise OSError("cannot reach http://bob:SECRET@host:8000/x")
     assert "SECRET" not in (run.folder / "manifest.json").read_text()
-    where = {"vllm_server_host": "gpu7.internal", "ddp_timeout": 7}
+    where = {"vllm_server_host": "gpu7.internal", "vllm_server_port": 8123, "vllm_server_timeout": 9.0}
+    where |= {"vllm_group_port": 51000, "ddp_timeout": 7}
     with record.record(planned(grpo={**where, "epsilon": 0.3})) as run:
         run.manifest["trl"] = record.placeless({**where, "epsilon": 0.3})
     assert run.manifest["params"]["grpo"] == run.manifest["trl"] == {"epsilon": 0.3}

@@ -80,11 +80,11 @@ def test_trls_rewards_have_the_ranges_they_give(function: Any, lowest: dict[str,
 def test_a_function_declares_its_range_and_another_of_a_known_name_does_not() -> None:
     assert declared_range(reaching(-1, 4)) == (-1, 4)
     assert declared_range(functools.partial(reaching(-1, 4))) == (-1, 4)
-    plain.__name__ = "accuracy_reward"  # and not TRL's
-    try:
-        assert declared_range(plain) is None
-    finally:
-        plain.__name__ = "plain"
+
+    def accuracy_reward(completions: list[Any], **_: Any) -> list[float]:  # not TRL's
+        return []
+
+    assert declared_range(accuracy_reward) is None
     with pytest.raises(ValueError, match=r"declared\.reward_range must be \(low, high\), two numbers"):
         declared_range(reaching(1, 1))
 

@@ -114,7 +114,6 @@ def over_tokens(values: Tensor, mask: Tensor) -> Tensor:
         ("seed_grpo", {"alpha": 0.02, "method_options": SEED_PRINTED}),
         ("se", {"entailment_threshold": 0.95}),
         ("care", {"method_options": {"margin": 1e-4}}),  # an untrained reference finds nothing likely
-        ("dapo", {"max_completion_length": 10}),  # nobody gets near it
         ("egpo", {"importance_sampling_level": "sequence"}),
         ("cw_grpo", {"top_entropy_quantile": 0.5, "beta": 0.01}),
     ],
@@ -348,6 +347,7 @@ def test_a_resumed_run_ends_as_a_whole_one(make: Make, tmp_path: Path, method: s
     whole = make(method, **changes)
     steps, weights = h.losses(whole)
     checkpoint = tmp_path / "checkpoint-2"
+    assert f"trained with {method}, a method introduced in [" in (tmp_path / "README.md").read_text()
     assert (checkpoint / "reference.pt").exists() == (method == "care")  # only one that moves is kept
     resumed = make(method, **changes, output_dir=str(tmp_path / "again"))
     resumed.train(resume_from_checkpoint=str(checkpoint))

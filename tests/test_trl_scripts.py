@@ -126,12 +126,6 @@ def test_cards_credit_papers(make: Make, tmp_path: Path, method: str, title: str
     assert "Rewards: (0.0, 2.0)" in card and ("0.37" in card) == (method == "gcpo_bot")
 
 
-def test_the_card_is_written_with_a_checkpoint(make: Make, tmp_path: Path) -> None:
-    make("gcpo_cd", max_steps=1, save_strategy="steps", save_steps=1).train()
-    card = (tmp_path / "README.md").read_text()
-    assert "trained with gcpo_cd, a method introduced in [Why Semantic Entropy Fails" in card
-
-
 def test_every_method_has_papers() -> None:
     assert all(row.papers for row in METHODS.values())
 
