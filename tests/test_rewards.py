@@ -44,7 +44,6 @@ BY_HAND = {
         ("a black cat", "black cat", 1.0),
         ("the black cat sat", "a black dog", 0.4),  # 1 common token; precision 1/3, recall 1/2
         ("ha ha ha", "ha ha", 0.8),  # 2 common tokens; precision 2/3, recall 1
-        ("cat", "dog", 0.0),
         ("The  U.S.A.!", "usa", 1.0),
         ("theatre", "atre", 0.0),  # "the" is an article only as a word of its own
         ("", "cat", 0.0),

@@ -12,7 +12,7 @@ import torch
 from helpers import case_id, last_word
 from torch import Tensor
 
-from gcpo.methods import advantages, weights
+from gcpo.methods import advantages
 from gcpo.rollouts import MissingFeatureError, Rollouts
 from gcpo.semantics import NO_ANSWER, Embedder, Entailment, answer_mask, from_texts
 from gcpo.tasks.sampling import load_policy
@@ -153,13 +153,6 @@ def test_bidirectional_clusters_are_made_from_nli_once_where_they_are_not_given(
 # --- rewards --------------------------------------------------------------------------------------------------------
 
 
-def test_whole_number_rewards_count_as_real_ones() -> None:
-    whole, real = (Rollouts(torch.tensor([[0, 1, 2, 2]], dtype=dtype)) for dtype in (torch.int64, torch.float32))
-    assert 1 < weights("rd_only", real)[0, 0] < 1.44
-    assert torch.equal(weights("rd_only", whole), weights("rd_only", real))
-    assert torch.equal(advantages("rd_only", whole), advantages("rd_only", real))
-
-
 @pytest.mark.parametrize(("low", "high"), [(0.0, 2.0), (-1.0, 1.0), (0.0, 1.0), (-3.0, 7.0)])
 def test_correctness_is_the_rewards_place_in_its_range(low: float, high: float) -> None:
     rewards = torch.tensor([[low, high, (low + high) / 2, math.nan]])
@@ -268,9 +261,7 @@ def tokens_of(texts: Sequence[str]) -> list[int]:
     ("tokens", "answer", "expected"),
     [
         (["the ", "ans", "wer", " is ", "4", "2", ""], "42", [0, 0, 0, 0, 1, 1, 1]),  # and its end of sequence
-        (["the ", "ans", "wer", " is ", "4", "2"], "42", [0, 0, 0, 0, 1, 1]),
         (["4", "2", " is ", "4", "2", " so ", ""], "42", [0, 0, 0, 1, 1, 0, 0]),  # where it occurs last
-        (["ans", "wer", " is ", "4"], "answer", [1, 1, 0, 0]),
         (["ans", "r i", "s 4", "2", " so "], "is 4", [0, 1, 1, 0, 0]),  # tokens of which it is a part
         (["", "the ", "", "4", "", "2", " so "], "42", [0, 0, 0, 1, 1, 1, 0]),
         (["the ", "4"], None, [1, 1]),
@@ -292,7 +283,6 @@ def test_the_answers_tokens_are_those_of_its_last_occurrence(
     [
         (["the ", "</think>", "4", "2", ""], [0, 0, 1, 1, 1]),
         (["</think>", "the ", "</think>", "4"], [0, 0, 0, 1]),
-        (["</think>", "4", ""], [0, 1, 1]),
         (["the ", "4"], [1, 1]),
         (["the ", "</think>"], [0, 0]),  # it stopped before the answer
     ],

@@ -300,11 +300,8 @@ def test_a_policy_that_does_not_exist_is_an_error_that_names_it() -> None:
 
 TEMPLATES = {
     "": "leaves the question out",
-    "<|assistant|>": "leaves the question out",
     "{% for m in messages %}": r"fails \(TemplateSyntaxError: ",
     "{{ raise_exception('no user') }}": r"fails \(TemplateError: no user\)",
-    "{{ messages.__class__.__mro__ }}": r"fails \(SecurityError: ",
-    "{{ messages[1]['content'] }}": r"fails \(UndefinedError: ",
     "{% for n in range(10**9) %}{% endfor %}": r"fails \(OverflowError: ",
 }
 
