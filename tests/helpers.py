@@ -385,9 +385,8 @@ def rollouts_of(trainer: gcpo.GCPOTrainer, spy: Spy, rewards: Any, begins: Any =
         **({"ref_logps": by_group(references[0])} if references else {}),
         **features,
     }
-    return Rollouts(
-        numbers(rewards), reward_range=args.reward_range, max_completion_length=trainer.max_completion_length, **found
-    )
+    limits = {"reward_range": args.reward_range, "max_completion_length": trainer.max_completion_length}
+    return Rollouts(numbers(rewards), **limits, **found)
 
 
 # --- two processes --------------------------------------------------------------------------------------------------

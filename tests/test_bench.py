@@ -6,6 +6,7 @@ import csv
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import script
@@ -24,9 +25,7 @@ def test_a_ratio_is_the_median_over_rounds_with_the_values_a_quarter_from_its_en
     assert found.missed and not found._replace(limit=3.0).missed and not found._replace(limit=None).missed
 
 
-def test_a_report_counts_the_limits_that_are_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_counts_limits_that_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(timing, "RESULTS", tmp_path)
     found = [timing.Line("fast", "", 0.25, 0.125, 0.5, "s", 1.0), timing.Line("slow", "fast", 2.0, 1.0, 3.0, limit=1.5)]
     assert timing.report("part", found) == 1

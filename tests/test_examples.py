@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import G, Rewards, by_group, for_all, generate, script, seeds, table
+from helpers import G, by_group, for_all, generate, script, seeds, table
 from torch import Tensor
 
 from gcpo.rollouts import Rollouts
@@ -26,9 +26,7 @@ def test_the_example_does_without_the_package() -> None:
 
 @pytest.mark.parametrize("geometry", ["bot", "cd"])
 @pytest.mark.parametrize("rewards", GROUPS)
-def test_its_advantages_are_those_that_the_trainer_hands_to_the_loss(
-    make: Callable[..., Any], rewards: tuple[Rewards, ...], geometry: str
-) -> None:
+def test_its_advantages_are_those_that_the_trainer_hands_to_the_loss(make: Any, rewards: Any, geometry: str) -> None:
     seen: list[Rollouts] = []
     trainer = make(f"gcpo_{geometry}", reward_funcs=table(*rewards), callback=seen.append)
     trained_on = by_group(generate(trainer)["advantages"])

@@ -26,7 +26,6 @@ FILES: dict[str, tuple[bytes, str]] = {
     "a tag": (b"seed: !!python/object/apply:os.getcwd []\n", "line 1: "),
     "a key twice": (b"seed: 1\nalpha: 0.5\nseed: 2\n", 'line 3: found duplicate key "seed"'),
     "no mapping": (b"- seed\n", "got list"),
-    "unclosed": (b"grpo: {epsilon: 0.1\n", "line 2: "),
 }
 GRIDS: dict[str, tuple[str, str]] = {
     "nothing": ("", "list of blocks"),

@@ -65,9 +65,7 @@ def test_no_method_gains_more_than_the_weights_of_its_range_could(made: dict[str
     assert (found.xs("grpo", level="method") == 0).all()
 
 
-def test_a_run_that_was_cut_off_ends_as_one_that_was_not(
-    made: dict[str, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_cut_off_ends_as_a_whole_one(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
     batch, left = module._batch, iter([True, True, False])
 

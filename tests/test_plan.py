@@ -122,10 +122,8 @@ def test_another_world_asks_other_questions() -> None:
 
 
 def test_a_training_on_another_task_has_the_values_of_that_task() -> None:
-    by_task = {
-        "eval_split": {"olympiadbench": "whole", "default": "test"},
-        "max_completion_length": {"math": 7, "short": 1, "solution": 9},
-    }
+    splits, lengths = {"olympiadbench": "whole", "default": "test"}, {"math": 7, "short": 1, "solution": 9}
+    by_task = {"eval_split": splits, "max_completion_length": lengths}
     looked_at = {**by_task, "task": "olympiadbench", "trained_on": "math", "at_step": 4}
     made = Plan("evaluate", validate(looked_at))
     assert made.params.training_values == {"eval_split": "test", "max_completion_length": 7}

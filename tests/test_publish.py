@@ -66,9 +66,7 @@ def reference_of(profile: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (paths.REFERENCE / profile).rglob("*") if path.is_file()}
 
 
-def test_a_reference_is_built_beside_and_swapped_in_of_the_runs_of_grids(
-    pages: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reference_is_built_beside_and_swapped_in_of_runs_of_grids(pages: list[dict[str, Any]], capsys: Any) -> None:
     old = paths.REFERENCE / "laptop"
     old.mkdir(parents=True)
     (old / records.RUNS).write_text("the old one")

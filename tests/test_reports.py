@@ -58,9 +58,7 @@ def test_a_report_shows_another_grid_of_profiles_that_the_protocol_does_not_name
     assert [publish.own_grid(*each) for each in asked] == ["headline", "table1", "checkpoints", ""]
 
 
-def test_a_report_of_which_nothing_has_run_is_left_out_in_words(
-    executed: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_of_no_runs_is_left_out_in_words(executed: list[tuple[str, dict[str, Any]]], capsys: Any) -> None:
     finish(expand("figure1", "smoke")[0])
     assert main(["report", "--profile", "smoke"]) == 0
     assert [name for name, _ in executed] == ["20_figure1", "29_speed", "90_claims"]

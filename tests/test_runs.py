@@ -75,9 +75,7 @@ def test_a_run_has_every_step_and_its_scores_along_the_way(whole: record.Run) ->
     assert not list(whole.folder.glob("checkpoint-*"))
 
 
-def test_a_killed_and_resumed_training_run_ends_as_an_uninterrupted_one(
-    outputs: Path, whole: record.Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_and_resumed_run_ends_as_an_uninterrupted_one(outputs: Path, whole: record.Run, capsys: Any) -> None:
     """From the checkpoint before the newest, which is cut."""
     values = {**load_profile("smoke"), **LONGER}
     folder = Plan("train", validate(values)).folder

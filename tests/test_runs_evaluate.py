@@ -92,9 +92,8 @@ def test_every_answer_has_a_line_and_its_numbers_are_those_of_a_pass_of_it_alone
         assert {name: line[name] for name in task.metrics} == task.score(answer, rows[line["query"]].references)
         ids = policy[1].encode(text, add_special_tokens=False)
         if len(ids) == line["tokens"] and line["cut_off"]:  # bytes that are no text do not come back as they were
-            np.testing.assert_allclose(
-                line[["nll", "entropy"]].astype(float), by_hand(policy, rows[line["query"]].prompt, ids, 0.7), rtol=1e-4
-            )
+            expected = by_hand(policy, rows[line["query"]].prompt, ids, 0.7)
+            np.testing.assert_allclose(line[["nll", "entropy"]].astype(float), expected, rtol=1e-4)
             seen += 1
     assert seen > 0
     assert run.manifest["results"]["greedy_f1"] == table[table["decoding"] == "greedy"]["f1"].mean()

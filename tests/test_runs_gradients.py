@@ -65,10 +65,8 @@ def test_a_run_that_shares_prompts_takes_both_temperatures_from_one_pass(monkeyp
     model, batch, advantages = qwen2(), rollouts(), advantages_of()
     ids, attention, completion = batch.values()
     sampled: Any = SimpleNamespace(ids=ids, attention=attention, completion=completion)
-    plans: Any = [
-        SimpleNamespace(params=validate({"group_size": 6, "temperature": 0.7, "share_prompts": shares}))
-        for shares in (False, True)
-    ]
+    own = {"group_size": 6, "temperature": 0.7}
+    plans: Any = [SimpleNamespace(params=validate({**own, "share_prompts": shares})) for shares in (False, True)]
     gram, plain = module._gradients(plans[0], model, sampled, 0, advantages, math.inf)
     monkeypatch.setattr(gradients, "gradient_gram", None)
     monkeypatch.setattr(gradients, "COLUMNS", 1)

@@ -119,9 +119,7 @@ def over_tokens(values: Tensor, mask: Tensor) -> Tensor:
     ],
     ids=h.case_id,
 )
-def test_the_loss_reads_the_methods_advantages_of_whole_groups(
-    make: Make, spy: h.Spy, scripted: Script, method: str, changes: dict[str, Any]
-) -> None:
+def test_the_loss_reads_the_advantages(make: Make, spy: h.Spy, scripted: Script, method: str, changes: Any) -> None:
     scripted()
     halves = [[r if r is None else r / 2 for r in group] for group in h.MIXED]
     trainer = make(method, reward_funcs=h.table(*halves), reward_weights=[2.0], answer_extractor=h.last_word, **changes)

@@ -86,9 +86,7 @@ def own_config_and_callbacks(model: str, folder: Path) -> GCPOTrainer:
 
 
 @pytest.mark.parametrize("script", [quick_start, sequence_ratios, own_config_and_callbacks])
-def test_a_script_of_trls_trains_by_two_names_and_its_rd_is_the_formulas(
-    script: Callable[..., GCPOTrainer], scratch: Path, tmp_path: Path
-) -> None:
+def test_a_script_of_trls_trains_by_two_names_with_the_formulas_rd(script: Make, scratch: Path, tmp_path: Path) -> None:
     """RD = 4 p (1 - p) for rewards of 0 and 1, of p right ones among an even number."""
     trainer = script(str(scratch), tmp_path)
     assert trainer.collector.scores.range == ((0, 1.5) if script is sequence_ratios else (0, 1))

@@ -52,11 +52,8 @@ def as_verl_has(given: dict[str, Tensor]) -> dict[str, Any]:
     """What verl hands to an estimator: in the place of completions that a group lacks are rows of padding."""
     rewards, mask = by_row(given["rewards"]).nan_to_num(), by_row(given["mask"])
     keys = [f"u{row % GROUPS}" if tokens.any() else "pad" for row, tokens in enumerate(mask)]
-    return {
-        "token_level_rewards": mask / mask.sum(1, keepdim=True).clamp(min=1) * rewards.unsqueeze(1),
-        "response_mask": mask.float(),
-        "index": keys,
-    }
+    by_token = mask / mask.sum(1, keepdim=True).clamp(min=1) * rewards.unsqueeze(1)
+    return {"token_level_rewards": by_token, "response_mask": mask.float(), "index": keys}
 
 
 def as_rows(given: dict[str, Tensor], values: Tensor) -> Tensor:
