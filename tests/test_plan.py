@@ -19,6 +19,7 @@ from gcpo.runs import plan as plans
 from gcpo.runs.params import Params, validate
 from gcpo.runs.plan import KINDS, PINNED, READ, Plan, label
 from gcpo.runs.profiles import load_profile
+from gcpo.runs.train import configure
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "trl_defaults.json").read_text())
 
@@ -218,3 +219,8 @@ def test_the_config_that_runs_has_the_settings_that_the_plan_names(method: str) 
 def test_the_method_that_runs_is_the_plan_s_also_where_the_loss_clips_elsewhere(method: str) -> None:
     made = Plan("train", validate({"method": method, "grpo": {"epsilon": 0.1, "num_iterations": 2}}))
     assert GCPOConfig("x", method=method, use_cpu=True, **made.trainer).resolved_method() == made.method
+
+
+@pytest.mark.parametrize(("asked", "given"), [(True, None), (False, False)])
+def test_a_run_shares_prompts_where_its_parameters_say_so(asked: bool, given: bool | None, tmp_path: Path) -> None:
+    assert configure(Plan("train", validate({"share_prompts": asked})), tmp_path, "tiny").share_prompts is given
