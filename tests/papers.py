@@ -354,6 +354,10 @@ def eq1(g: Group) -> list[float]:
     return grpo(g.rewards)
 
 
+def centred(g: Group) -> list[float]:
+    return dr_grpo(g.rewards)
+
+
 def each(base: Base = eq1, weigh: Callable[[Group], list[Any]] = lambda g: [1.0] * len(g.rewards)) -> Method:
     """A method that looks at one group at a time and has no alpha."""
     return lambda groups, alpha: Expected([base(g) for g in groups], [weigh(g) for g in groups])
@@ -372,6 +376,16 @@ def per_group(
         return each(base, weights)(groups, None)
 
     return method
+
+
+def damped(score: Callable[[Group], float], **how: Any) -> Method:
+    """A weight of clip(1 - alpha u, 0, 1)."""
+    return per_group(lambda g, a: clip(1 - a * score(g)), **how)
+
+
+def geometric(score: Callable[[Group], float]) -> Method:
+    """GCPO Eq. 8 alone."""
+    return per_group(lambda g, a: omega_geo(score(g), a))
 
 
 def strong(groups: Sequence[Group], alpha: float | None) -> Expected:
@@ -453,18 +467,16 @@ def kl_cov(groups: Sequence[Group], alpha: float | None) -> Expected:
 
 METHODS: dict[str, Method] = {
     "grpo": each(),
-    "dr_grpo": each(lambda g: dr_grpo(g.rewards)),
+    "dr_grpo": each(centred),
     "dapo": each(dapo),
     # one weight per group
-    "se": per_group(lambda g, a: clip(1 - a * se_counts(g.clusters))),
+    "se": damped(lambda g: se_counts(g.clusters)),
     "seed_grpo": per_group(
-        lambda g, a: 1 / (1 + a * se_rao(g.exact_clusters, g.means("logps"))),
-        lambda g: dr_grpo(g.rewards),
-        alpha=0.0417,
+        lambda g, a: 1 / (1 + a * se_rao(g.exact_clusters, g.means("logps"))), base=centred, alpha=0.0417
     ),
-    "kle": per_group(lambda g, a: clip(1 - a * kle(g.nli))),
-    "cd_only": per_group(lambda g, a: omega_geo(cd(g.embeddings), a)),
-    "bot_only": per_group(lambda g, a: omega_geo(bot(g.embeddings, g.clusters), a)),
+    "kle": damped(lambda g: kle(g.nli)),
+    "cd_only": geometric(lambda g: cd(g.embeddings)),
+    "bot_only": geometric(lambda g: bot(g.embeddings, g.clusters)),
     "rd_only": per_group(lambda g, a: omega_rd(g.rewards, a)),
     "gcpo_cd": per_group(lambda g, a: omega_geo(cd(g.embeddings), a) * omega_rd(g.rewards, a)),
     "gcpo_bot": per_group(lambda g, a: omega_geo(bot(g.embeddings, g.clusters), a) * omega_rd(g.rewards, a)),
@@ -472,7 +484,7 @@ METHODS: dict[str, Method] = {
     "gcpo_strong": strong,
     "se_shuffled": shuffled("se"),
     "drop_half": half,
-    "qhawkeye": per_group(lambda g, a: clip(1 - a * qhawkeye(g.rewards)), alpha=0.2, divided=False),
+    "qhawkeye": damped(lambda g: qhawkeye(g.rewards), alpha=0.2, divided=False),
     # other rewards
     "empo": each(lambda g: grpo(empo(g.clusters, g.answered))),
     "care": rewarded(lambda g: care(g.accuracy, g.answers())),
@@ -517,31 +529,21 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], Method]] = {
         {"alpha_geo": 1.7, "alpha_rd": 0.1, "alpha_norm": "none"},
         gcpo_bot(1.7, 0.1, divided=False),
     ),
-    "qhawkeye over log G": (
-        "qhawkeye",
-        {"alpha_norm": "log_g"},
-        per_group(lambda g, a: clip(1 - a * qhawkeye(g.rewards)), alpha=0.2),
-    ),
+    "qhawkeye over log G": ("qhawkeye", {"alpha_norm": "log_g"}, damped(lambda g: qhawkeye(g.rewards), alpha=0.2)),
     "SEED-GRPO Eq. 6 as printed": (
         "seed_grpo",
         {"form": "linear", "estimator": "counts", "alpha_norm": "none"},
-        per_group(
-            lambda g, a: clip(1 - a * se_counts(g.exact_clusters)), lambda g: dr_grpo(g.rewards), 0.0417, divided=False
-        ),
+        damped(lambda g: se_counts(g.exact_clusters), base=centred, alpha=0.0417, divided=False),
     ),
-    "se, both ways": (
-        "se",
-        {"clusters": "bidirectional"},
-        per_group(lambda g, a: clip(1 - a * se_counts(both_ways(g)))),
-    ),
+    "se, both ways": ("se", {"clusters": "bidirectional"}, damped(lambda g: se_counts(both_ways(g)))),
     "bot_only, both ways": (
         "bot_only",
         {"clusters": "bidirectional"},
-        per_group(lambda g, a: omega_geo(bot(g.embeddings, both_ways(g)), a)),
+        geometric(lambda g: bot(g.embeddings, both_ways(g))),
     ),
     "empo, both ways": ("empo", {"clusters": "bidirectional"}, each(lambda g: grpo(empo(both_ways(g), g.answered)))),
-    "kle, t": ("kle", {"t": 0.05}, per_group(lambda g, a: clip(1 - a * kle(g.nli, t=0.05)))),
-    "kle, kernel": ("kle", {"kernel": "matern"}, per_group(lambda g, a: clip(1 - a * kle(g.nli, "matern")))),
+    "kle, t": ("kle", {"t": 0.05}, damped(lambda g: kle(g.nli, t=0.05))),
+    "kle, kernel": ("kle", {"kernel": "matern"}, damped(lambda g: kle(g.nli, "matern"))),
     "edge_grpo, epsilon": ("edge_grpo", {"epsilon": 0.3}, each(weigh=lambda g: edge_grpo(g.means("entropies"), 0.3))),
     "egspo, epsilon": ("egspo", {"epsilon": 0.3}, each(weigh=lambda g: egspo(g.means("entropies"), 0.3))),
 }

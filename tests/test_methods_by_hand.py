@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from papers import Group, features
 
-from gcpo import methods
 from gcpo.methods import METHODS, advantages, base_advantages, get_method, modulate, weights
 from gcpo.rollouts import Rollouts
 from gcpo.weights import weight_range
@@ -113,13 +112,6 @@ def test_entropies_scope_counts_the_answer_or_what_comes_before_it() -> None:
     expected = {"joint": [4, 3, 6], "thinking": [2, 3, 6], "answer": [8, 3, 6]}
     for scope, means in expected.items():
         assert measured("egpo", group, scope=scope) == pytest.approx(means), scope
-
-
-def test_right_is_above_the_middle_and_who_has_no_reward_is_neither() -> None:
-    group = Rollouts(torch.tensor([[0.0, 1.0, 1.1, NAN], [0.0, NAN, 1.0, 0.5], [2.0, NAN, 2.0, 2.0], [NAN] * 4]))
-    right = [[0, 0, 1, 0], [0] * 4, [1, 0, 1, 1], [0] * 4]
-    assert methods.is_correct(group).int().tolist() == right
-    assert methods.entirely_incorrect(group).tolist() == [[False], [True], [False], [False]]
 
 
 # Mean H is 4, and mean H / H is 4, 1.6, 0.5 for the right responses and 2, 8/9, 2/3 for the wrong ones.
