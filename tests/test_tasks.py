@@ -19,7 +19,7 @@ from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.record import Run
 from gcpo.tasks import TASKS, get_task, narrativeqa, sources
-from gcpo.tasks.base import Row, Split, check_disjoint, math_scores, qa_scores
+from gcpo.tasks.base import Row, Split, check_disjoint, qa_scores
 from gcpo.tasks.narrativeqa import TASK as NARRATIVEQA
 from gcpo.tasks.reading import MalformedRowError, Source, reader
 
@@ -52,13 +52,6 @@ def test_accuracy_is_f1_strictly_above_one_half_and_the_reward_twice_the_metric(
     f1 = 2 * 2 / (2 + 3)  # "black cat" against "black cat sat": 2 common tokens
     assert NARRATIVEQA.reward("Answer: the black cat", ("dog", "a black cat sat")) == pytest.approx(2 * f1)
     assert NARRATIVEQA.reward("  ", ("dog",)) == 0.0
-
-
-def test_math_scores_have_one_reference_and_perhaps_a_tolerance() -> None:
-    assert math_scores("0.5", (r"\frac12",)) == {"accuracy": 1.0}
-    assert math_scores("9.05", ("9", "0.1")) == {"accuracy": 1.0}
-    with pytest.raises(ValueError, match="too many values"):
-        math_scores("9", ("9", "8", "7"))
 
 
 def test_a_binary_reward_is_the_largest_for_a_right_answer_and_the_smallest_for_any_other() -> None:

@@ -111,22 +111,12 @@ def read(prompt: str) -> str:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_question_is_answered_by_its_passage(split: str) -> None:
-    rows = tinyqa.TASK.load(split, limit=DRAWS).rows
-    worded = Counter()
-    for row in rows:
-        answer = read(row.prompt)
-        assert answer in row.references, row
-        assert tinyqa.TASK.reward(answer, row.references) == 2.0
-        worded[row.references.index(answer)] += 1
-    assert min(worded[0], worded[1]) > DRAWS / 4  # passages use either wording
-
-
-@pytest.mark.parametrize("split", SPLITS)
 def test_all_questions_about_a_passage_are_answered_by_it_and_its_facts_are_of_the_split(split: str) -> None:
-    hops, relations = Counter(), set()
+    assert all(read(row.prompt) in row.references for row in tinyqa.TASK.load(split, limit=20).rows)
+    hops, relations, worded = Counter(), set(), Counter()
     for question in drawn_questions(split):
-        assert read(f"{question.passage.text} {question.text}") in question.references
+        answer = read(f"{question.passage.text} {question.text}")
+        worded[question.references.index(answer)] += 1  # passages use either wording
         who, facts = question.fact[0], question.passage.facts
         assert question.fact in facts and len({fact[:2] for fact in facts}) == 3
         assert max(Counter(relation for _, relation, _ in facts).values()) >= 2  # the relation alone is no answer
@@ -134,7 +124,7 @@ def test_all_questions_about_a_passage_are_answered_by_it_and_its_facts_are_of_t
         assert all(value in tinyqa.values(person, relation, split) for person, relation, value in facts)
         relations |= {relation for _, relation, _ in facts}
         hops[question.hops] += 1
-    assert relations == set(tinyqa.RELATIONS)
+    assert relations == set(tinyqa.RELATIONS) and min(worded[0], worded[1]) > DRAWS / 2
     # Two of three questions are about the first person; half of those take two hops.
     assert 0.28 < hops[2] / sum(hops.values()) < 0.39
 
