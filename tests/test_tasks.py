@@ -205,11 +205,7 @@ MATHEMATICS: dict[str, tuple[str, str, Callable[[int, str], dict[str, Any]]]] = 
     ),
     "math500/test": ("math", "test", lambda n, gold: {"unique_id": str(n), "problem": f"{n}?", "answer": gold}),
     "aime24/train": ("aime24", "test", lambda n, gold: {"id": n, "problem": f"P {n}?", "answer": gold}),
-    "olympiadbench/train": (
-        "olympiadbench",
-        "whole",
-        lambda n, gold: {"id": n, "question": f"{n}?", "answer": gold},
-    ),
+    "olympiadbench/train": ("olympiadbench", "whole", lambda n, gold: {"id": n, "question": f"{n}?", "answer": gold}),
 }
 
 
