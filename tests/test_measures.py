@@ -76,14 +76,13 @@ MEASURES: dict[str, Callable[..., Tensor]] = {
     "degree": lambda x, **mask: m.degree_uncertainty(x["nli"], **mask),
     "degree, contradict": lambda x, **mask: m.degree_uncertainty(x["nli"], affinity="contradict", **mask),
     "eccentricity": lambda x, **mask: m.eccentricity(x["nli"], **mask),
-    "eccentricity, contradict": lambda x, **mask: m.eccentricity(x["nli"], affinity="contradict", **mask),
     "eigenvalues": lambda x, **mask: m.eigenvalue_uncertainty(x["nli"], **mask),
     "density": lambda x, **mask: m.semantic_density(x["nli"], x["logps"], groups=x["z"], **mask),
     "token_entropy": lambda x: m.token_entropy(x["entropies"], x["tokens"]),
     "reward_dispersion": lambda x: m.reward_dispersion(x["rewards"], RANGE),
     "reward_variance": lambda x: m.reward_variance(x["rewards"], RANGE),
 }
-MASKED = list(MEASURES)[:19]
+MASKED = list(MEASURES)[:18]
 
 # Each formula, of lists, and the highest value it can have among G responses.
 PAPERS: dict[str, tuple[Callable[[dict], float], Callable[[int], float]]] = {
@@ -103,7 +102,6 @@ PAPERS: dict[str, tuple[Callable[[dict], float], Callable[[int], float]]] = {
     "degree": (lambda x: papers.degree(x["nli"]), lambda g: (g - 1) / g),
     "degree, contradict": (lambda x: papers.degree(x["nli"], "contradict"), lambda g: (g - 1) / g),
     "eccentricity": (lambda x: papers.eccentricity(x["nli"]), math.sqrt),
-    "eccentricity, contradict": (lambda x: papers.eccentricity(x["nli"], "contradict"), math.sqrt),
     "eigenvalues": (lambda x: papers.eigenvalues(x["nli"]), float),
     "density": (lambda x: papers.density(x["nli"], x["logps"], x["z"]), lambda g: 1.0),
     "reward_dispersion": (lambda x: papers.rd(x["rewards"], *RANGE), lambda g: 1.0),

@@ -178,11 +178,6 @@ def test_a_batch_holds_a_bounded_number_of_tokens_or_one_prompt(
     assert all(part.start // 32 == (part.stop - 1) // 32 for part in found)
 
 
-def test_prompts_that_fit_are_answered_32_at_a_time(policy: tuple[Any, Any]) -> None:
-    assert list(batches(policy[1], ["ab"] * 70, n=4, max_new_tokens=16)) == [slice(0, 32), slice(32, 64), slice(64, 70)]
-    assert list(batches(policy[1], [], n=4, max_new_tokens=16)) == []
-
-
 @pytest.mark.parametrize(("at_once", "numbers"), [(1, 10**6), (3, 10**6), (64, 2000), (64, 50), (64, 1)])
 def test_token_statistics_are_those_of_each_answer_alone_however_much_is_held_at_a_time(
     policy: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, at_once: int, numbers: int
