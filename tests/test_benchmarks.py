@@ -341,7 +341,6 @@ REAL = {
     ("aime24", "test"): (30, 0),
     ("olympiadbench", "train"): (218, 0),
     ("olympiadbench", "test"): (82, 0),
-    ("olympiadbench", "whole"): (300, 0),
     ("amc23", "test"): (40, 0),
     ("minerva", "test"): (172, 0),
     ("gsm8k", "train"): (150, 0),

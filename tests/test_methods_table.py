@@ -289,8 +289,6 @@ def test_size_of_the_effects_at_g_16_and_the_methods_own_alpha(method: str) -> N
         ("se", {"form": "square"}, (0, 1)),  # 0.6 log 16 is above 1
         ("se", {"form": "boost"}, (1, 1.6)),
         ("gcpo_bot", {"alpha_norm": "none"}, (1 - 0.6 / 4, 1.6)),
-        ("gcpo_cd", {"alpha_rd": 0.0}, (0.80981, 1)),
-        ("qhawkeye", {"alpha_norm": "log_g"}, (1 - 0.2 / math.log(16), 1)),
         ("seed_grpo", {"form": "linear", "estimator": "counts", "alpha_norm": "none"}, (1 - 0.0417 * math.log(16), 1)),
         ("seed_grpo", {"estimator": "mc"}, (0, 1)),  # the Monte-Carlo entropy has no upper end
         ("seed_grpo", {"estimator": "mc", "form": "boost"}, (1, INF)),

@@ -14,10 +14,6 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 
 from gcpo import io, mathematics
-from gcpo.runs import train
-from gcpo.runs.params import validate
-from gcpo.runs.plan import Plan
-from gcpo.runs.record import Run
 from gcpo.tasks import TASKS, get_task, narrativeqa, sources
 from gcpo.tasks.base import Row, Split, check_disjoint, qa_scores
 from gcpo.tasks.narrativeqa import TASK as NARRATIVEQA
@@ -105,14 +101,6 @@ def test_a_question_that_is_trained_on_and_held_out_is_refused_or_left_out_of_tr
 def test_what_leaves_no_training_or_no_test_is_refused_in_any_case(splits: dict[str, Split]) -> None:
     with pytest.raises(ValueError, match=r"1 of 1 questions of d/"):
         check_disjoint(splits, skip=True)
-
-
-def test_files_with_the_same_rows_are_no_training_and_test(write: Write) -> None:
-    for part in ("train", "test"):
-        write(*(record(number) for number in range(3)), file=f"narrativeqa/{part}")
-    plan = Plan("train", validate({"task": "narrativeqa", "validation_limit": 0, "policy": "no/such-model"}))
-    with pytest.raises(ValueError, match=r"3 of 3 questions of narrativeqa/train"):  # before the policy is loaded
-        train._questions(plan, Run(Path("nowhere")))
 
 
 # --- reading a folder -----------------------------------------------------------------------------------------------
