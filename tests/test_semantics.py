@@ -391,8 +391,7 @@ def test_texts_longer_than_a_model_reads_are_counted_and_said_once(
     entailment = Entailment(save_classifier(tmp_path / "entailment"))
     fits, longer = ("cat " * (room - 2)).strip(), ("cat " * (room - 1)).strip()  # beside two special tokens
     embedder([fits, "dog"])
-    said = [record.message for record in caplog.records if record.name.startswith("gcpo")]
-    assert embedder.cut == 0 and not said
+    assert embedder.cut == 0
     embedder([longer, f"{longer} dog", longer])
     assert (embedder.cut, embedder.misses) == (2, 4)
     entailment.pairs([fits, "cat"], ["cat", "dog"])  # with two words, and a third special token

@@ -66,12 +66,10 @@ def test_questions_alone_give_the_interval_of_their_resampling() -> None:
 
 
 def test_no_spread_at_all_is_a_point() -> None:
-    assert s.training_difference(np.ones((3, 5)), np.zeros((3, 5))) == (1, 1, 1)
-    assert (
-        s.training_draws(np.ones((3, 5)), np.zeros((3, 5))).p == 1e-4
-        and s.minimal_detectable(np.ones((3, 5)), np.zeros((3, 5))) == 0
-    )
-    assert s.training_draws(np.ones((3, 5)), np.ones((3, 5))).p == 1
+    one, none = np.ones((3, 5)), np.zeros((3, 5))
+    assert s.training_difference(one, none) == (1, 1, 1)
+    assert s.training_draws(one, none).p == 1e-4 and s.training_draws(one, one).p == 1
+    assert s.minimal_detectable(one, none) == 0
 
 
 def test_standard_errors_are_those_of_the_analysis_of_variance_by_loops() -> None:
