@@ -184,8 +184,10 @@ def test_positions_given_for_each_row_are_those_of_its_own_prompt() -> None:
     torch.testing.assert_close(found[seen], plain[seen], rtol=2e-5, atol=2e-5)
 
 
-def test_samples_are_the_same_and_prompts_are_read_once() -> None:
+@pytest.mark.parametrize("padded", [True, False])  # without padding generate drops the mask
+def test_samples_are_the_same_and_prompts_are_read_once(padded: bool) -> None:
     model, (ids, mask) = policy().eval(), batch()
+    mask = mask if padded else torch.ones_like(mask)
     drawn = []
     for context in (contextlib.nullcontext(), shared(model)):
         torch.manual_seed(1)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import runpy
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers import script
 
-from gcpo import paths
-
-study = SimpleNamespace(**runpy.run_path(str(paths.ROOT / "benchmarks" / "real_answers.py")))
+study = script("benchmarks/real_answers.py")
 ALPHA_4 = 0.6 / math.log(4)
 
 

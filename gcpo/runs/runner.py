@@ -78,7 +78,7 @@ def execute(notebook: str, output: Path, parameters: dict[str, Any], shown: bool
         stderr_file=Terminal() if shown else None,
         coalesce_streams=True,  # a bar is one line, as it was last
         kernel_manager_class="gcpo.runs.runner.KernelManager",
-        extra_arguments=["--log-level=40"],  # a kernel whose parent was ended says so, below the parent's last words
+        extra_arguments=["--log-level=50"],  # a kernel that is told to end says so, below its parent's last words
     )
 
 

@@ -138,7 +138,7 @@ def _sharing(model: PreTrainedModel, width: int) -> Iterator[None]:
         past, shareable = inputs.get("past_key_values"), not arguments and _shareable(inputs)
         if shareable and past is not None and not past.get_seq_length():
             return _first_pass(plain, inputs)
-        packs = shareable and past is None and width > 0
+        packs = shareable and past is None and width > 0 and inputs.get("attention_mask") is not None
         outputs = _packed_pass(plain, inputs, width, kinds) if packs else plain(*arguments, **inputs)
         if cut:
             outputs.last_hidden_state = outputs.last_hidden_state[:, width - 1 : -1]
@@ -157,17 +157,18 @@ def _sharing(model: PreTrainedModel, width: int) -> Iterator[None]:
 
 
 def _shareable(inputs: dict[str, Any]) -> bool:
-    """Return True for a call on the ids of several rows and tokens with a plain mask."""
+    """Return True for a call on the ids of several rows and tokens with a plain mask or, of rows without padding in
+    ``generate``, none."""
     names = {name for name, value in inputs.items() if value is not None and value is not False}
     if "input_ids" not in names or names - {*_BY_TOKEN, *_BY_CALL} or min(inputs["input_ids"].shape) < 2:
         return False
     mask = inputs.get("attention_mask")
-    return isinstance(mask, Tensor) and mask.shape == inputs["input_ids"].shape
+    return mask is None or (isinstance(mask, Tensor) and mask.shape == inputs["input_ids"].shape)
 
 
-def distinct(ids: Int[Tensor, "N P"], mask: Int[Tensor, "N P"]) -> tuple[Int[Tensor, " D"], Int[Tensor, " N"]]:
+def distinct(ids: Int[Tensor, "N P"], mask: Int[Tensor, "N P"] | None) -> tuple[Int[Tensor, " D"], Int[Tensor, " N"]]:
     """Return the first row of each distinct prompt, and for every row the place of its prompt among these."""
-    _, place = torch.unique(torch.cat([ids, mask.to(ids.dtype)], dim=1), dim=0, return_inverse=True)
+    _, place = torch.unique(ids if mask is None else torch.cat([ids, mask], 1), dim=0, return_inverse=True)
     first = torch.full((int(place.max()) + 1,), len(ids), device=ids.device)
     return first.scatter_reduce_(0, place, torch.arange(len(ids), device=ids.device), "amin"), place
 
@@ -190,7 +191,7 @@ def together(batches: Sequence[dict[str, Any]], size: int) -> list[dict[str, Any
 
 def _first_pass(plain: Callable[..., Any], inputs: dict[str, Any]) -> Any:
     """Return ``generate``'s pass of the prompts; its cache is filled for every row."""
-    first, place = distinct(inputs["input_ids"], inputs["attention_mask"])
+    first, place = distinct(inputs["input_ids"], inputs.get("attention_mask"))
     if len(first) == len(place):
         return plain(**inputs)
     parts = {name: inputs[name][first] for name in _BY_TOKEN if inputs.get(name) is not None}
