@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce reproduce-all test replay test-cluster test-verl unit second-world world policies setup smoke zoo lint bench reference site examples notebooks clean clean-runs
+.PHONY: reproduce reproduce-all test replay test-chaos test-cluster test-verl unit second-world world policies setup smoke zoo lint bench reference site examples notebooks clean clean-runs
 
 reproduce: PROFILE = world_a
 reproduce: world  ## the headline tables and figures on three seeds, and these numbers beside the committed ones
@@ -33,6 +33,9 @@ second-world: setup  ## every read notebook in world B, whose seed is another (h
 
 replay: world  ## nine runs of the reference made again, with tables of the same SHA-256, and the longest report: the proof of a clean-up
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m replay tests/test_identity.py tests/test_reports.py
+
+test-chaos: world  ## a hundred random kills of two runners on one folder (half an hour)
+	$(BIN)/python workflow/tests/chaos.py
 
 test-cluster: build/cluster/installed  ## the smoke grid through a SLURM of two nodes on this machine
 	build/cluster/bin/python -m gcpo world
