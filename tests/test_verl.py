@@ -49,7 +49,7 @@ def by_row(values: Tensor) -> Tensor:
 
 
 def as_verl_has(given: dict[str, Tensor]) -> dict[str, Any]:
-    """What verl hands to an estimator: in the place of completions that a group lacks are rows of padding."""
+    """Rows as verl hands them to an estimator: in the place of completions that a group lacks are rows of padding."""
     rewards, mask = by_row(given["rewards"]).nan_to_num(), by_row(given["mask"])
     keys = [f"u{row % GROUPS}" if tokens.any() else "pad" for row, tokens in enumerate(mask)]
     by_token = mask / mask.sum(1, keepdim=True).clamp(min=1) * rewards.unsqueeze(1)
@@ -133,7 +133,7 @@ def decode(ids: Sequence[int], skip_special_tokens: bool = True) -> str:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the plugin registers with stand-ins for verl, of which the trainer asks the estimator that is set."""
+    """Parts that the plugin registers with stand-ins for verl, of which the trainer asks the estimator that is set."""
     known: dict[str, Any] = {}
 
     class PPOTrainerSync:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -24,6 +23,8 @@ from collections import Counter
 from pathlib import Path
 
 import psutil
+
+from gcpo.io import sha256
 
 TABLES = ("eval.csv", "metrics.csv", "queries.csv")
 
@@ -54,7 +55,7 @@ def manifests(outputs: Path) -> dict[str, Path]:
 
 def results(outputs: Path) -> dict[str, str]:
     return {
-        f"{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
+        f"{path.parent.name}/{path.name}": sha256(path)
         for name in TABLES
         for path in outputs.glob(f"smoke/runs/*/{name}")
     }
