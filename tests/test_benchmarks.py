@@ -90,14 +90,14 @@ def hotpot(words: int, titles: Any = ("one", "two", "three")) -> dict[str, Any]:
 
 
 def test_hotpotqa_leaves_out_what_does_not_support_the_answer_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = hotpotqa.rows(hotpot(3))
+    (row,) = hotpotqa.rows_of(supporting=False)(hotpot(3))
     assert not row.cut and "one: one one one\n\ntwo: two two two\n\nthree: three" in row.prompt
     monkeypatch.setattr(hotpotqa, "MAX_CONTEXT_WORDS", 8)
-    (row,) = hotpotqa.rows(hotpot(3))
+    (row,) = hotpotqa.rows_of(supporting=False)(hotpot(3))
     assert row.cut and "one: one one one\n\nthree: three three three\n\nQuestion" in row.prompt
     for titles, counts in (("ab", "2 titles, 2 .* and 3"), ("aab", "3 titles, 2")):
         with pytest.raises(MalformedRowError, match=f"'context' has {counts}"):
-            hotpotqa.rows(hotpot(3, titles))
+            hotpotqa.rows_of(supporting=False)(hotpot(3, titles))
 
 
 def test_hotpotqa_has_the_yes_and_no_rule_and_qasper_has_not() -> None:

@@ -17,7 +17,7 @@ from gcpo.runs.plan import KINDS, Plan
 from gcpo.runs.profiles import ParameterError, load_profile, parse_yaml, profiles
 from gcpo.tasks import TASKS
 
-COMPANIONS = ("paper_seed", "paper_egpo", "paper_cw")
+COMPANIONS = ("paper_seed", "paper_egpo", "paper_cw", "real")
 
 # What stands in a parameter file, and what is said of it, with the line where the fault is.
 FILES: dict[str, tuple[bytes, str]] = {
@@ -29,7 +29,7 @@ FILES: dict[str, tuple[bytes, str]] = {
 }
 GRIDS: dict[str, tuple[str, str]] = {
     "nothing": ("", "list of blocks"),
-    "no kind": ("- {seed: [0]}", "one of train, gradients, evaluate, one_step, got None"),
+    "no kind": ("- {seed: [0]}", "one of train, gradients, evaluate, one_step, warm_start, got None"),
     "no list of values": ("- {kind: train, seed: 1}", "seed must be a list of values, got 1"),
     "a password": ("- {kind: train, policy: 'http://bob:SECRET@host'}", "policy: a password or token"),
     "profile as an axis": ("- {kind: train, profile: [a, b]}", "--profile"),

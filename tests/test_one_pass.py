@@ -182,7 +182,9 @@ def test_layers_that_are_computed_again_give_the_same_bits(
     plain, again = needs(model, batch)
     assert again < plain
     found = gradient_grams(model, **batch, **options, memory_limit=(plain + again) / 2)
-    assert used == [2] and all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert used == [0 if params == "*.1.*" else 2] and all(
+        torch.equal(*pair) for pair in zip(found, expected, strict=True)
+    )
     assert gradient_grams(model, **batch, **options, memory_limit=plain)[0].equal(expected[0]) and used[1] == 0
     assert not any("forward" in module.__dict__ or module._forward_hooks for module in model.modules())
     assert all(p.requires_grad for p in model.parameters()) or make not in (llama, gpt_neox, gemma, gpt2)

@@ -177,7 +177,9 @@ def test_a_missing_file_or_split_is_an_error_that_lists_what_there_is(write: Wri
     write(record(1))
     for name in ("narrativeqa", "nq"):
         with pytest.raises(FileNotFoundError, match=rf"{name}/train\.jsonl does not exist.* narrativeqa/validation"):
-            reader({"train": Source(narrativeqa.rows, name, "train", "nobody/nq")})("train", limit=None)
+            reader({"train": Source(narrativeqa.rows_of(supporting=False), name, "train", "nobody/nq")})(
+                "train", limit=None
+            )
     with pytest.raises(ValueError, match=r"no split 'validation' here: train \(.*\), test \(openai/gsm8k"):
         get_task("gsm8k").load("validation", limit=1)
 

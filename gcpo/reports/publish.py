@@ -16,7 +16,7 @@ from gcpo import io, paths
 from gcpo.reports import records, templates
 from gcpo.runs.grids import expand, fitting
 from gcpo.runs.params import profile_name
-from gcpo.runs.plan import with_trainings
+from gcpo.runs.plan import with_others
 from gcpo.runs.profiles import TOY, is_file_name, read_yaml
 from gcpo.runs.record import RecordError, Run
 from gcpo.runs.runner import execute
@@ -126,7 +126,7 @@ def publish(profile: str, partial: bool = False) -> int:
     name, found = profile_name(profile), records.to_publish(profile)
     if name.endswith(TOY):
         raise RecordError(f"{name} holds runs of toy size, which show nothing of a method: never published.")
-    asked = {run.id for grid in fitting(profile) for run in with_trainings(expand(grid, profile))}
+    asked = {run.id for grid in fitting(profile) for run in with_others(expand(grid, profile))}
     finished = [run for run in found if run.manifest["id"] in asked]
     made = {run.manifest["id"] for run in finished}
     for grid in dict.fromkeys(own_grid(each, name) for each in reports_on(name)):

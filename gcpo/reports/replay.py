@@ -139,7 +139,7 @@ def _beside(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], kept: list
     here, committed, seeds = ([100 * m["results"].get(figure, nan) for m in each] for each in (ours, theirs, every))
     low, high = predicted(seeds, len(here))
     found = UNKNOWN if isnan(low) else WITHIN if low <= fmean(here) <= high else OUTSIDE
-    if all(own["files"] == other["files"] for own, other in zip(ours, theirs, strict=True)):
+    if all(own["files"] | other["files"] == own["files"] for own, other in zip(ours, theirs, strict=True)):
         found = IDENTICAL
     row = {"figure": figure, "here": round(fmean(here), 1), "committed": round(fmean(committed), 1)}
     return row | {"expected": "" if isnan(low) else f"{low:.1f} to {high:.1f}", "found": found}

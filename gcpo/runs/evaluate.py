@@ -20,6 +20,7 @@ from gcpo.runs.plan import Plan
 from gcpo.runs.policies import load_policy_to_evaluate
 from gcpo.runs.record import Run, claim, record
 from gcpo.runs.train import train
+from gcpo.runs.warm_start import made_first
 from gcpo.semantics import answer_mask
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import batches, ends, generate, texts, token_statistics
@@ -59,7 +60,9 @@ def measured(kind: str, params: Params, measure: Callable[[Plan, Run, Sequence[R
         if run.finished:
             return run
         trained = train(plan.training.params) if plan.training else None
+        started = made_first(plan)
         with record(plan) as run:
+            run.manifest |= started
             measure(plan, run, *load_policy_to_evaluate(plan, run, trained))
             shutil.rmtree(run.folder / CHUNKS)
     return run

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from gcpo.runs.policies import cut_by, rollouts_of
 from gcpo.runs.record import Run
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import batches, grade, prompt_ids
+from gcpo.trainer.prefix import shared
 
 PAIRS = 20  # pairs of a query kept in pairs.csv
 CHUNK = 10  # queries between two writes at most: what a kill can lose
@@ -43,12 +45,12 @@ CHUNK = 10  # queries between two writes at most: what a kill can lose
 def gradient_statistics(params: Params) -> Run:
     """Sample G answers to each held-out query and write what follows; a finished run is returned as it is.
 
-    ``queries.csv``, one line per query:
+    ``queries.csv``, one line per query, with its document where a task has several questions about one:
 
     - V (Eq. 20, over ``gradient_parameters``, of adapters alone with ``lora_rank``, at the temperature of sampling),
-      V_t1 (the same rollouts and advantages, g_i at temperature 1), V_within and V_between (its parts by the clusters
-      of BoT, Eq. 3; their sum is V), score_within and score_between (the same of g_i), mean_squared_norm (of the
-      group's mean A_i g_i);
+      V_t1 (the same rollouts and advantages, g_i at temperature 1; missing with ``gradient_parameters``), V_within and
+      V_between (its parts by the clusters of BoT, Eq. 3; their sum is V), score_within and score_between (the same of
+      g_i), mean_squared_norm (of the group's mean A_i g_i);
     - the measures of :data:`gcpo.reports.alignment.MEASURES`; the same with the suffix ``_half`` from the first half of
       the group alone, and V_half from the other half, advantages included (missing where G < 4);
     - pair_spearman: over the group's pairs, of 1 - cosine of the embeddings with |g_i - g_j|; pair_spearman_distinct
@@ -151,6 +153,7 @@ def _statistics(
         pairs = pair_table(whole.embeddings[i], gram, advantages[i], whole.clusters[i], groups[i])
         line = {
             "query": row.id,
+            **({"document": row.document} if row.document else {}),
             **variances(gram, advantages[i], whole.clusters[i]),
             "V_t1": plain,
             "V_half": variance(gram[half:, half:], others[i]) if others is not None else np.nan,
@@ -174,12 +177,13 @@ def _gradients(
     params = plan.params
     group = slice(params.group_size * query, params.group_size * (query + 1))
     batch = sampled.ids[group], sampled.attention[group], sampled.completion[group]
-    chosen, heats = params.gradient_parameters, (params.temperature, 1.0)
+    chosen, heats = params.gradient_parameters, [params.temperature, *[1.0] * (params.gradient_parameters is None)]
     size, width = sum(p.numel() for p in gradients.chosen_parameters(model, chosen)), batch[0].shape[1]
     apart = gradients.pass_bytes(model, 1, width, width) + 4 * size * (params.group_size + 4)
     if params.share_prompts or apart > min(limit, gradients.AMPLE):
-        gram, plain = gradient_grams(model, *batch, params=chosen, temperatures=heats, memory_limit=limit)
-        return gram, variance(plain, advantages)
+        reads: Any = {"reads": partial(shared, model)} if params.share_prompts else {}
+        found = gradient_grams(model, *batch, params=chosen, temperatures=heats, memory_limit=limit, **reads)
+        return found[0], variance(found[1], advantages) if found[1:] else np.nan
     gram = gradients.gradient_gram(model, *batch, params=chosen, temperature=params.temperature)
     return gram, gradients.gradient_variance(model, *batch, advantages, params=chosen, temperature=1.0).variance
 

@@ -62,7 +62,9 @@ def one_step(params: Params) -> Run:
     "oracle" has the range of all weights that are at least 0.
 
     ``questions.csv``, a line per training question and optimizer: batch, query, reward (its answers' mean), dot_0 to
-    dot_9 and square (of its part of GRPO's update), and its weight by each method that gives it one.
+    dot_9 and square (of its part of GRPO's update), and its weight by each method that gives it one. ``grams.csv``, a
+    line per batch and optimizer, has the inner products of these parts, gram_0 to gram_63 of eight questions, of which
+    the gain of any weights follows.
 
     ``gains.csv``, the gain of each line's method and weights over GRPO's, less 1 (:func:`gains`).
     """
@@ -92,6 +94,8 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
     tables = in_chunks(plan, run, chunks, chunks[-1].stop, measure)
     run.table("updates.csv", pd.concat([tables["updates"], _ceilings(tables, asker.methods, params.group_size)]))
     run.table("questions.csv", tables["questions"])
+    grams = tables["grams"]
+    run.table("grams.csv", grams[["batch", "optimizer"]].join(pd.DataFrame([*grams["gram"]]).add_prefix("gram_")))
     found = gains(read_table(run.folder / "updates.csv"))
     run.table("gains.csv", found)
     own = found.query("weights == 'own' and optimizer == 'adam'").set_index("method")["gain"]
@@ -115,7 +119,8 @@ class Asker:
         self.parameters = chosen_parameters(model, params.gradient_parameters)
         self.size = sum(p.numel() for p in self.parameters)
         # Of each fold and part of an update, twice when it is scaled, a vector of all parameters; and some in between.
-        kept = 4.0 * self.size * (FOLDS + 4 + 2 * (params.prompts_per_step + len(self.methods)))
+        others = [row for row in self.methods.values() if not updates.one_family(row)]
+        kept = 4.0 * self.size * (FOLDS + 4 + 2 * (params.prompts_per_step + len(others)))
         # Bytes that a pass may take.
         self.room = limit_of(params, model, tokens, questions, params.group_size, kept) - kept
 

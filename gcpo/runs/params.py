@@ -204,12 +204,14 @@ class Params(BaseModel):
     """the user's message: {prompt} is the task's own, {problem}, {question}, {context} ... its parts"""
     chat_template_kwargs: TemplateOptions = {}
     """what the policy's chat template is given beside messages, such as enable_thinking"""
-    context: Literal["text", "evidence"] = "text"
-    """a question's context: the text, or first what annotators marked in it (qasper)"""
+    context: Literal["text", "evidence", "supporting"] = "text"
+    """a question's context: the text; first what annotators marked in it (qasper); or only the passages that matter"""
+    warm_steps: Steps = 0
+    """supervised steps that make the policy answer shortly first, on training questions that no other run then sees"""
     embedder: PathOrName = "all-MiniLM-L6-v2"
     """sentence-transformers path or Hub name"""
     entailment: PathOrName = "tiny"
-    """sequence classifier: "tiny", path or Hub name"""
+    """sequence classifier: "tiny", path or Hub name; or a rule in its place: token_f1, cosine"""
     entailment_threshold: Fraction = 0.35
     """to join a cluster (GCPO App. E.3)"""
     entailment_error: Fraction = 0.0

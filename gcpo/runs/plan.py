@@ -18,6 +18,7 @@ from gcpo.tasks import get_task
 from gcpo.tasks.base import Split, Task
 
 COPIES = "MULTI_GPU"  # accelerate's name of processes that have a whole policy each
+WARM_START, WARM_ROWS = "warm_start", 5  # the kind of run, and the rows of one of its steps
 SCHEMA = 2  # version of records; raised when the meaning of a record changes
 SAME = ("seed", "max_steps", "learning_rate", "beta", "temperature", "max_completion_length", "save_steps")  # as TRL's
 
@@ -54,8 +55,34 @@ class Plan:
                 updates.of_one_step(params.compared)
             except ValueError as error:
                 raise ParameterError(f"compared: {error}") from None
+        if self.kind == WARM_START and not params.warm_steps:
+            raise ParameterError("warm_steps: 0, and a warm start has some.")
         if params.world_seed and not self.embedded:
             raise ParameterError(f"world_seed: {params.world_seed} has no use: no model of the run is an embedded one.")
+
+    @cached_property
+    def warm(self) -> Plan | None:
+        """The warm start whose policy is its starting policy, one for all seeds; None without one."""
+        if self.training:
+            return self.training.warm
+        if self.kind == WARM_START or not self.params.warm_steps:
+            return None
+        return Plan(WARM_START, self.params.model_copy(update={"seed": 0, "at_step": 0}))
+
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """The questions of its warm start, which are none of its own."""
+        if not self.warm:
+            return frozenset()
+        params = self.warm.params
+        rows = self.warm.load(params.train_split, WARM_ROWS * params.warm_steps).rows
+        return frozenset(row.prompt for row in rows)
+
+    @property
+    def before(self) -> list[Plan]:
+        """The runs that it starts from, in their order."""
+        last = self.training or self.warm
+        return [*last.before, last] if last else []
 
     @cached_property
     def training(self) -> Plan | None:
@@ -84,9 +111,11 @@ class Plan:
         revision, with the care for malformed rows and in the words that it asks for."""
         params = self.params
         own = {"revision": params.data_revision, "skip_malformed": params.skip_malformed}
-        found = self.task.load(split, limit=limit, seed=seeds.of_world(seed, params.world_seed), **own)
+        taken = self.taken if split == params.train_split else frozenset()
+        seed = seeds.of_world(seed, params.world_seed)
+        found = self.task.load(split, limit=limit + len(taken), seed=seed, **own)
         rows = (row.asked(params.prompt_template, params.system_prompt) for row in found.rows)
-        return Split(tuple(rows), found.source)
+        return Split(tuple(row for row in rows if row.prompt not in taken)[:limit], found.source)
 
     @cached_property
     def accelerate_config(self) -> dict[str, Any]:
@@ -147,6 +176,7 @@ class Plan:
                 "full_completion": task.full_completion,
             },
             "world": self.embedded,
+            **({"warm_start": self.warm.values} if self.warm else {}),
             **({"training": self.training.values} if self.training else {}),
             **({"one_step": self._one_step} if self.kind == "one_step" else {}),
         }
@@ -177,9 +207,9 @@ class Plan:
         return label(self.kind, self.params.model_dump(), self.varied)
 
 
-def with_trainings(plans: Sequence[Plan]) -> list[Plan]:
-    """Return runs, and after them the training runs whose policies they look at."""
-    return [*plans, *(plan.training for plan in plans if plan.training)]
+def with_others(plans: Sequence[Plan]) -> list[Plan]:
+    """Return runs, and after them those that they start from."""
+    return [*plans, *(one for plan in plans for one in plan.before)]
 
 
 def quarters(max_steps: int) -> list[int]:

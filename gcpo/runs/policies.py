@@ -18,6 +18,7 @@ from gcpo.runs.params import Params
 from gcpo.runs.plan import Plan
 from gcpo.runs.record import Run
 from gcpo.semantics import Embedder, Entailment, from_texts
+from gcpo.semantics.rules import RULES, by_rule
 from gcpo.tasks.base import Row
 from gcpo.tasks.sampling import check_lengths, load_policy
 
@@ -28,9 +29,15 @@ def starting_policy(plan: Plan) -> tuple[Any, Any]:
     Everything that is drawn from here on, while policy, adapters and trainer are built, depends on the run's seed.
     """
     params = plan.params
-    name = world.resolve(params.policy, "policy", params.world_seed)
+    warm = str(plan.warm.folder / "policy") if plan.warm else None
+    name = warm or world.resolve(params.policy, "policy", params.world_seed)
     transformers.set_seed(params.seed)
-    return load_policy(name, revision=params.policy_revision, dtype=params.dtype, template=params.chat_template_kwargs)
+    return load_policy(
+        name,
+        revision=None if warm else params.policy_revision,
+        dtype=params.dtype,
+        template=params.chat_template_kwargs,
+    )
 
 
 def trained_policy(plan: Plan, folder: Path) -> tuple[Any, Any]:
@@ -70,7 +77,9 @@ def load_policy_to_evaluate(plan: Plan, run: Run, trained: Run | None) -> tuple[
 
 
 def judge(params: Params) -> Entailment:
-    """Return the entailment model of a run; the embedded one is made when first asked for."""
+    """Return the entailment model of a run, or the rule in its place; the embedded one is made when first asked for."""
+    if params.entailment in RULES:
+        return by_rule(params.entailment, params.embedder, params.entailment_error)
     name = world.resolve(params.entailment, "entailment", params.world_seed)
     return Entailment(name, error=params.entailment_error)
 

@@ -114,14 +114,14 @@ def _fail(plan: Plan, why: str) -> None:
 
 
 def run_grid(plans: Sequence[Plan], jobs: int | None = None) -> list[Run]:
-    """Make all runs and the trainings that they look at, ``jobs`` at a time (as many as this machine has room for,
+    """Make all runs and those that they start from, ``jobs`` at a time (as many as this machine has room for,
     :func:`distributed.runs_at_once`), with GPUs and cores shared out; returns those that did not finish.
 
     What another process makes is awaited once nothing else is left. An interrupt, or the end of this process in any
     way, ends what is running; the next start goes on from there.
     """
-    trainings = [plan.training for plan in plans if plan.training and not load(plan.training.folder).finished]
-    left = list({plan.id: plan for plan in [*trainings, *plans]}.values())
+    first = [one for plan in plans for one in plan.before if not load(one.folder).finished]
+    left = list({plan.id: plan for plan in [*first, *plans]}.values())
     failed, total = [], len(left)
     _ending.clear()
     with _threads(left, jobs) as pool, tqdm(total=total, unit="run", disable=True if total == 1 else None) as bar:

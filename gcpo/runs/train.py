@@ -28,6 +28,8 @@ from gcpo.runs.plan import Plan, quarters
 from gcpo.runs.policies import cut_by, judge, lora, models, quiet, starting_policy, trained_policy
 from gcpo.runs.profiles import read_yaml
 from gcpo.runs.record import Run, claim, placeless, read_table, record
+from gcpo.runs.warm_start import made_first
+from gcpo.semantics.rules import RULES
 from gcpo.tasks.base import Row, Task, check_disjoint
 from gcpo.tasks.sampling import check_lengths, ends, evaluate
 from gcpo.trainer import GCPOConfig, GCPOTrainer
@@ -59,8 +61,9 @@ def train(params: Params) -> Run:
 
 
 def _train(plan: Plan) -> Run:
-    params = plan.params
+    params, started = plan.params, made_first(plan)
     with record(plan) as run:
+        run.manifest |= started
         quiet()
         if why := refused(plan):  # before a policy is loaded
             raise ValueError(why)
@@ -254,7 +257,7 @@ def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], fold
     """Return the GCPOTrainer of a run."""
     params, task = plan.params, plan.task
     # The bootstrap is not needed, and not made, for a method that never reads it.
-    entails = plan.method.needs_entailment(task.full_completion)
+    entails, by_rule = plan.method.needs_entailment(task.full_completion), params.entailment in RULES
     entailment = world.resolve(params.entailment, "entailment", params.world_seed) if entails else params.entailment
     args = configure(plan, folder, entailment)
     if args.use_vllm:  # which reads the Hub's own configuration, not this policy's
@@ -268,7 +271,7 @@ def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], fold
         [task_reward(task), *([format_reward(task, params.format_reward)] if params.format_reward else [])],
         args,
         answer_extractor=task.extract,
-        entailment=judge(params) if entails and params.entailment_error else None,  # else the trainer loads it
+        entailment=judge(params) if entails and (params.entailment_error or by_rule) else None,  # else it is loaded
         train_dataset=dataset,
         processing_class=tokens,
         peft_config=lora(params) if params.lora_rank else None,

@@ -37,8 +37,8 @@ def get_task(name: str, *, reward: str = "metric", full_completion: bool | None 
         reward: "metric" is the task's own, from its metric; "binary" gives the largest reward where the accuracy is 1
             and the smallest elsewhere, as papers that ask "right or wrong" train.
         full_completion: embed and cluster whole completions, or the answers in them; None is the task's own choice.
-        context: what a question is asked about: the text, or "evidence", what annotators marked as the answer's place
-            before it (qasper).
+        context: what a question is asked about: the text; "evidence", what annotators marked as the answer's place
+            before it (qasper); or "supporting", few words that matter (hotpotqa, narrativeqa, qasper).
 
     Raises:
         ValueError: an unknown task (:func:`check_task`), reward or context.

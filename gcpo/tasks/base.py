@@ -15,12 +15,16 @@ from gcpo.rewards import bleu1, boxed_answer, final_answer, math_correct, token_
 DATA_DIR = "GCPO_DATA_DIR"
 """The environment variable that names a folder of ``<benchmark>/<split>.jsonl`` to read instead of the Hub."""
 
+MAX_SUPPORTING_WORDS = 180
+"""Words of the passages that support an answer which a prompt keeps with ``context: supporting``: prompts of at most
+380 tokens of SmolLM2, but for one in fifty."""
+
 
 @dataclass(frozen=True)
 class Row:
     """One question: the user's message, the accepted answers (mathematics: the gold answer alone, and after it the
     tolerance that the benchmark states for it), whether its context was cut, the parts that the message is made of, the
-    system's message before it, and whether it is mathematics."""
+    system's message before it, whether it is mathematics, and the document it is about, of which others may be too."""
 
     id: str
     prompt: str
@@ -29,6 +33,7 @@ class Row:
     parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     system: str | None = None
     mathematics: bool = field(default=False, compare=False, repr=False)
+    document: str = field(default="", compare=False, repr=False)
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -54,9 +59,11 @@ class Row:
 _PART = re.compile(r"(?<!\w)\{([a-z]+)\}")  # after a letter it is an argument of LaTeX's, as in \boxed{x}
 
 
-def made_of(template: str, row_id: str, references: Sequence[str], *, cut: bool = False, **parts: str) -> Row:
+def made_of(
+    template: str, row_id: str, references: Sequence[str], *, cut: bool = False, document: str = "", **parts: str
+) -> Row:
     """Return the question whose message a task's template makes of its parts."""
-    return Row(row_id, template.format(**parts), tuple(references), cut, parts)
+    return Row(row_id, template.format(**parts), tuple(references), cut, parts, document=document)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """HotpotQA, distractor setting: questions that need two of ten paragraphs (Hub: hotpotqa/hotpot_qa).
 
 The context is all ten paragraphs; where they are longer than the budget, paragraphs that do not support the answer are
-left out, the last first. The Hub's validation split is our test split, as its own test split has no answers; there is
-no validation split.
+left out, the last first. ``context: supporting`` is the two that support the answer, and leaves questions out for which
+they are longer than :data:`gcpo.tasks.base.MAX_SUPPORTING_WORDS`. The Hub's validation split is our test split, as
+its own test split has no answers; there is no validation split.
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ from typing import Annotated
 from pydantic import Field
 
 from gcpo.rewards import exact_match, token_f1
-from gcpo.tasks.base import Row, made_of, text_task, words
-from gcpo.tasks.reading import Anything, Fields, MalformedRowError, Source, Text, fields, reader
+from gcpo.tasks.base import MAX_SUPPORTING_WORDS, Row, made_of, text_task, words
+from gcpo.tasks.reading import Anything, Fields, MalformedRowError, Rows, Source, Text, fields, reader
 
 MAX_CONTEXT_WORDS = 1200
 """Words of the paragraphs that a prompt keeps; ten have 600 to 1200."""
@@ -38,22 +39,28 @@ class Facts(Fields):
     title: list[Anything]
 
 
-@fields
-def rows(id: Text, question: Text, answer: Text, context: Context, supporting_facts: Facts) -> list[Row]:
-    """Return the question of a record."""
-    titles, sentences = context.title, context.sentences
-    if len({*titles}) != len(titles) or len(sentences) != len(titles):
-        counts = f"{len(titles)} titles, {len({*titles})} of them different, and {len(sentences)} paragraphs"
-        raise MalformedRowError(f"field 'context' has {counts}")
-    paragraphs = {title: f"{title}: {''.join(told).strip()}" for title, told in zip(titles, sentences, strict=True)}
-    for title in reversed(titles):
-        if sum(len(text.split()) for text in paragraphs.values()) <= MAX_CONTEXT_WORDS:
-            break
-        if title not in supporting_facts.title:
-            paragraphs.pop(title)
-    read, shortened = words("\n\n".join(paragraphs.values()), MAX_CONTEXT_WORDS)
-    cut = shortened or len(paragraphs) < len(titles)
-    return [made_of(PROMPT, id, (answer.strip(),), cut=cut, context=read, question=question.strip())]
+def rows_of(supporting: bool) -> Rows:
+    """Return the function that makes the question of a record, with the supporting paragraphs alone or all ten."""
+
+    @fields
+    def rows(id: Text, question: Text, answer: Text, context: Context, supporting_facts: Facts) -> list[Row]:
+        titles, sentences = context.title, context.sentences
+        most = MAX_SUPPORTING_WORDS if supporting else MAX_CONTEXT_WORDS
+        if len({*titles}) != len(titles) or len(sentences) != len(titles):
+            counts = f"{len(titles)} titles, {len({*titles})} of them different, and {len(sentences)} paragraphs"
+            raise MalformedRowError(f"field 'context' has {counts}")
+        paragraphs = {title: f"{title}: {''.join(told).strip()}" for title, told in zip(titles, sentences, strict=True)}
+        for title in reversed(titles):
+            if not supporting and sum(len(text.split()) for text in paragraphs.values()) <= most:
+                break
+            if title not in supporting_facts.title:
+                paragraphs.pop(title)
+        read, shortened = words("\n\n".join(paragraphs.values()), most)
+        cut = shortened or len(paragraphs) < len(titles)
+        row = made_of(PROMPT, id, (answer.strip(),), cut=cut, context=read, question=question.strip())
+        return [] if supporting and shortened else [row]
+
+    return rows
 
 
 def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]:
@@ -63,6 +70,11 @@ def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]
     return {"accuracy": float(f1 > 0.5), "em": exact_match(prediction, references), "f1": f1}
 
 
-_TRAIN = Source(rows, "hotpotqa", "train", "hotpotqa/hotpot_qa", "distractor")
-SPLITS = {"train": _TRAIN, "test": replace(_TRAIN, split="validation")}
+def _splits(supporting: bool) -> dict[str, Source]:
+    train = Source(rows_of(supporting), "hotpotqa", "train", "hotpotqa/hotpot_qa", "distractor")
+    return {"train": train, "test": replace(train, split="validation")}
+
+
+SPLITS = _splits(supporting=False)
+CONTEXTS = {"supporting": reader(_splits(supporting=True))}
 TASK = text_task("hotpotqa", reader(SPLITS), metrics=("accuracy", "em", "f1"), score=score)

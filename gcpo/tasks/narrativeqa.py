@@ -1,15 +1,21 @@
 """NarrativeQA: questions about books and films, answered from a summary (Hub: deepmind/narrativeqa).
 
-The context is the summary, not the full story, which no small model can hold; GCPO does not say which it used. Every
-question has two references. Splits are the Hub's: train, validation and test.
+The context is the summary, not the full story, which no small model can hold; GCPO does not say which it used.
+``context: supporting`` is the part of the summary that is most like the question (:func:`passage`). Every question has
+two references. Splits are the Hub's: train, validation and test.
 """
 
-from typing import Annotated
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from gcpo.tasks.base import Row, made_of, text_task, words
-from gcpo.tasks.reading import Fields, Source, Text, fields, reader, text_id
+from gcpo.rewards import normalise
+from gcpo.tasks.base import MAX_SUPPORTING_WORDS, Row, made_of, text_task, words
+from gcpo.tasks.reading import Fields, Rows, Source, Text, fields, reader, text_id
 
 MAX_CONTEXT_WORDS = 1000
 """Words of the summary that a prompt keeps, from its beginning. Most summaries have 400 to 900; a longer one is cut,
@@ -35,19 +41,50 @@ class Document(Fields):
     summary: Written
 
 
-@fields
-def rows(document: Document, question: Written, answers: Annotated[list[Written], Field(min_length=1)]) -> list[Row]:
-    """Return the question of a record."""
-    summary, cut = words(document.summary.text.strip(), MAX_CONTEXT_WORDS)
-    asked = question.text.strip()
-    row_id = f"{document.id}:{text_id(asked)}"  # the data set numbers documents, not questions
-    references = [answer.text.strip() for answer in answers]
-    return [made_of(PROMPT, row_id, references, cut=cut, summary=summary, question=asked)]
+def passage(text: str, question: str) -> str:
+    """Return a text from the sentence on whose next :data:`MAX_SUPPORTING_WORDS` words are most like the question.
+
+    TF-IDF: the sum over the question's words of how often they stand there, times the logarithm of the number of
+    sentences over that of those with the word. Of equal places the first. The answer is not looked at.
+    """
+    sentences = re.split(r"(?<=[.!?])\s+", text)
+    told = [normalise(sentence).split() for sentence in sentences]
+    having = Counter(word for one in told for word in {*one})
+    value = {word: math.log(len(told) / having[word]) for word in {*normalise(question).split()} if word in having}
+
+    def likeness(start: int) -> float:
+        read, _ = words(" ".join(sentences[start:]), MAX_SUPPORTING_WORDS)
+        return sum(value.get(word, 0.0) for word in normalise(read).split())
+
+    return " ".join(sentences[max(range(len(sentences)), key=likeness) :])
+
+
+def rows_of(supporting: bool) -> Rows:
+    """Return the function that makes the question of a record, with a passage of the summary or its beginning."""
+
+    @fields
+    def rows(
+        document: Document, question: Written, answers: Annotated[list[Written], Field(min_length=1)]
+    ) -> list[Row]:
+        text, asked = document.summary.text.strip(), question.text.strip()
+        most = MAX_SUPPORTING_WORDS if supporting else MAX_CONTEXT_WORDS
+        summary, _ = words(passage(text, asked) if supporting else text, most)
+        row_id = f"{document.id}:{text_id(asked)}"  # the data set numbers documents, not questions
+        references, cut = [answer.text.strip() for answer in answers], summary.split() != text.split()
+        of: dict[str, Any] = {"cut": cut, "document": document.id}
+        return [made_of(PROMPT, row_id, references, **of, summary=summary, question=asked)]
+
+    return rows
 
 
 READ = ("document.id", "document.summary.text", "question.text", "answers")  # the stories are most of 16 GB
-SPLITS = {
-    name: Source(rows, "narrativeqa", name, "deepmind/narrativeqa", columns=READ)
-    for name in ("train", "validation", "test")
-}
+
+
+def _splits(supporting: bool) -> dict[str, Source]:
+    source = Source(rows_of(supporting), "narrativeqa", "", "deepmind/narrativeqa", columns=READ)
+    return {name: replace(source, split=name) for name in ("train", "validation", "test")}
+
+
+SPLITS = _splits(supporting=False)
+CONTEXTS = {"supporting": reader(_splits(supporting=True))}
 TASK = text_task("narrativeqa", reader(SPLITS))

@@ -2,18 +2,19 @@
 
 The context is the paper from its beginning, as far as :data:`MAX_CONTEXT_WORDS` go. ``context: evidence`` puts what
 annotators marked as the place of the answer before it, at :data:`MAX_EVIDENCE_WORDS`: shorter, and part of the task is
-done. GCPO does not say what it used. References are the official evaluator's
+done; ``context: supporting`` likewise at :data:`gcpo.tasks.base.MAX_SUPPORTING_WORDS`, without questions
+whose marked passages are longer. GCPO does not say what it used. References are the official evaluator's
 answer strings, one per annotator: Unanswerable, spans joined by ", ", the free text, Yes or No. Splits are the
 Hub's.
 """
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from gcpo.tasks import narrativeqa
-from gcpo.tasks.base import Row, made_of, text_task, words
+from gcpo.tasks.base import MAX_SUPPORTING_WORDS, Row, made_of, text_task, words
 from gcpo.tasks.reading import CONVERTED, Anything, Fields, MalformedRowError, Rows, Source, Text, fields, reader
 
 MAX_CONTEXT_WORDS = 2400
@@ -72,11 +73,13 @@ class Sections(Fields):
     paragraphs: list[list[Anything]]
 
 
-def rows_of(evidence: bool) -> Rows:
-    """Return the function that makes the questions of a record; with ``evidence`` its marked passages go first."""
+def rows_of(evidence: bool = False, whole: bool = False) -> Rows:
+    """Return the function that makes the questions of a record; with ``evidence`` its marked passages go first, and
+    those of a question are ``whole``, and little else, or it is left out."""
 
     @fields
-    def rows(title: Text, abstract: Anything, full_text: Sections, qas: Questions) -> list[Row]:
+    def rows(title: Text, abstract: Anything, full_text: Sections, qas: Questions, id: Text = "") -> list[Row]:
+        most = MAX_SUPPORTING_WORDS if whole else MAX_EVIDENCE_WORDS if evidence else MAX_CONTEXT_WORDS
         paper = [f"{title.strip()}\n{abstract.strip()}"]
         paper += [paragraph for section in full_text.paragraphs for paragraph in section if paragraph.strip()]
         if not len(qas.question) == len(qas.question_id) == len(qas.answers):
@@ -87,19 +90,24 @@ def rows_of(evidence: bool) -> Rows:
             # Of all annotators, each passage once, in their order.
             marked = dict.fromkeys(text for answer in annotated.answer for text in answer.evidence if evidence)
             text = "\n\n".join([*marked, *(text for text in paper if text not in marked)])
-            context, cut = words(text, MAX_EVIDENCE_WORDS if evidence else MAX_CONTEXT_WORDS)
+            context, cut = words(text, most)
             references = [*map(str, annotated.answer)]
-            made.append(made_of(PROMPT, row_id, references, cut=cut, context=context, question=question.strip()))
+            parts: dict[str, Any] = {"document": id, "context": context, "question": question.strip()}
+            if not (whole and words(" ".join(marked), most)[1]):
+                made.append(made_of(PROMPT, row_id, references, cut=cut, **parts))
         return made
 
     return rows
 
 
-def _splits(evidence: bool) -> dict[str, Source]:
-    source = Source(rows_of(evidence), "qasper", "", "allenai/qasper", revision=CONVERTED)
+def _splits(rows: Rows) -> dict[str, Source]:
+    source = Source(rows, "qasper", "", "allenai/qasper", revision=CONVERTED)
     return {name: replace(source, split=name) for name in narrativeqa.SPLITS}
 
 
-SPLITS = _splits(evidence=False)
+SPLITS = _splits(rows_of())
 TASK = text_task("qasper", reader(SPLITS))
-CONTEXTS = {"evidence": reader(_splits(evidence=True))}
+CONTEXTS = {
+    "evidence": reader(_splits(rows_of(evidence=True))),
+    "supporting": reader(_splits(rows_of(evidence=True, whole=True))),
+}
