@@ -142,25 +142,23 @@ def gradient_gram(
 
     With advantages A, `A[:, None] * A * gram` is that of A_i g_i; `gram_decomposition` and `gram_distances` take
     either. Arguments and errors as in `gradient_variance`; a row without a completion token is a zero vector. Memory:
-    one gradient for each distinct row, in the parameters' type; products are accumulated in float64. Where an estimate
-    of that exceeds a `memory_limit` in bytes, every row is run once for each part of the gradients that fits, with the
-    same numbers; raises MemoryError if none fits.
+    one gradient for each distinct row, in the parameters' type; products are accumulated in float64. Raises MemoryError
+    where an estimate of that exceeds a `memory_limit` in bytes.
     """
     parameters = chosen_parameters(model, params)
     rows = distinct_rows(input_ids, attention_mask, completion_mask)
     first, size = parameters[0], sum(p.numel() for p in parameters)
-    columns, layers = _columns(model, parameters, rows, math.inf if memory_limit is None else memory_limit)
-    gradients = torch.zeros(len(rows) + 1, columns, dtype=accumulator(first), device=first.device)
+    width, scored = lengths(rows, _keeps(model, first.device))
+    need = pass_bytes(model, 1, width, scored) + (len(rows) + 3) * size * accumulator(first).itemsize
+    if memory_limit is not None and need > memory_limit:
+        raise too_much(f"{len(rows)} rows of up to {width} tokens", need, memory_limit)
+    gradients = torch.zeros(len(rows) + 1, size, dtype=accumulator(first), device=first.device)
     gram, precision = torch.zeros(len(gradients), len(gradients), dtype=torch.float64), _precision(gradients)
-    with dropout_off(model), computed_again(layers) as options:
-        for start in range(0, size, columns):
-            part = gradients[:, : size - start]
-            for row, own in zip(rows, part, strict=False):
-                found = _score_gradient(model, row, parameters, temperature, **options)
-                own.copy_(torch.cat([of.flatten() for of in found])[start : start + columns])
-                del found  # before the next row's are made
-            for some in torch.split(part, COLUMNS, dim=1):
-                gram += (some.to(precision) @ some.to(precision).T).cpu()
+    with dropout_off(model):
+        for row, own in zip(rows, gradients, strict=False):
+            own.copy_(torch.cat([of.flatten() for of in _score_gradient(model, row, parameters, temperature)]))
+    for some in torch.split(gradients, COLUMNS, dim=1):
+        gram += (some.to(precision) @ some.to(precision).T).cpu()
     return spread(gram, rows, len(input_ids))
 
 
@@ -196,11 +194,11 @@ def gram_decomposition(
 
 
 def _score_gradient(
-    model: nn.Module, row: Row, parameters: Sequence[Tensor], temperature: float = 1.0, **options: Any
+    model: nn.Module, row: Row, parameters: Sequence[Tensor], temperature: float = 1.0
 ) -> tuple[Tensor, ...]:
     check_temperature(temperature)
     with torch.enable_grad():
-        logits, targets, scored = logits_of(model, [row], _keeps(model, parameters[0].device), **options)
+        logits, targets, scored = logits_of(model, [row], _keeps(model, parameters[0].device))
         logits = logits[scored]
         logits = logits.to(accumulator(logits)) / temperature
         log_likelihood = -nn.functional.cross_entropy(logits, targets[scored], reduction="sum")
@@ -260,22 +258,6 @@ def lengths(rows: Iterable[Row], kept: bool) -> tuple[int, int]:
     """Return the most tokens of a row, and of how many there are logits if only those that are needed are `kept`."""
     width = max((len(row.ids) for row in rows), default=0)
     return width, width - min((row.completion.index(True) for row in rows), default=0) + 1 if kept else width
-
-
-def _columns(
-    model: nn.Module, parameters: Sequence[Tensor], rows: dict[Row, list[int]], limit: float
-) -> tuple[int, list[nn.Module]]:
-    """Return how many columns of the gradients fit into the limit, and which layers are computed again for that."""
-    size, item = sum(p.numel() for p in parameters), accumulator(parameters[0]).itemsize
-    width, scored = lengths(rows, _keeps(model, parameters[0].device))
-    for layers in ([], checkpointed(model)):
-        least = pass_bytes(model, 1, width, scored, layers) + 2 * item * size + 16 * (len(rows) + 1) * COLUMNS
-        columns = (limit - least) / item / (len(rows) + 1)
-        if columns >= size:
-            return size, layers
-    if columns < COLUMNS:
-        raise too_much(f"{len(rows)} rows of up to {width} tokens", least + item * (len(rows) + 1) * COLUMNS, limit)
-    return int(columns) // COLUMNS * COLUMNS, layers
 
 
 def too_much(what: str, need: float, limit: float) -> MemoryError:

@@ -174,16 +174,16 @@ def _given(
     def reached(states: Tensor, *_: Any, **__: Any) -> None:
         raise _Reached(states)
 
-    hook = first.register_forward_hook(lambda module, given, output: outputs.append(output))
-    entry.forward = reached
-    try:
-        with reads(width) if alike else nullcontext():
+    with reads(width) if alike else nullcontext():  # which may try the whole model first
+        hook = first.register_forward_hook(lambda module, given, output: outputs.append(output))
+        entry.forward = reached
+        try:
             logits_of(model, rows, keeps(model))
-    except _Reached as end:
-        (states,) = end.args
-    finally:
-        del entry.forward
-        hook.remove()
+        except _Reached as end:
+            (states,) = end.args
+        finally:
+            del entry.forward
+            hook.remove()
     if len(states) < len(rows):  # one row: what all begin with, and then the rest of each
         begun, rest = states[:, :width], states[:, width:].unflatten(1, (len(rows), -1))[0]
         states = torch.cat([begun.expand(len(rows), -1, -1), rest], dim=1)

@@ -60,7 +60,8 @@ class Alignment:
 
     Args:
         queries: lines of ``queries.csv`` of one or more runs; with several, ``seed`` tells them apart, and
-            ``training_seed``, where it is there, the trainings whose policies they are of.
+            ``training_seed``, where it is there, the trainings whose policies they are of, and ``document`` what is
+            drawn with all its queries.
         target: the column to rank by: V, or success_rate (Table 3).
         drop_top, keep_zero: the queries of each run that count, as in :func:`selected`.
         n: resamples of the queries.
@@ -77,8 +78,12 @@ class Alignment:
         names = pd.Index(sorted(set(queries["query"])))
         self.target = target
         self.seeds, self.queries = len(runs), min(map(len, kept))
+        units = names.to_series()
+        if "document" in queries:  # questions about one document are drawn together
+            units = queries.drop_duplicates("query").set_index("query")["document"].reindex(names).fillna(units)
+        drawn, place = np.unique(units, return_inverse=True)
         # The first row is what was seen, the others are resamples of it; a query is drawn alike for all runs.
-        counts = statistics.seen_and_resampled(len(names), n, 0)
+        counts = statistics.seen_and_resampled(len(drawn), n, 0)[:, place]
         self._runs = [(table, counts[:, names.get_indexer(table.index)]) for table in kept]
         self._found: dict[tuple[str, str], Array] = {}
 

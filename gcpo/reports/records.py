@@ -27,7 +27,7 @@ from gcpo.runs.record import CODES, RecordError, Run, another_version, load, rea
 
 Runs = list[Run] | None
 RUNS = "runs.jsonl.gz"
-TABLES = ("eval", "validation", "metrics", "queries", "rivals", "pairs", "answers", "updates")  # beside manifests
+TABLES = (*"eval validation metrics queries rivals pairs answers updates questions grams".split(),)  # beside manifests
 WAYS_OUT = {  # of runs that cannot be compared, by what differs
     "code": "Show that they give the same numbers (gcpo replay --profile {profile} 9) or run them again",
     "models": "Put one world in the place of the other, and run them again",

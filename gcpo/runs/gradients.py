@@ -60,6 +60,8 @@ def gradient_statistics(params: Params) -> Run:
 
     ``rivals.csv``, one line per query: :data:`gcpo.reports.alignment.RIVALS`, of the group and of its first half.
 
+    ``answers.csv``, one line per answer: query, sample (its number among the question's), reward and text.
+
     ``pairs.csv``: :data:`PAIRS` pairs of every query, drawn by the seed; columns as in :func:`pair_table`.
 
     With ``at_step`` the policy is that of the training run of the same parameters with so many steps, which is made
@@ -128,7 +130,7 @@ def rivals(rollouts: Rollouts) -> dict[str, Float[Tensor, " B"]]:
 def _statistics(
     plan: Plan, model: Any, rollouts: Callable[..., Rollouts], rows: Sequence[Row], sampled: Sampled, limit: float
 ) -> Iterator[dict[str, pd.DataFrame]]:
-    """Yield, of each query, its lines of ``queries.csv`` and of ``rivals.csv``, and all its pairs."""
+    """Yield, of each query, its lines of ``queries.csv``, ``rivals.csv`` and ``answers.csv``, and all its pairs."""
     task, size = plan.task, plan.params.group_size
     groups, per_token = sampled.groups(size), sampled.of_tokens(size)
     scores = grade(task, rows, groups)
@@ -166,7 +168,9 @@ def _statistics(
             "answered": float(whole.answered[i].float().mean()),
         }
         other = {"query": row.id, **{name: float(values[i]) for name, values in beside.items()}}
-        yield {"queries": pd.DataFrame([line]), "rivals": pd.DataFrame([other]), "pairs": pairs.assign(query=row.id)}
+        said = {"query": row.id, "sample": range(size), "reward": rewards[i].tolist(), "text": groups[i]}
+        tables = {"queries": pd.DataFrame([line]), "rivals": pd.DataFrame([other]), "pairs": pairs.assign(query=row.id)}
+        yield tables | {"answers": pd.DataFrame(said)}
 
 
 def _gradients(
