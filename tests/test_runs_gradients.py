@@ -69,8 +69,9 @@ def test_a_run_that_shares_prompts_takes_both_temperatures_from_one_pass(monkeyp
     plans: Any = [SimpleNamespace(params=validate({**own, "share_prompts": shares})) for shares in (False, True)]
     gram, plain = module._gradients(plans[0], model, sampled, 0, advantages, math.inf)
     monkeypatch.setattr(gradients, "gradient_gram", None)
-    for plan, limit in ((plans[1], math.inf), (plans[0], 4e5)):  # too little for 6 gradients at a time
-        shared_gram, shared_plain = module._gradients(plan, model, sampled, 0, advantages, limit)
+    for plan, ample in ((plans[1], math.inf), (plans[0], 2e5)):  # less than 6 gradients at a time take
+        monkeypatch.setattr(gradients, "AMPLE", ample)
+        shared_gram, shared_plain = module._gradients(plan, model, sampled, 0, advantages, math.inf)
         torch.testing.assert_close(shared_gram, gram)
         assert shared_plain == pytest.approx(plain, rel=1e-9)
     assert plain != pytest.approx(variance(gram, advantages), rel=0.1)
