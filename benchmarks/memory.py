@@ -11,35 +11,17 @@ from __future__ import annotations
 import functools
 import sys
 import tempfile
-from collections.abc import Callable
-from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import torch
 from overhead import Case, generations, make
 from parts import group, loss_of_group, scored
-from timing import Line, quartiles, report
-from torch.profiler import ProfilerActivity, profile
+from timing import Line, peak, quartiles, report
 
 from gcpo.runs.policies import quiet
 
 ROUNDS = 7
 METHODS = ("grpo", "gcpo_cd", "gcpo_bot")
-
-
-def peak(call: Callable[[], Any]) -> float:
-    """Return the most bytes that a call has of its own at any time."""
-    if torch.cuda.is_available():
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        call()
-    results: Any = profiler.profiler
-    events = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
-    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
 def steps(task: str) -> list[Line]:

@@ -17,15 +17,16 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import Line, alternating, children, quartiles, ratio, report
+from timing import Line, alternating, children, peak, quartiles, ratio, report
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from gcpo import measures, paths, records, world
@@ -40,7 +41,7 @@ from gcpo.runs.profiles import load_profile
 from gcpo.runs.record import Run
 from gcpo.semantics import Entailment, TextFeatures
 from gcpo.tasks.sampling import load_policy
-from gcpo.trainer.prefix import sharing, together
+from gcpo.trainer.prefix import shared, sharing, together
 
 # Sizes of policies: width, width within layers, layers, vocabulary.
 SIZES = {"1M": (128, 384, 4, 786), "19M": (512, 1024, 6, 8000), "100M": (768, 2048, 12, 24_000)}
@@ -146,8 +147,47 @@ def _loop(model: PreTrainedModel, batch: tuple[Tensor, Tensor, Tensor]) -> None:
     gradient_variance(model, *batch, torch.linspace(-1.0, 1.5, len(batch[0])))
 
 
-def _by_function(model: PreTrainedModel, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+def variance_135m(_: int) -> list[Line]:
+    """V(q) of a model of SmolLM2's shape, 16 answers of 12 tokens to a prompt of 300, of ten of thirty layers and of
+    all: seconds of one thread, memory, and work over that of 16 plain backward passes; and torch.func's way for ten."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    shape |= {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49_152, "tie_word_embeddings": True}
+    config = LlamaConfig(**shape)
+    model = LlamaForCausalLM(config).eval()
+    batch, lines, limit = group(model, 16, 300, 12), list[Line](), {"memory_limit": 6e9}
+    for name, chosen in {"ten layers": ["*.layers.2[0-9].*"], "all layers": None}.items():
+        call = functools.partial(gradient_grams, model, *batch, params=chosen, reads=functools.partial(shared, model))
+        plain = functools.partial(gradient_gram, model, *(part[:1] for part in batch), params=chosen)
+        call()  # what is tried once is tried
+        seconds = alternating({"one pass": functools.partial(call, **limit)}, 1, warm=0)["one pass"]
+        lines.append(Line(f"{name}, seconds", "", *quartiles(seconds), unit="s"))
+        taken = peak(functools.partial(call, **limit)) / 1e9
+        lines.append(Line(f"{name}, memory", "", *quartiles([taken]), unit="GB", limit=6.0))
+        work = [_work(functools.partial(call, **limit)), 16 * _work(plain)]
+        lines.append(Line(f"{name}, work", "16 backward passes", *quartiles([work[0] / work[1]]), limit=1.3))
+    eager = LlamaForCausalLM._from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    upper = [name for name, _ in eager.named_parameters() if ".layers.2" in name and ".layers.2." not in name]
+    call = functools.partial(_by_function, eager, batch, upper, (1.0,))
+    [seconds] = alternating({"torch.func": call}, 1, warm=0).values()
+    lines.append(Line("ten layers, torch.func, seconds", "", *quartiles(seconds), unit="s"))
+    return [*lines, Line("ten layers, torch.func, memory", "", *quartiles([peak(call) / 1e9]), unit="GB")]
+
+
+def _work(call: Callable[[], Any]) -> int:
+    """Return how many floating-point operations a call makes in products."""
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+def _by_function(
+    model: PreTrainedModel,
+    batch: tuple[Tensor, Tensor, Tensor],
+    only: Collection[str] = (),
+    temperatures: Sequence[float] = (0.9, 1.0),
+) -> None:
+    weights = {name: weight.detach() for name, weight in model.named_parameters() if name in (only or [name])}
     ids, _, completion = batch
     width = int((completion == 0).sum(1)[0])
 
@@ -158,7 +198,7 @@ def _by_function(model: PreTrainedModel, batch: tuple[Tensor, Tensor, Tensor]) -
         logits = torch.func.functional_call(model, weights, (), given).logits[0, width - 1 : -1] / temperature
         return -cross_entropy(logits, row[width:], reduction="sum")
 
-    for temperature in (0.9, 1.0):
+    for temperature in temperatures:
         gradients = torch.func.vmap(torch.func.grad(score), in_dims=(None, 0, None))(weights, ids, temperature)
         rows = torch.cat([part.flatten(1) for part in gradients.values()], dim=1)
         rows @ rows.T
@@ -314,6 +354,7 @@ PARTS: dict[str, Callable[[int], list[Line]]] = {
     "prompts": prompts,
     "micro_batches": micro_batches,
     **{f"variance_{size}": functools.partial(variance, size=size) for size in SIZES},
+    "variance_135M": variance_135m,
     "pairs": pairs,
     "measures": dispersion,
     "start": start,

@@ -6,6 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from gcpo import paths
@@ -60,6 +61,19 @@ def test_the_rules_are_older_than_the_runs_that_they_decide(world: str) -> None:
     for commit, kinds in commits.items():
         for deciding in kinds:
             assert changed(git("show", f"{commit}:PROTOCOL.md"), NOW, deciding) == [], commit
+
+
+def test_the_real_model_s_rules_and_questions_are_older_than_the_runs_that_they_decide() -> None:
+    named = pd.read_csv(paths.PARAMS / "statistics" / "real_questions.csv").groupby("task")["query"].agg(set)
+    asked = [plan.params for plan in expand("real_figure1", "real") if not plan.params.at_step]
+    assert {params.task: params.eval_limit for params in asked} == named.map(len).to_dict()
+    runs = records.find("real", "real_figure1", reference=True)
+    for task, queries in records.gather(runs, "queries", ["task"]).groupby("task") if len(runs) else ():
+        assert {*queries["query"]} <= named[task]
+    for grid in ("real_figure1", "real_step", "real_training"):
+        for commit in records.find("real", grid, reference=True)["commit"].unique():
+            then = sections(git("show", f"{commit}:PROTOCOL.md"))
+            assert then["The real model"] == sections(NOW)["The real model"], commit
 
 
 def test_a_rule_that_was_changed_is_named() -> None:
