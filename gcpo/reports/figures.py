@@ -97,15 +97,13 @@ def looks() -> Iterator[dict[str, Any]]:
         yield {"color": colour, "marker": marker, "linestyle": line}
 
 
-def estimates(data: pd.DataFrame, x: str, y: str, hue: str = "", ax: Axes | None = None, kind: Kind = "points") -> Axes:
+def estimates(data: pd.DataFrame, x: str, y: str, hue: str, axes: Axes, kind: Kind = "points") -> Axes:
     """Draw estimates with their intervals: as points, points joined to a trend, or a line with a band.
 
     `x`, `y` and `hue` are columns of `data`, as in seaborn, and the intervals' ends its columns low and high. A numeric
     `x` stays where it is; any other is a category, in order of appearance, with the series of `hue` side by side, but
-    for bands. Returns the axes (the current ones by default), labelled with column names: replace them by words and
-    units.
+    for bands; "" draws one series. Returns the axes, labelled with column names: replace them by words and units.
     """
-    axes = plt.gca() if ax is None else ax
     series = list(data.groupby(hue, sort=False)) if hue else [("", data)]
     numeric, categories = pd.api.types.is_numeric_dtype(data[x]), list(data[x].unique())
     if not numeric:
@@ -159,7 +157,7 @@ def training_curves(metrics: pd.DataFrame, reward_range: tuple[float, float]) ->
     top.set(ylabel=f"mean reward, {low:g} to {high:g}", ylim=(low, high))
     if weighted:
         weights = metrics.rename(columns={"gcpo/weight_min": "low", "gcpo/weight_max": "high"})
-        estimates(weights, "step", "gcpo/weight", ax=below, kind="band")
+        estimates(weights, "step", "gcpo/weight", "", below, "band")
         below.axhline(1, color="black", linewidth=0.8, linestyle=":")
         below.set(ylabel="weight of a group")
     below.set(xlabel="step")

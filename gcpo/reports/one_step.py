@@ -86,10 +86,8 @@ def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[
         some = COUNTED_ON[kind]
         return total_gain(own[DOTS].to_numpy()[:, some], own["square"].to_numpy(), batches, folds[:, some])
 
-    base = of[BASE, "own"]
-    return {(name, kind): total(own, kind) for (name, kind), own in of.items()} | {
-        (BASE, kind): total(base, kind) for kind in COUNTED_ON
-    }
+    of |= {(BASE, kind): of[BASE, "own"] for kind in COUNTED_ON}
+    return {(name, kind): total(own, kind) for (name, kind), own in of.items()}
 
 
 def table(updates: pd.DataFrame, by: list[str], n: int = 2000, seed: int = 0) -> pd.DataFrame:

@@ -41,19 +41,16 @@ def runs(profile: str, reference: bool = False) -> list[Run]:
     Each is checked: one that is not to be trusted has a ``fault``, and is not ``finished``.
     """
     name = profile_name(profile)
-    if reference:
-        return _committed(paths.REFERENCE / name / RUNS)
-    places = sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))
-    return [load(path.parent, whole=False) for path in places]
-
-
-def _committed(path: Path) -> list[Run]:
-    if not path.exists():
+    if not reference:
+        places = sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))
+        return [load(path.parent, whole=False) for path in places]
+    folder = paths.REFERENCE / name
+    if not (path := folder / RUNS).exists():
         return []
-    if broken := io.broken(path.parent):
-        return [Run(path.parent, {"id": path.parent.name}, f"{broken}: restore it by git, or publish again")]
+    if broken := io.broken(folder):
+        return [Run(folder, {"id": name}, f"{broken}: restore it by git, or publish again")]
     manifests = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
-    return [Run(path.parent, manifest, another_version(manifest)) for manifest in manifests]
+    return [Run(folder, manifest, another_version(manifest)) for manifest in manifests]
 
 
 def faults(profile: str, reference: bool = False) -> list[str]:
@@ -127,11 +124,9 @@ def _refuse_mixtures(profile: str, manifests: list[dict[str, Any]]) -> None:
     for (what, name), counts in versions.items():
         if len(counts) > 1:
             made = ", ".join(f"{count} with {version}" for version, count in counts.items())
-            way = WAYS_OUT[what].format(profile=profile)
-            raise RecordError(
-                f"These runs of profile {profile!r} were made with different {what} of one name, {name}: {made}. {way},"
-                " or ask for any_code=True to compare them all the same."
-            )
+            said = f"These runs of profile {profile!r} were made with different {what} of one name, {name}: {made}."
+            way = f"{WAYS_OUT[what].format(profile=profile)}, or ask for any_code=True to compare them all the same."
+            raise RecordError(f"{said} {way}")
 
 
 def _shared(manifest: dict[str, Any], known: Collection[str] = ()) -> dict[tuple[str, str], str]:
