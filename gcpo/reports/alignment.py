@@ -26,9 +26,8 @@ from gcpo.statistics import Array, Draws, draws_of, draws_over_seeds
 
 MEASURES, RIVALS = NAMES["measures"], NAMES["rivals"]  # column -> what figures call it
 FOUR = ("token_entropy", "se", "cd", "bot")
-TOP = 0.1  # the share of queries that App. D.5 is about
 NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddings, are near ones
-CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": TOP, "mae": nan, "heldout_spearman": 0.0}
+CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": 0.1, "mae": nan, "heldout_spearman": 0.0}
 COLUMNS = ["measure", "statistic", "estimate", "low", "high", "p"]
 START = "starting policy"
 TRAINING = "training_seed"  # tells the trainings apart whose policies were asked; missing of a starting policy
@@ -296,8 +295,7 @@ def right_against_wrong(
         the columns of ``pairs``, with alignment: 2 <g_i, g_j> / (|g_i|^2 + |g_j|^2), in [-1, 1]. It has the cosine's
         sign and is at most as large, the same where both are of one length; apart is 1 - alignment.
     """
-    least, most = reward_range
-    rewards = torch.tensor([[float(least), float(most)] * (size // 2)])
+    rewards = torch.tensor([[*reward_range] * (size // 2)], dtype=torch.float32)
     scale = float(base_advantages(rewards).max())
     keys = [key for key in (TRAINING, "seed", "query") if key in pairs and key in queries]
     found = pairs.merge(queries.loc[np.isclose(queries["rd"], 1), keys], on=keys)

@@ -94,10 +94,9 @@ def find(
         finished = [run for run in finished if run.manifest["id"] in labels]
         if not any_code:
             _refuse_mixtures(profile, [run.manifest for run in finished])
-    nothing = [*Params.model_fields, "id", "kind"]
-    table = pd.DataFrame([_columns(run.manifest) for run in finished], columns=None if finished else nothing)
-    folders = pd.Series([run.folder for run in finished], dtype=object)
-    return table.assign(label=table["id"].map(labels), folder=folders, reference=reference)
+    rows = [_columns(run.manifest) | {"folder": run.folder} for run in finished]
+    table = pd.DataFrame(rows, columns=None if rows else [*Params.model_fields, "id", "kind", "folder"])
+    return table.assign(label=table["id"].map(labels), reference=reference)
 
 
 def _columns(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -135,9 +134,8 @@ def _shared(manifest: dict[str, Any], known: Collection[str] = ()) -> dict[tuple
     seed."""
     params, code, seed = manifest["params"], manifest.get("code"), recorded(manifest["params"], "world_seed")
     of = f" of world {seed}" if seed else ""
-    found: dict[tuple[str, str], str] = {
-        ("code", "gcpo"): "certified code" if code in known else f"code {code} of {manifest.get('commit')!s:.7}"
-    }
+    made_by = "certified code" if code in known else f"code {code} of {manifest.get('commit')!s:.7}"
+    found: dict[tuple[str, str], str] = {("code", "gcpo"): made_by}
     for kind in ("policy", "embedder", "entailment"):
         if made := manifest.get("contents", {}).get(kind):
             found["models", f"{kind} {params[kind]!r}{of}"] = digest(made)
@@ -249,9 +247,8 @@ def write_reference(folder: Path, finished: list[Run]) -> None:
         refuse_secrets(run.manifest, f"the record of {run.manifest['id']}: ")
     folder.mkdir(parents=True)
     for name in TABLES:
-        tables = [(run.manifest["id"], table_of(run, name)) for run in finished]
-        parts = [table.assign(run=id_) for id_, table in tables if table is not None]
-        if parts:
+        tables = ((run.manifest["id"], table_of(run, name)) for run in finished)
+        if parts := [table.assign(run=id_) for id_, table in tables if table is not None]:
             whole, path = pd.concat(parts, ignore_index=True), folder / f"{name}.parquet"
             whole.to_parquet(path, index=False, compression="zstd", compression_level=15)
     lines = "".join(json.dumps(run.manifest, sort_keys=True) + "\n" for run in finished)

@@ -199,8 +199,7 @@ class Report:
             if part.loc[of_both, "seed"].nunique() < 2:
                 continue
             found = differences(part[of_both], self.metric[task], {BASE: START}).set_index("label")
-            gain = found.loc[BASE].drop("seeds")
-            gain = gain.rename({"compared": "seeds", "mean": "grpo", "difference": "gain"})
+            gain = found.loc[BASE].drop("seeds").rename({"compared": "seeds", "mean": "grpo", "difference": "gain"})
             where = {"task": task, "decoding": decoding, "metric": self.metric[task], "start": found.loc[START, "mean"]}
             rows.append({**gain, **where, "passes": gain["low"] > 0, "runs": self._counted(task, BASE)})
         return pd.DataFrame(rows, columns=GATE)

@@ -67,10 +67,9 @@ def paper_means(name: str, **where: str) -> dict[str, float]:
 
 def gcpo_means(benchmark: str) -> dict[str, float]:
     """Return GCPO's numbers on a benchmark by method, from Table 1 (F1) or 2 (accuracy); empty if neither has it."""
-    for name, metric in (("gcpo_table1", "f1"), ("gcpo_table2", "accuracy")):
-        if benchmark in set(reported(name)["task"]):
-            return paper_means(name, task=benchmark, metric=metric)
-    return {}
+    where = {"gcpo_table1": "f1", "gcpo_table2": "accuracy"}
+    names = [name for name in where if benchmark in set(reported(name)["task"])]
+    return paper_means(names[0], task=benchmark, metric=where[names[0]]) if names else {}
 
 
 def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:

@@ -347,8 +347,7 @@ class Verdicts:
         verdict = decided if isinstance(decided, dict) else {"verdict": word}
         because = f"{verdict.get('because', '')} {because}".strip()
         place = f"{place}, {task}" if task else place
-        named = {"id": check, "place": place, "task": task, "heading": heading, "because": because}
-        self.rows.append(verdict | named)
+        self.rows.append({**verdict, "id": check, "place": place, "task": task, "heading": heading, "because": because})
 
     def show(self, check: str, task: str = "") -> None:
         """Show the kept verdicts of a check: on one task, or on all.
