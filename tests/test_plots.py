@@ -65,7 +65,7 @@ def test_a_figure_of_runs_is_saved_alike_with_its_data_and_its_source_below_all_
 
 @pytest.mark.parametrize("kind", ["points", "joined", "band"])
 def test_intervals_stand_at_their_estimates(kind: Any) -> None:
-    axes = figures.estimates(DATA, "task", "score", "method", kind=kind)
+    axes = figures.estimates(DATA, "task", "score", "method", plt.gca(), kind)
     assert [label.get_text() for label in axes.get_xticklabels()] == ["qa", "maths"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["grpo", "gcpo"]
     places = np.array([line.get_xdata() for line in axes.lines])

@@ -26,10 +26,8 @@ from gcpo.statistics import Array, Draws, draws_of, draws_over_seeds
 
 MEASURES, RIVALS = NAMES["measures"], NAMES["rivals"]  # column -> what figures call it
 FOUR = ("token_entropy", "se", "cd", "bot")
-TOP = 0.1  # the share of queries that App. D.5 is about
 NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddings, are near ones
-CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": TOP, "mae": nan, "heldout_spearman": 0.0}
-STATISTICS = tuple(CHANCE)
+CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": 0.1, "mae": nan, "heldout_spearman": 0.0}
 COLUMNS = ["measure", "statistic", "estimate", "low", "high", "p"]
 START = "starting policy"
 TRAINING = "training_seed"  # tells the trainings apart whose policies were asked; missing of a starting policy
@@ -70,25 +68,24 @@ class Alignment:
     def __init__(
         self, queries: pd.DataFrame, target: str = "V", *, drop_top: float = 0, keep_zero: bool = True, n: int = 10000
     ) -> None:
-        apart = [name for name in (TRAINING, "seed") if name in queries]
-        runs = [part for _, part in queries.groupby(apart, dropna=False)] if apart else [queries]
-        of = [_trainings(part).iloc[0] for part in runs]
-        self._trainings = [[i for i, training in enumerate(of) if training == one] for one in dict.fromkeys(of)]
-        kept = [selected(run, drop_top=drop_top, keep_zero=keep_zero).set_index("query").sort_index() for run in runs]
         names = pd.Index(sorted(set(queries["query"])))
-        self.target = target
-        self.seeds, self.queries = len(runs), min(map(len, kept))
         units = names.to_series()
         if "document" in queries:  # questions about one document are drawn together
             units = queries.drop_duplicates("query").set_index("query")["document"].reindex(names).fillna(units)
         drawn, place = np.unique(units, return_inverse=True)
         # The first row is what was seen, the others are resamples of it; a query is drawn alike for all runs.
         counts = statistics.seen_and_resampled(len(drawn), n, 0)[:, place]
-        self._runs = [(table, counts[:, names.get_indexer(table.index)]) for table in kept]
+        self._trainings: dict[float, list[tuple[pd.DataFrame, Array]]] = {}
+        for _, run in queries.groupby([name for name in (TRAINING, "seed") if name in queries], dropna=False):
+            table = selected(run, drop_top=drop_top, keep_zero=keep_zero).set_index("query").sort_index()
+            known = table, counts[:, names.get_indexer(table.index)]
+            self._trainings.setdefault(_trainings(run).iloc[0], []).append(known)
+        self._runs, self.target = [run for runs in self._trainings.values() for run in runs], target
+        self.seeds, self.queries = len(self._runs), min(len(table) for table, _ in self._runs)
         self._found: dict[tuple[str, str], Array] = {}
 
     def draws(self, measure: str, statistic: str = "spearman") -> Draws:
-        """One of :data:`STATISTICS` of a measure: the mean over runs, and its draws.
+        """One of the statistics of :data:`CHANCE` of a measure: the mean over runs, and its draws.
 
         spearman (Eq. 21), auc and precision at the top 10 % (Eq. 22-23, ties in expectation), mae (in V's unit) and
         heldout_spearman of a line fitted on the other folds (App. D.7; folds of queries, which resamples keep apart).
@@ -100,7 +97,7 @@ class Alignment:
         target where ``of`` is an alignment of the same queries."""
         return draws_over_seeds(self._replicates(measure, statistic) - (of or self)._replicates(other, statistic))
 
-    def table(self, measures: Sequence[str] = FOUR, kinds: Sequence[str] = STATISTICS) -> pd.DataFrame:
+    def table(self, measures: Sequence[str] = FOUR, kinds: Sequence[str] = tuple(CHANCE)) -> pd.DataFrame:
         """measure, statistic, estimate, low, high (95 %), p (of chance; two-sided, same resamples), queries, seeds."""
         each = product(measures, kinds)
         rows = [(MEASURES[name], kind, *_numbers(self.draws(name, kind), CHANCE[kind])) for name, kind in each]
@@ -144,10 +141,9 @@ class Alignment:
         of queries that both draws have, and of 2,000 resamples at most."""
         pairs = combinations if first == second else permutations  # of one column the other way round is the same
         each = []
-        for runs in self._trainings:
+        for runs in self._trainings.values():
             found = []
-            for i, j in pairs(runs, 2):
-                (one, counts), other = self._runs[i], self._runs[j][0]
+            for (one, counts), (other, _) in pairs(runs, 2):
                 here = one.index.isin(other.index)
                 u, v = (of.loc[one.index[here], name].to_numpy(float) for of, name in ((one, first), (other, second)))
                 found.append(statistics.replicates("spearman", u, v, counts[:2001, here]))
@@ -155,13 +151,12 @@ class Alignment:
         return np.stack(each or [np.full(1, nan)], axis=1)
 
     def _replicates(self, measure: str, statistic: str) -> Array:
-        key = measure, statistic
-        if key not in self._found:
-            each = []
-            for table, counts in self._runs:
-                u, v = (table[name].to_numpy(float) for name in (measure, self.target))
-                each.append(statistics.replicates(statistic, u, v, counts))
-            self._found[key] = np.stack([np.mean([each[i] for i in own], axis=0) for own in self._trainings], axis=1)
+        if (key := (measure, statistic)) not in self._found:
+            means = []
+            for runs in self._trainings.values():
+                columns = [(table[[measure, self.target]].to_numpy(float).T, counts) for table, counts in runs]
+                means.append(np.mean([statistics.replicates(statistic, u, v, k) for (u, v), k in columns], axis=0))
+            self._found[key] = np.stack(means, axis=1)
         return self._found[key]
 
 
@@ -305,8 +300,7 @@ def right_against_wrong(
         the columns of ``pairs``, with alignment: 2 <g_i, g_j> / (|g_i|^2 + |g_j|^2), in [-1, 1]. It has the cosine's
         sign and is at most as large, the same where both are of one length; apart is 1 - alignment.
     """
-    least, most = reward_range
-    rewards = torch.tensor([[float(least), float(most)] * (size // 2)])
+    rewards = torch.tensor([[*reward_range] * (size // 2)], dtype=torch.float32)
     scale = float(base_advantages(rewards).max())
     keys = [key for key in (TRAINING, "seed", "query") if key in pairs and key in queries]
     found = pairs.merge(queries.loc[np.isclose(queries["rd"], 1), keys], on=keys)

@@ -12,15 +12,12 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from gcpo.reports.figures import legend_above, looks, panels, trends
 from gcpo.reports.verdicts import Evidence, family
 from gcpo.statistics import Array, Draws, draws_over_seeds, seen_and_resampled
 
 PARTS = {"nll": "whole answer", "nll_thinking": "thinking", "nll_answer": "answer"}
 RATES = tuple(round(0.1 * i, 1) for i in range(1, 10))  # false positive rates that ROC curves are compared at
-QUANTILES = np.arange(0.01, 1, 0.01)
 # A statistic of a policy: a column per seed; the first row is what was seen, the others resamples of the questions.
 Quantity = pd.DataFrame
 
@@ -85,59 +82,3 @@ def comparisons(found: Mapping[str, Quantity]) -> pd.DataFrame:
     drawn = {name: draws(quantity) for name, quantity in found.items()}
     seeds = {(name, ""): int(quantity.notna().any().sum()) for name, quantity in found.items()}
     return family({(name, ""): Evidence(own.interval, own.p) for name, own in drawn.items()}, seeds)
-
-
-def quantiles(answers: pd.DataFrame) -> pd.DataFrame:
-    """The distribution of each part, as :func:`distributions` draws it: label, part, outcome, share, nats."""
-    rows = []
-    for (label, right), group in answers.groupby(["label", "right"], sort=False):
-        for part, name in PARTS.items():
-            points = group[part].quantile(QUANTILES)
-            outcome = "right" if right else "wrong"
-            rows += [(label, name, outcome, share, nats) for share, nats in points.items()]
-    return pd.DataFrame(rows, columns=["label", "part", "outcome", "share", "nats"])
-
-
-def distributions(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
-    """Shares of right and of wrong answers below each entropy: a panel per part and label.
-
-    Args:
-        table: as :func:`quantiles` gives it.
-        names: label -> the title of its panels.
-    """
-    labels = {"xlabel": "mean negative log-probability, nats per token", "ylabel": "share of answers below"}
-    size = (2.4 * table["label"].nunique(), 2.3 * len(PARTS))
-    figure, grid = panels(table, "label", "part", names, **labels, sharex="row", sharey=True, figsize=size)
-    for axis, rows in grid:
-        for look, (outcome, line) in zip(looks(), rows.groupby("outcome"), strict=False):
-            axis.plot(line["nats"], line["share"], label=outcome, **look | {"marker": ""})
-        axis.set(xscale="log")
-    legend_above(figure)
-    return figure
-
-
-def curves(found: Mapping[str, Mapping[str, Quantity]]) -> pd.DataFrame:
-    """ROC curves of thinking and answer at :data:`RATES`: label, part, rate, tpr, low and high (95 %)."""
-    rows = []
-    for label, own in found.items():
-        for part in ("nll_thinking", "nll_answer"):
-            for rate in RATES:
-                interval = np.clip(draws(own[f"tpr {part} {rate}"]).interval(), 0, 1)  # a share lies in [0, 1]
-                rows.append((label, PARTS[part], rate, *interval))
-    return pd.DataFrame(rows, columns=["label", "part", "rate", "tpr", "low", "high"])
-
-
-def roc_curves(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
-    """A panel per label: how many of the wrong answers each entropy finds, at how many false alarms.
-
-    Args:
-        table: as :func:`curves` gives it.
-        names: label -> the title of its panel.
-    """
-    labels = {"xlabel": "share of right answers called wrong", "ylabel": "share of wrong answers found"}
-    settings = {"sharex": True, "sharey": True, "figsize": (2.4 * table["label"].nunique(), 3.0)}
-    figure = trends(table, "rate", "tpr", "part", "band", across="label", names=names, **labels, **settings)
-    for axis in figure.axes:
-        axis.plot([0, 1], [0, 1], color="0.5", linestyle=":", lw=1)
-        axis.set(xlim=(0, 1), ylim=(0, 1))
-    return figure

@@ -97,15 +97,13 @@ def looks() -> Iterator[dict[str, Any]]:
         yield {"color": colour, "marker": marker, "linestyle": line}
 
 
-def estimates(data: pd.DataFrame, x: str, y: str, hue: str = "", ax: Axes | None = None, kind: Kind = "points") -> Axes:
+def estimates(data: pd.DataFrame, x: str, y: str, hue: str, axes: Axes, kind: Kind = "points") -> Axes:
     """Draw estimates with their intervals: as points, points joined to a trend, or a line with a band.
 
     `x`, `y` and `hue` are columns of `data`, as in seaborn, and the intervals' ends its columns low and high. A numeric
     `x` stays where it is; any other is a category, in order of appearance, with the series of `hue` side by side, but
-    for bands. Returns the axes (the current ones by default), labelled with column names: replace them by words and
-    units.
+    for bands; "" draws one series. Returns the axes, labelled with column names: replace them by words and units.
     """
-    axes = plt.gca() if ax is None else ax
     series = list(data.groupby(hue, sort=False)) if hue else [("", data)]
     numeric, categories = pd.api.types.is_numeric_dtype(data[x]), list(data[x].unique())
     if not numeric:
@@ -159,7 +157,7 @@ def training_curves(metrics: pd.DataFrame, reward_range: tuple[float, float]) ->
     top.set(ylabel=f"mean reward, {low:g} to {high:g}", ylim=(low, high))
     if weighted:
         weights = metrics.rename(columns={"gcpo/weight_min": "low", "gcpo/weight_max": "high"})
-        estimates(weights, "step", "gcpo/weight", ax=below, kind="band")
+        estimates(weights, "step", "gcpo/weight", "", below, "band")
         below.axhline(1, color="black", linewidth=0.8, linestyle=":")
         below.set(ylabel="weight of a group")
     below.set(xlabel="step")
@@ -184,32 +182,6 @@ def along_training(
     lines.loc[~lines["label"].isin(list(names)[:banded]), ["low", "high"]] = nan
     lines = lines.sort_values("label", key=lambda labels: labels.map([*names].index), kind="stable")
     return trends(lines.replace({"label": names}), "step", value, "label", kind="band", **settings)
-
-
-def sweep_curves(table: pd.DataFrame, chosen: Mapping[str, float]) -> Figure:
-    """Validation scores at the end of training over the rate: a panel per task and decoding, a line per batch size.
-
-    Args:
-        table: as `sweep.summary` gives it; lines are standard deviations over seeds.
-        chosen: task -> the profile's own rate, a vertical line.
-    """
-    named: Any = table.assign(series=table["prompts_per_step"].map("{} prompts a step".format))
-    of = {how: named.set_axis(named.columns.str.replace(how, "score"), axis=1) for how in ("sampled", "greedy")}
-    long = pd.concat(of, names=["how"]).reset_index("how")
-    spread = long["score_std"].fillna(0)
-    long = long.assign(low=long["score"] - spread, high=long["score"] + spread)
-    labels: dict[str, Any] = {"xlabel": "learning rate", "ylabel": "validation split after training, %"}
-    figure, grid = panels(long, "task", "how", **labels, sharex="col", figsize=(9.6, 5.4))
-    for axis, rows in grid:
-        estimates(rows, "learning_rate", "score", "series", axis, "joined")
-        axis.axhline(rows["start_score"].mean(), color="0.5", linestyle=":", label="before training")
-        axis.axvline(chosen[rows["task"].iloc[0]], color="black", linewidth=0.9, label="the profile's rate")
-        rates = sorted(rows["learning_rate"].unique())
-        axis.set(xscale="log", xlabel="", ylabel="")
-        axis.set_xticks(rates, [f"{rate:.0e}".replace("e-0", "e-") for rate in rates])
-        axis.minorticks_off()
-    legend_above(figure, ncols=5)
-    return figure
 
 
 # --- a line per name --------------------------------------------------------------------------------------------------
@@ -249,12 +221,12 @@ def forest(
             continue
         task, block = part[["task", "block"]].iloc[0]
         listed = {label: name for label, name in names.items() if label in labels[block]}
-        _differences(axis, part, [*listed], reach[task] if isinstance(reach, Mapping) else reach)
+        draw_differences(axis, part, [*listed], reach[task] if isinstance(reach, Mapping) else reach)
         line_per_name(axis, listed, 0, written=task == drawn["task"].iloc[0])
     return figure
 
 
-def _differences(axis: Axes, rows: pd.DataFrame, labels: list[str], reach: float) -> None:
+def draw_differences(axis: Axes, rows: pd.DataFrame, labels: list[str], reach: float) -> None:
     """Draw differences, each at its label's place, on an axis from -reach to reach."""
     axis.set_xlim(-reach, reach)
     for row in rows.to_dict("records"):
@@ -269,44 +241,6 @@ def _differences(axis: Axes, rows: pd.DataFrame, labels: list[str], reach: float
         # In a box, as the interval may reach into the panel, behind the value.
         look: dict[str, Any] = {"textcoords": "offset points", "ha": ha, "va": "center", "fontsize": 7, "bbox": BOX}
         axis.annotate(f"{estimate:+.1f}", (side * reach, place), xytext=(-7 * side, 0), **look)
-
-
-def modulation(strength: pd.DataFrame, table: pd.DataFrame, names: Mapping[str, str], reach: float) -> Figure:
-    """Draw how far each method's weights can move an advantage, how far they did per task, and the method's gain.
-
-    Args:
-        strength: a row per task and label: lowest and highest (what the formula allows), smallest and largest (what
-            was logged); labels without weights have none.
-        table: as in `forest`, and paper: the paper's own difference, nan where it prints none.
-        names: label -> what the axis calls it, in order from the top.
-        reach: of the differences, as in `forest`.
-    """
-    shown = {label: name for label, name in names.items() if label in set(table["label"])}
-    places, tasks = {label: place for place, label in enumerate(shown)}, list(table["task"].unique())
-    settings: dict[str, Any] = {"figsize": (9.6, 1.3 + 0.42 * len(shown)), "width_ratios": [1.3] + [1] * len(tasks)}
-    figure, (first, *others) = plt.subplots(1, 1 + len(tasks), **settings)
-    strength, table = (rows[rows["label"].isin(list(shown))] for rows in (strength, table))
-    for label in set(shown) - set(strength["label"]):
-        at = first.get_yaxis_transform()
-        first.text(0.03, places[label], "changes rewards", transform=at, va="center", fontsize=7, color="0.4")
-    for number, (axis, task) in enumerate(zip(others, tasks, strict=True)):
-        own = strength[strength["task"] == task]
-        place = own["label"].map(places)
-        first.hlines(place, own["lowest"], own["highest"], color="0.75", linewidth=9, zorder=1)
-        place = place + 0.22 * (number - (len(tasks) - 1) / 2)  # the first task above the second
-        first.hlines(place, own["smallest"], own["largest"], color=PALETTE[number + 1], lw=3, label=task, zorder=2)
-        drawn = table[(table["task"] == task) & table["difference"].notna()]
-        _differences(axis, drawn, list(shown), reach)
-        paper = drawn[drawn["paper"].notna()]
-        below = [places[label] + 0.3 for label in paper["label"]]  # ours, whose value may stand there
-        said = "the paper's" if len(paper) else None
-        axis.plot(paper["paper"], below, "D", color=PALETTE[3], markerfacecolor="white", label=said)
-        axis.set(title=task, xlabel="minus GRPO, points")
-        line_per_name(axis, shown, 0, written=False)
-    first.set(title="the weight of a group", xlabel="factor on its advantages")
-    line_per_name(first, shown, 1)
-    legend_above(figure)
-    return figure
 
 
 def factor_ranges(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:

@@ -115,11 +115,9 @@ def decided(lines: Sequence[Any]) -> tuple[str, dict[str, str]]:
     A verdict of no world counts in both. The two worlds are two answers: where they are not the same, the word is
     "differs". A world in which nothing was tested is no answer.
     """
-    asked = [name for name in WORLDS if any(line.profile == name for line in lines)]
-    words = {
-        WORLDS[name]: overall([line.verdict for line in lines if line.profile == name or line.profile not in WORLDS])
-        for name in asked
-    }
+    profiles = {line.profile for line in lines}
+    others, asked = profiles - {*WORLDS}, [name for name in WORLDS if name in profiles]
+    words = {WORLDS[one]: overall([line.verdict for line in lines if line.profile in {one, *others}]) for one in asked}
     found = set(words.values()) - {UNTESTED} or {overall([line.verdict for line in lines])}
     return (DIFFERS if len(found) > 1 else found.pop()), words
 

@@ -86,10 +86,8 @@ def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[
         some = COUNTED_ON[kind]
         return total_gain(own[DOTS].to_numpy()[:, some], own["square"].to_numpy(), batches, folds[:, some])
 
-    base = of[BASE, "own"]
-    return {(name, kind): total(own, kind) for (name, kind), own in of.items()} | {
-        (BASE, kind): total(base, kind) for kind in COUNTED_ON
-    }
+    of |= {(BASE, kind): of[BASE, "own"] for kind in COUNTED_ON}
+    return {(name, kind): total(own, kind) for (name, kind), own in of.items()}
 
 
 def table(updates: pd.DataFrame, by: list[str], n: int = 2000, seed: int = 0) -> pd.DataFrame:
@@ -108,8 +106,7 @@ def table(updates: pd.DataFrame, by: list[str], n: int = 2000, seed: int = 0) ->
     lines = []
     for names, some in updates.groupby(by, sort=False):
         spreads = some[some["weights"] == "own"].groupby("method")["spread"].median()
-        found = relative_gains(some, n, seed)
-        for (method, kind), draws in found.items():
+        for (method, kind), draws in relative_gains(some, n, seed).items():
             gain, low, high = (100 * value for value in draws.interval())
             line = {"method": method, "weights": kind, "gain": gain, "low": low, "high": high, "p": draws.p}
             spread = 100 * spreads.get(method, np.nan) if kind == "own" else np.nan

@@ -132,10 +132,9 @@ def publish(profile: str, partial: bool = False) -> int:
     for grid in dict.fromkeys(own_grid(each, name) for each in reports_on(name)):
         wanted = {plan.id for plan in expand(grid, profile)}
         if len(wanted & made) < (1 if partial else len(wanted)):
-            raise RecordError(
-                f"Grid {grid} has {len(wanted & made)} of {len(wanted)} runs finished with {profile}. First: "
-                f"python -m gcpo grid {grid} --profile {profile} (--partial publishes if each grid has one run)"
-            )
+            said = f"Grid {grid} has {len(wanted & made)} of {len(wanted)} runs finished with {profile}."
+            way = f"python -m gcpo grid {grid} --profile {profile} (--partial publishes if each grid has one run)"
+            raise RecordError(f"{said} First: {way}")
     old = records.runs(profile, reference=True)
     for why, left in (("no grid asks for", found), ("damaged, of no grid, or of other code or models", old)):
         if names := [str(run.manifest["id"]) for run in left if run.manifest["id"] not in made]:

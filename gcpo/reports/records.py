@@ -41,19 +41,16 @@ def runs(profile: str, reference: bool = False) -> list[Run]:
     Each is checked: one that is not to be trusted has a ``fault``, and is not ``finished``.
     """
     name = profile_name(profile)
-    if reference:
-        return _committed(paths.REFERENCE / name / RUNS)
-    places = sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))
-    return [load(path.parent, whole=False) for path in places]
-
-
-def _committed(path: Path) -> list[Run]:
-    if not path.exists():
+    if not reference:
+        places = sorted((paths.OUTPUTS / name / "runs").glob("*/manifest.json"))
+        return [load(path.parent, whole=False) for path in places]
+    folder = paths.REFERENCE / name
+    if not (path := folder / RUNS).exists():
         return []
-    if broken := io.broken(path.parent):
-        return [Run(path.parent, {"id": path.parent.name}, f"{broken}: restore it by git, or publish again")]
+    if broken := io.broken(folder):
+        return [Run(folder, {"id": name}, f"{broken}: restore it by git, or publish again")]
     manifests = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
-    return [Run(path.parent, manifest, another_version(manifest)) for manifest in manifests]
+    return [Run(folder, manifest, another_version(manifest)) for manifest in manifests]
 
 
 def faults(profile: str, reference: bool = False) -> list[str]:
@@ -97,10 +94,9 @@ def find(
         finished = [run for run in finished if run.manifest["id"] in labels]
         if not any_code:
             _refuse_mixtures(profile, [run.manifest for run in finished])
-    nothing = [*Params.model_fields, "id", "kind"]
-    table = pd.DataFrame([_columns(run.manifest) for run in finished], columns=None if finished else nothing)
-    folders = pd.Series([run.folder for run in finished], dtype=object)
-    return table.assign(label=table["id"].map(labels), folder=folders, reference=reference)
+    rows = [_columns(run.manifest) | {"folder": run.folder} for run in finished]
+    table = pd.DataFrame(rows, columns=None if rows else [*Params.model_fields, "id", "kind", "folder"])
+    return table.assign(label=table["id"].map(labels), reference=reference)
 
 
 def _columns(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -127,11 +123,9 @@ def _refuse_mixtures(profile: str, manifests: list[dict[str, Any]]) -> None:
     for (what, name), counts in versions.items():
         if len(counts) > 1:
             made = ", ".join(f"{count} with {version}" for version, count in counts.items())
-            way = WAYS_OUT[what].format(profile=profile)
-            raise RecordError(
-                f"These runs of profile {profile!r} were made with different {what} of one name, {name}: {made}. {way},"
-                " or ask for any_code=True to compare them all the same."
-            )
+            said = f"These runs of profile {profile!r} were made with different {what} of one name, {name}: {made}."
+            way = f"{WAYS_OUT[what].format(profile=profile)}, or ask for any_code=True to compare them all the same."
+            raise RecordError(f"{said} {way}")
 
 
 def _shared(manifest: dict[str, Any], known: Collection[str] = ()) -> dict[tuple[str, str], str]:
@@ -140,9 +134,8 @@ def _shared(manifest: dict[str, Any], known: Collection[str] = ()) -> dict[tuple
     seed."""
     params, code, seed = manifest["params"], manifest.get("code"), recorded(manifest["params"], "world_seed")
     of = f" of world {seed}" if seed else ""
-    found: dict[tuple[str, str], str] = {
-        ("code", "gcpo"): "certified code" if code in known else f"code {code} of {manifest.get('commit')!s:.7}"
-    }
+    made_by = "certified code" if code in known else f"code {code} of {manifest.get('commit')!s:.7}"
+    found: dict[tuple[str, str], str] = {("code", "gcpo"): made_by}
     for kind in ("policy", "embedder", "entailment"):
         if made := manifest.get("contents", {}).get(kind):
             found["models", f"{kind} {params[kind]!r}{of}"] = digest(made)
@@ -254,9 +247,8 @@ def write_reference(folder: Path, finished: list[Run]) -> None:
         refuse_secrets(run.manifest, f"the record of {run.manifest['id']}: ")
     folder.mkdir(parents=True)
     for name in TABLES:
-        tables = [(run.manifest["id"], table_of(run, name)) for run in finished]
-        parts = [table.assign(run=id_) for id_, table in tables if table is not None]
-        if parts:
+        tables = ((run.manifest["id"], table_of(run, name)) for run in finished)
+        if parts := [table.assign(run=id_) for id_, table in tables if table is not None]:
             whole, path = pd.concat(parts, ignore_index=True), folder / f"{name}.parquet"
             whole.to_parquet(path, index=False, compression="zstd", compression_level=15)
     lines = "".join(json.dumps(run.manifest, sort_keys=True) + "\n" for run in finished)

@@ -64,10 +64,8 @@ def replay(profile: str, runs: Sequence[Run], jobs: int | None = None) -> dict[s
     for manifest in (run.manifest for run in runs):
         given = {key: value for key, value in manifest["params"].items() if key in Params.model_fields}
         plan = Plan(manifest["kind"], validate({**given, "profile": f"{profile}-replay"}))
-        if plan.id != manifest["id"]:
-            raise RecordError(
-                f"{manifest['id']} has become {plan.id}: give what was added a line in plan.yaml (SINCE)."
-            )
+        if plan.id != (before := manifest["id"]):
+            raise RecordError(f"{before} has become {plan.id}: give what was added a line in plan.yaml (SINCE).")
         if load(plan.folder).manifest.get("code") != record.environment()["code"]:
             shutil.rmtree(plan.folder, ignore_errors=True)
         plans.append(plan)
@@ -119,10 +117,8 @@ def compare(profile: str, grid: str) -> pd.DataFrame:
     fresh seeds, from all committed seeds), and found: identical where every table has the committed SHA-256; within
     that interval, or not; or no interval, where the reference has too few seeds.
     """
-    here, kept = (
-        {run.manifest["id"]: run.manifest for run in records.runs(profile, reference) if run.finished}
-        for reference in (False, True)
-    )
+    made = records.runs(profile), records.runs(profile, reference=True)
+    here, kept = ({run.manifest["id"]: run.manifest for run in each if run.finished} for each in made)
     plans = pd.DataFrame([(plan.params.task, plan.label, plan.id) for plan in expand(grid, profile)])
     rows = []
     for (task, label), asked in plans.groupby([0, 1], sort=False)[2]:

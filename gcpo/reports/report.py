@@ -192,18 +192,16 @@ class Report:
         """
         runs = self._compared.query("kind == 'train' and label in [@START, @BASE]")
         scores = records.gather(runs, "eval", ["task", "label", "seed"])
-        rows: list[dict[str, Any]] = []
+        rows = []
         for task, decoding in product(self.metric, ("sampled", "greedy")) if len(scores) else ():
             part = scores.query("task == @task and decoding == @decoding")
             of_both = part.groupby("seed")["label"].transform("nunique") == 2
             if part.loc[of_both, "seed"].nunique() < 2:
                 continue
             found = differences(part[of_both], self.metric[task], {BASE: START}).set_index("label")
-            start, gain = found.loc[START], found.loc[BASE]
-            row = {"task": task, "decoding": decoding, "metric": self.metric[task], "seeds": gain["compared"]}
-            row |= {"start": start["mean"], "grpo": gain["mean"], "gain": gain["difference"], "std": gain["std"]}
-            row |= {"low": gain["low"], "high": gain["high"], "passes": gain["low"] > 0}
-            rows.append({**row, "runs": self._counted(task, BASE)})
+            gain = found.loc[BASE].drop("seeds").rename({"compared": "seeds", "mean": "grpo", "difference": "gain"})
+            where = {"task": task, "decoding": decoding, "metric": self.metric[task], "start": found.loc[START, "mean"]}
+            rows.append({**gain, **where, "passes": gain["low"] > 0, "runs": self._counted(task, BASE)})
         return pd.DataFrame(rows, columns=GATE)
 
     def _counted(self, task: str, label: str) -> str:

@@ -19,6 +19,7 @@ INTERVAL = 95  # per cent, of every interval the project reports
 REPORTED = Path(__file__).parents[1] / "reported"  # the papers' tables
 PRINTED = Path(__file__).parents[1] / "printed"  # how their sentences hold against them, by benchmarks/printed.py
 NAMES: dict[str, dict[str, str]] = read_yaml(Path(__file__).parents[1] / "names.yaml")
+CALLED = {name: NAMES["methods"].get(name, name.upper().replace("_", "-")) for name in METHODS}
 
 
 def display_name(label: str) -> str:
@@ -27,13 +28,9 @@ def display_name(label: str) -> str:
     Methods are named where a label begins with one, and wherever else their names stand ("late gain of cw_grpo").
     """
     method, _, settings = label.partition(" ")
-    if method in METHODS:
-        return f"{_named(method)} ({settings})" if settings else _named(method)
-    return re.sub(r"\w+", lambda found: _named(found[0]) if found[0] in METHODS else found[0], label)
-
-
-def _named(method: str) -> str:
-    return NAMES["methods"].get(method, method.upper().replace("_", "-"))
+    if method in CALLED:
+        return f"{CALLED[method]} ({settings})" if settings else CALLED[method]
+    return re.sub(r"\w+", lambda found: CALLED.get(found[0], found[0]), label)
 
 
 def reported(name: str, **where: str) -> pd.DataFrame:
@@ -70,10 +67,9 @@ def paper_means(name: str, **where: str) -> dict[str, float]:
 
 def gcpo_means(benchmark: str) -> dict[str, float]:
     """Return GCPO's numbers on a benchmark by method, from Table 1 (F1) or 2 (accuracy); empty if neither has it."""
-    for name, metric in (("gcpo_table1", "f1"), ("gcpo_table2", "accuracy")):
-        if benchmark in set(reported(name)["task"]):
-            return paper_means(name, task=benchmark, metric=metric)
-    return {}
+    where = {"gcpo_table1": "f1", "gcpo_table2": "accuracy"}
+    names = [name for name in where if benchmark in set(reported(name)["task"])]
+    return paper_means(names[0], task=benchmark, metric=where[names[0]]) if names else {}
 
 
 def with_interval(mean: float, low: float, high: float, digits: int = 1) -> str:
@@ -94,6 +90,7 @@ def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFr
         return rows[column].map(form.format, na_action="ignore").astype(object).fillna("")
 
     gaps = rows[["difference", "low", "high"]].itertuples(index=False)
+    seeds = zip(rows["seeds"], rows["compared"], strict=True)
     shown = {
         "method": rows.index.map(names),
         "score": written("mean", "{:.1f}") + written("std", " ± {:.1f}"),
@@ -101,10 +98,7 @@ def comparison_table(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFr
         "p (Holm)": written("p", "{:.3f}"),
         "detectable": written("mde", "{:.1f}"),
         "equivalent": rows["equivalent"].map({True: "yes", False: "no"}).fillna(""),
-        "seeds": [
-            f"{own} seeds each" if own == n else f"{own} seeds, compared on {n}" if n else f"{own} seeds"
-            for own, n in rows[["seeds", "compared"]].itertuples(index=False)
-        ],
+        "seeds": [f"{a} seeds" + (" each" if a == n else f", compared on {n}" if n else "") for a, n in seeds],
     }
     return pd.DataFrame(shown).reset_index(drop=True)
 

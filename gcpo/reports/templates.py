@@ -42,9 +42,8 @@ def claim(context: jinja2.runtime.Context, name: str, word: str, beside: str = "
     """
     found = written(HOME, "headlines", reference=True, keep_default_na=False).query("id == @name")
     if (words := [*found["verdict"].unique(), *found["beside"].unique()]) != [word, beside]:
-        raise UserError(
-            f"{context.name}: a sentence on {name} was written for {[word, beside]}, and the ledger has {words}."
-        )
+        said = f"a sentence on {name} was written for {[word, beside]}, and the ledger has {words}."
+        raise UserError(f"{context.name}: {said}")
     return found.to_dict("records")
 
 
@@ -97,16 +96,11 @@ def pages() -> dict[str, str]:
         UserError: as :func:`claim`.
     """
     functions = (claim, parts, part, interval, counts, markdown, methods_table, verl_table)
-    known = {function.__name__: function for function in functions}
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    lines: dict[str, Any] = {"keep_trailing_newline": True, "trim_blocks": True, "lstrip_blocks": True}
+    loader, undefined = jinja2.FileSystemLoader(TEMPLATES), jinja2.StrictUndefined
+    environment = jinja2.Environment(loader=loader, undefined=undefined, **lines)
     environment.filters |= {"signed": signed, "ci": ci}
-    environment.globals |= known | {
+    environment.globals |= {function.__name__: function for function in functions} | {
         "citation": read_yaml(paths.ROOT / "CITATION.cff"),
         "exhibits": pd.read_csv(EXHIBITS, dtype=str, keep_default_na=False).to_dict("records"),
         "notebooks": notebooks(),

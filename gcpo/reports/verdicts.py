@@ -178,17 +178,16 @@ def differences(
         Holm), and equivalent (whether the interval lies within the margin). What too few seeds cannot tell is missing.
     """
     runs = scores.groupby(["label", "seed"], sort=False)[metric].mean().mul(100)
-    labels = [str(label) for label in scores["label"].unique()]
-    bases = {label: against if isinstance(against, str) else against.get(label, label) for label in labels}
+    own = runs.groupby("label", sort=False).agg(seeds="size", mean="mean", std="std")
+    bases = {label: against if isinstance(against, str) else against.get(label, label) for label in own.index}
     found = compare(scores, metric, [pair for pair in bases.items() if pair[0] != pair[1]])
-    found = found.rename(columns={"estimate": "difference"}).reindex([*bases.items()])
-    rows = []
-    for (label, base), n in zip(bases.items(), found["n"].fillna(0).astype(int), strict=True):
-        own = runs[label]
-        gaps = (own - runs[base]).dropna() if n else own[:0]
-        row = {"label": label, "seeds": len(own), "mean": own.mean(), "std": own.std(ddof=1)}
-        rows.append(row | {"gaps": gaps.round(2).tolist(), "against": "" if label == base else base, "compared": n})
-    table = pd.DataFrame(rows).join(found[["difference", "low", "high", "p", "mde"]].reset_index(drop=True))
+    found = found.rename(columns={"estimate": "difference", "n": "compared"}).reindex([*bases.items()])
+    found["compared"] = found["compared"].fillna(0).astype(int)
+    each = zip(bases.items(), found["compared"], strict=True)
+    gaps = [(runs[a] - runs[b]).dropna().round(2).tolist() if n else [] for (a, b), n in each]
+    own = own.assign(gaps=gaps, against=["" if label == base else base for label, base in bases.items()])
+    found = found[["compared", "difference", "low", "high", "p", "mde"]].reset_index(drop=True)
+    table = own.reset_index().join(found)
     within = (-margin < table["low"]) & (table["high"] < margin)
     return table.assign(equivalent=within.astype(object).where(table["low"].notna() & (margin > 0)))
 
@@ -348,8 +347,7 @@ class Verdicts:
         verdict = decided if isinstance(decided, dict) else {"verdict": word}
         because = f"{verdict.get('because', '')} {because}".strip()
         place = f"{place}, {task}" if task else place
-        named = {"id": check, "place": place, "task": task, "heading": heading, "because": because}
-        self.rows.append(verdict | named)
+        self.rows.append({**verdict, "id": check, "place": place, "task": task, "heading": heading, "because": because})
 
     def show(self, check: str, task: str = "") -> None:
         """Show the kept verdicts of a check: on one task, or on all.
@@ -377,28 +375,22 @@ class Verdicts:
             rows.setdefault(key, {})[row["task"] or "verdict"] = row["verdict"]
         return pd.DataFrame(rows).T.fillna("").rename_axis(["claim", "place"])
 
-    def table(self) -> pd.DataFrame:
-        """Return a row per verdict, in order: source, claim, verdict; of runs also difference, low, high, paper_effect,
-        mde and seeds, and whose records they are."""
-        found = pd.DataFrame(self.rows).reindex(columns=RECORD)
-        found = found.rename(columns={"place": "source", "heading": "claim", "n": "seeds"} | TABLE).set_index("source")
-        if self.records is None:
-            return found[["claim", "verdict"]]
-        numbers = [*TABLE.values()]
-        found[numbers] = found[numbers].astype(float).round(3)
-        found["seeds"] = found["seeds"].where(found["seeds"] > 0).astype("Int64")  # 0 where it is not about seeds
-        return found[["claim", "verdict", *numbers, "seeds", "records"]].assign(records=self.records)
-
     def write(self, folder: Path | str | None) -> pd.DataFrame:
-        """Write the verdicts as records into a folder, a CSV that the ledger reads, and return :meth:`table`; None
-        writes nothing."""
+        """Write the verdicts as records into a folder, a CSV that the ledger reads; None writes nothing.
+
+        Returns:
+            a row per verdict, in order: source, claim, verdict; of runs also difference, low, high, paper_effect, mde
+            and seeds, and whose records they are.
+        """
+        found = pd.DataFrame(self.rows).reindex(columns=RECORD)
+        found = found.assign(notebook=self.notebook, records=self.records)
+        found["n"] = found["n"].where(found["n"] > 0).astype("Int64")  # 0 where it is not about seeds
         if folder is not None:
-            found = pd.DataFrame(self.rows).reindex(columns=RECORD)
-            found["effect"] = found["effect"].where(found["level"].notna())
-            found["n"] = found["n"].where(found["n"] > 0).astype("Int64")
             parts = [row.get("parts", pd.DataFrame()) for row in self.rows]
-            found["parts"] = [parts_table(part).to_csv() if len(part) > 1 else "" for part in parts]
-            found = found.assign(notebook=self.notebook, records=self.records)
+            texts = [parts_table(part).to_csv() if len(part) > 1 else "" for part in parts]
+            kept = found.assign(effect=found["effect"].where(found["level"].notna()), parts=texts)
             name = self.notebook[:2] if self.records is None else f"verdicts_{self.notebook[:2]}"
-            io.write(Path(folder) / f"{name}.csv", found.to_csv(index=False, float_format="%.6g"))
-        return self.table()
+            io.write(Path(folder) / f"{name}.csv", kept.to_csv(index=False, float_format="%.6g"))
+        found = found.rename(columns={"place": "source", "heading": "claim", "n": "seeds"} | TABLE).set_index("source")
+        found = found.astype(dict.fromkeys(TABLE.values(), float)).round(dict.fromkeys(TABLE.values(), 3))
+        return found[["claim", "verdict", *([*TABLE.values(), "seeds", "records"] if self.records else [])]]
