@@ -15,6 +15,7 @@ from gcpo.reports.report import CONTROLS
 from gcpo.runs.grids import expand
 
 WORLDS = ("world_a", "world_b")
+REAL = "The real model"
 DECIDING = 100  # seeds from here on decide
 DECIDED = ("Two worlds", "The gate and the controls", "Runs", "What is decided", "Statistics")
 
@@ -67,13 +68,11 @@ def test_the_real_model_s_rules_and_questions_are_older_than_the_runs_that_they_
     named = pd.read_csv(paths.PARAMS / "statistics" / "real_questions.csv").groupby("task")["query"].agg(set)
     asked = [plan.params for plan in expand("real_figure1", "real") if not plan.params.at_step]
     assert {params.task: params.eval_limit for params in asked} == named.map(len).to_dict()
-    runs = records.find("real", "real_figure1", reference=True)
-    for task, queries in records.gather(runs, "queries", ["task"]).groupby("task") if len(runs) else ():
-        assert {*queries["query"]} <= named[task]
+    if len(runs := records.find("real", "real_figure1", reference=True)):
+        assert {*records.gather(runs, "queries", ["task"])["query"]} <= set.union(*named)
     for grid in ("real_figure1", "real_step", "real_training"):
         for commit in records.find("real", grid, reference=True)["commit"].unique():
-            then = sections(git("show", f"{commit}:PROTOCOL.md"))
-            assert then["The real model"] == sections(NOW)["The real model"], commit
+            assert sections(git("show", f"{commit}:PROTOCOL.md"))[REAL] == sections(NOW)[REAL], commit
 
 
 def test_a_rule_that_was_changed_is_named() -> None:
