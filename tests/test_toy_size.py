@@ -41,7 +41,7 @@ def read(run: Run) -> tuple[int, int, int]:
     """Held-out questions that were graded, rows read whose context was cut, and malformed ones left out."""
     rows = [source for source in run.manifest["data"].values() if "cut" in source]
     tables = [path for path in run.folder.glob("*.csv") if path.stem in ("eval", "queries", "answers")]
-    graded = sum(pd.read_csv(path)["query"].nunique() for path in tables)
+    graded = max(pd.read_csv(path)["query"].nunique() for path in tables)
     return graded, sum(source["cut"] for source in rows), sum(source["skipped"] for source in rows)
 
 
