@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from gcpo.reports import alignment, one_step, records
-from gcpo.reports.report import GCPO, GEOMETRY, STEPS, claims_on, margins
+from gcpo.reports.report import GCPO, GEOMETRY, STEPS, claims_on, margins, protocol_power
 from gcpo.reports.tables import gcpo_means
 from gcpo.reports.verdicts import HOLDS, RULED_OUT, Pair, compare, decide, paper_effects
 from gcpo.statistics import Draws
