@@ -76,7 +76,8 @@ class Alignment:
         # The first row is what was seen, the others are resamples of it; a query is drawn alike for all runs.
         counts = statistics.seen_and_resampled(len(drawn), n, 0)[:, place]
         self._trainings: dict[float, list[tuple[pd.DataFrame, Array]]] = {}
-        for _, run in queries.groupby([name for name in (TRAINING, "seed") if name in queries], dropna=False):
+        apart = [queries[name] for name in (TRAINING, "seed") if name in queries]
+        for _, run in queries.groupby(apart or (lambda line: 0), dropna=False):
             table = selected(run, drop_top=drop_top, keep_zero=keep_zero).set_index("query").sort_index()
             known = table, counts[:, names.get_indexer(table.index)]
             self._trainings.setdefault(_trainings(run).iloc[0], []).append(known)

@@ -9,32 +9,30 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
+from gcpo.measures import REWARD_RANGE
 from gcpo.reports.alignment import Alignment
 from gcpo.runs.one_step import DOTS
 from gcpo.statistics import Draws
 
 # The pilot's figures, each between its bounds in every data set, or the gate is closed there.
 GATE = {"f1": (0.1, 0.7), "varied": (0.5, 1.0), "clusters": (3.0, np.inf), "reliability": (0.3, 1.0)}
-LAYERS = 0.9  # the least rho of V over ten layers with V over all of them
-DROPPED = 0.02  # share of the questions with the largest V that the paper leaves out
 LEADS = [(first, second) for first in ("cd", "bot") for second in ("token_entropy", "se")]
 STRENGTH = 0.4  # range of weights within a batch, highest less lowest over the mean, at which methods are level
 
 
-def gate(queries: pd.DataFrame, answers: pd.DataFrame, highest: float = 2.0) -> pd.DataFrame:
+def gate(queries: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:
     """Return the figures of a policy's pilot on one data set, and whether each lets it be tested.
 
     Args:
         queries: lines of ``queries.csv`` of two draws of answers or more, told apart by ``seed``.
         answers: lines of ``answers.csv`` of the same runs.
-        highest: reward, of an F1 of 1.
 
     Returns:
         figure (f1, the mean of the answers; varied, the share of groups whose rewards differ; clusters, of the
         median group; reliability, the rank correlation of V between draws), value, low, high and passes.
     """
     found = {
-        "f1": answers["reward"].mean() / highest,
+        "f1": answers["reward"].mean() / REWARD_RANGE[1],
         "varied": 1 - queries["zero_variance"].astype(float).mean(),
         "clusters": queries["clusters"].median(),
         "reliability": Alignment(queries, n=1).reliability("cd")["target"].estimate,
