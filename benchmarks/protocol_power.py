@@ -162,7 +162,7 @@ def of_steps(profile: str, grid: str, margin: float) -> pd.DataFrame:
     lines = records.gather(runs.assign(run=runs["id"]), "updates", ["task", "run", "at_step"])
     found = {}
     for task, part in lines[lines["optimizer"] == "adam"].groupby("task", sort=False):
-        (gains,) = one_step.by_policy(part).values()
+        gains = one_step.relative_gains(part)
         found[task] = {claim: one_step.leads(gains, other) for other, claim in STEPS.items()}
     return _of_draws(found, margin)
 

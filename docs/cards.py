@@ -64,12 +64,12 @@ def options(values: Iterable[str]) -> str:
 
 def card(claim: ledger.Claim, lines: Sequence[Any], beside: Sequence[Any], repository: str) -> str:
     """Return a claim as a card: verdict, quote and place, one sentence of why, everything that was checked, links."""
-    verdict, worlds = ledger.decided(lines)
+    verdict = ledger.overall([line.verdict for line in lines])
     paper = ledger.PAPERS[claim.paper]
     data = " ".join(
         f'data-{key}="{value}"' for key, value in zip(MENUS, (paper, claim.kind, claim.scope, verdict), strict=True)
     )
-    decided = next((line for line in lines if line.verdict in (verdict, *worlds.values())), None)
+    decided = next((line for line in lines if line.verdict == verdict), None)
     why = in_brief(decided.because) or numbers(decided) if decided else "No check decides it."
     why = escape(re.sub("^[a-z]", lambda first: first[0].upper(), why))
     note = f'<p class="note">{linked(escape(claim.note))}</p>' if claim.note else ""
@@ -79,9 +79,8 @@ def card(claim: ledger.Claim, lines: Sequence[Any], beside: Sequence[Any], repos
     if count == 0 or (count == 1 and decided and in_brief(decided.because) == decided.because):
         folded = ""
     said = "".join(f" <span>{kind}</span>" for kind in dict.fromkeys((claim.kind, claim.scope)))
-    said += "".join(f" <span>{world}: {word}</span>" for world, word in worlds.items())
-    if rules := ledger.fixed(lines):
-        said += f" <span>fixed before the data: {rules}</span>"
+    if rules := ledger.fixed(lines, claim.changed):
+        said += f" <span>fixed before the data: {escape(claim.changed or rules)}</span>"
     links = ['<button type="button" class="link">copy link</button>']
     if repository:
         links.append(f'<a href="{escape(dispute(claim, decided, repository))}">dispute this</a>')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from math import nan
 from typing import Any
 
@@ -154,12 +155,12 @@ def test_halves_take_measures_and_v_from_different_rollouts() -> None:
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def draws(centre: float, spread: float = 0.1) -> Draws:
-    return Draws(centre, centre + spread * np.random.default_rng(0).normal(size=4000))
+def draws(centre: float, spread: float = 0.1, seed: int = 0) -> Draws:
+    return Draws(centre, centre + spread * np.random.default_rng(seed).normal(size=4000))
 
 
-def decided(found: dict[str, Draws], effects: dict[str, float] | None = None) -> Verdict:
-    return decide(alignment.comparisons(found), [(effects or {}).get(name, nan) for name in found])
+def decided(found: dict[str, Draws], margin: float = nan) -> Verdict:
+    return decide(alignment.comparisons(found), margin=margin)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +180,10 @@ def decided(found: dict[str, Draws], effects: dict[str, float] | None = None) ->
 def test_a_claim_that_names_no_checkpoint_is_decided_where_they_agree(centres: list[float], expected: str) -> None:
     nothing = Draws(nan, np.empty(0))
     found = {str(place): {"a": nothing if np.isnan(x) else draws(x)} for place, x in enumerate(centres)}
-    verdict = alignment.at_checkpoints(found, {"a": 0.6})
+    verdict = alignment.at_checkpoints(found, margin=0.6)
     assert verdict["verdict"] == expected
     if expected != "not tested":
-        words = {name: decided(parts, {"a": 0.6})["verdict"] for name, parts in found.items()}
+        words = {name: decided(parts, 0.6)["verdict"] for name, parts in found.items()}
         asked = [name for name, word in words.items() if word != "not tested"]
         shown = next((name for name in asked if words[name] == expected), asked[0])
         assert verdict["estimate"] == found[shown]["a"].estimate
@@ -202,9 +203,20 @@ def test_a_margin_rules_out_where_the_paper_prints_nothing_and_only_where_a_cont
     assert words == ["inconclusive", "ruled out", "not tested"]
 
 
-@pytest.mark.parametrize(("centre", "expected"), [(-0.5, "holds"), (0.5, "holds"), (-0.05, "inconclusive")])
-def test_either_sign_is_significant_and_a_correlation_of_none_is_not(centre: float, expected: str) -> None:
-    assert decided({"a": alignment.of_either_sign(draws(centre))})["verdict"] == expected
+def test_worlds_are_pooled_by_what_both_have() -> None:
+    a, b = {"x": draws(0.4), "y": draws(0.1)}, {"x": draws(0.2)}
+    assert [*(found := alignment.in_worlds({"world A": a, "world B": b}))] == ["x"]
+    row = alignment.comparisons(found).iloc[0]
+    assert row["estimate"] == pytest.approx(0.3) and row["world B"].startswith("0.2 [")
+    alone = a["x"].interval()
+    assert row["high"] - row["low"] == pytest.approx((alone.high - alone.low) / math.sqrt(2), rel=0.1)
+
+
+def test_realised_power_is_the_share_of_draws_in_which_all_would_be_clear() -> None:
+    one = draws(0.4)  # a deviation of 0.1: a true 0.196 is found half of the time
+    assert alignment.realised({"x": one}, 0.196) == pytest.approx(50, abs=3)
+    assert alignment.realised({"x": one, "y": one}, 0.196) == alignment.realised({"x": one}, 0.196)
+    assert alignment.realised({"x": one, "y": draws(0.4, seed=1)}, 0.196) == pytest.approx(25, abs=3)
 
 
 # --- pairs of answers -------------------------------------------------------------------------------------------------

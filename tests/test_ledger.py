@@ -168,35 +168,13 @@ def test_verdicts_of_reports_are_those_of_the_runs_that_are_asked_for(reports: P
     assert ledger.read_verdicts("p")["id"].tolist() == ["read", "own"]
 
 
-@pytest.mark.parametrize(
-    ("read", "a", "b", "word", "deciding"),
-    [
-        ("holds", "holds", "holds", "holds", ["", "world A", "world B"]),
-        ("holds", "fails", "holds", "differs", ["world A", "world B"]),
-        ("holds", "holds", "not tested", "holds", ["", "world A"]),
-        ("holds", "not tested", "not tested", "not tested", ["world A", "world B"]),
-        ("fails", "holds", "not tested", "fails", [""]),
-    ],
-)
-def test_two_worlds_are_two_answers(
-    read: str, a: str, b: str, word: str, deciding: list[str], reports: Path, tmp_path: Path
-) -> None:
-    written(paths.VERDICTS, "01_a", ("more", "", read))
-    for world, label in (("world_a", a), ("world_b", b)):
-        written(paths.REFERENCE / world, "21_b", ("most", "tinyqa", label))
-    verdicts, claims = ledger.read_verdicts("p", reference=True), declared(tmp_path, CLAIM)
-    (row,) = ledger.ledger(claims, verdicts).to_dict("records")
-    worlds = [ledger.overall([read, label]) for label in (a, b)]
-    assert (row["verdict"], row["worlds"]) == (word, "world A: {}; world B: {}".format(*worlds))
-    every = ledger.ledger(claims, verdicts, every=True)
-    assert sorted(every["world"]) == deciding and set(every["verdict"]) == {word}
-    assert ledger.source(verdicts, "p", reference=True) == "reference of profile p and of world A and of world B"
-
-
 def test_a_verdict_says_whether_its_rules_are_older_than_its_runs(reports: Path, tmp_path: Path) -> None:
-    claims = declared(tmp_path, *({**CLAIM, "id": name, "checks": [name]} for name in ("a", "b", "c")))
-    for folder, check in ((paths.VERDICTS, "a"), (paths.REFERENCE / "laptop", "b"), (paths.REFERENCE / "world_b", "c")):
+    claims = [{**CLAIM, "id": name, "checks": [name]} for name in ("a", "b", "c")]
+    claims = declared(tmp_path, *claims, {**CLAIM, "id": "d", "checks": ["c"], "changed": "abc: fails became holds"})
+    for folder, check in ((paths.VERDICTS, "a"), (paths.REFERENCE / "laptop", "b"), (paths.REFERENCE / "world_a", "c")):
         written(folder, "21_b", (check, "", "holds"))
-    found = ledger.ledger(claims, ledger.read_verdicts("laptop", reference=True)).set_index("id")
-    assert found["fixed"].to_dict() == {"a": "", "b": "no", "c": "yes"}
-    assert found["worlds"].to_dict() == {"a": "", "b": "", "c": "world B: holds"}
+    verdicts = ledger.read_verdicts("laptop", reference=True)
+    found = ledger.ledger(claims, verdicts).set_index("id")
+    assert found["fixed"].to_dict() == {"a": "", "b": "no", "c": "but for pooling", "d": "no"}
+    assert found["changed"].to_dict() == {"a": "", "b": "", "c": "", "d": "abc: fails became holds"}
+    assert ledger.source(verdicts, "laptop", reference=True) == "reference of profile laptop and of world A"

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
-from gcpo.reports.one_step import by_policy, controls, lead, relative_gains, table
+from gcpo.reports.alignment import comparisons
+from gcpo.reports.one_step import control_leads, lead, relative_gains, table
 from gcpo.reports.verdicts import clear
 from gcpo.runs import one_step as module
 from gcpo.runs.gradients import gradient_statistics
@@ -177,18 +178,15 @@ def test_a_table_says_gains_in_per_cent_by_group_of_runs() -> None:
     assert own.tolist() == ["tinyqa", "sgd", 2, pytest.approx(25), pytest.approx(10)]
 
 
-def test_a_lead_is_the_difference_of_two_gains_at_each_step_of_training() -> None:
+def test_a_lead_is_the_difference_of_two_gains() -> None:
     rows = BY_HAND | {("rd_only", "own"): BY_HAND["grpo", "own"]}
-    both = pd.concat([lines(rows).assign(run=run, at_step=step) for run, step in (("a", 0), ("b", 64), ("c", 64))])
-    found = by_policy(both, n=50)
-    assert [*found] == ["starting policy", "after 64 steps"]
-    for gains_ in found.values():
-        assert lead(gains_, "se", "rd_only").estimate == pytest.approx(25)
-        assert lead(gains_, "rd_only", "grpo").draws == pytest.approx(np.zeros(50))
+    found = relative_gains(pd.concat([lines(rows).assign(run=run) for run in "bc"]), n=50)
+    assert lead(found, "se", "rd_only").estimate == pytest.approx(25)
+    assert lead(found, "rd_only", "grpo").draws == pytest.approx(np.zeros(50))
 
 
 @pytest.mark.parametrize(("lost", "seen"), [(0.0, False), (-0.3, True)])
 def test_a_null_counts_where_a_control_is_clear_of_grpo(lost: float, seen: bool) -> None:
     rng = np.random.default_rng(0)
     found = {("grpo", "own"): Draws(0.0, np.zeros(400)), ("drop_half", "own"): Draws(lost, rng.normal(lost, 0.1, 400))}
-    assert clear(controls(found, ["drop_half", "se_shuffled"])).any() == seen
+    assert clear(comparisons(control_leads(found, ["drop_half", "se_shuffled"]))).any() == seen

@@ -100,7 +100,7 @@ def test_a_report_rules_nothing_out_where_no_control_of_its_runs_was_seen(droppe
     report = Report("p", "g")
     scores = records.gather(report.runs(), "eval", ["label", "seed"]).query("decoding == 'sampled'")
     found = verdicts.compare(scores, "f1", [("se", "grpo")])
-    verdict = report.decide("tinyqa", found, [20.0], margin=2.0)
+    verdict = report.decide("tinyqa", found, margin=2.0)
     assert verdict["verdict"] == word and verdict.get("because", "") == report.blind["tinyqa"]
     closed = report.decide("tinyqa", found, closed="No case.", margin=2.0)
     assert (closed["verdict"], closed["because"]) == ("not tested", "No case.")
@@ -139,14 +139,22 @@ def test_a_report_opens_what_stands_at_its_head(tmp_path: Path) -> None:
         report.runs("kind == 'gradients'")
 
 
-def test_a_table_of_one_world_stands_above_that_of_the_other(places: Path) -> None:
-    table = pd.DataFrame({"policy": ["start"], "ρ": ["0.1 [0.0, 0.2]"]})
-    for world, value in (("world_b", "B"), ("world_a", "A")):
-        report = Report(world, "steps", write_to=str(paths.OUTPUTS / world / "reports"))
-        shown = report.in_both_worlds(table.assign(ρ=value), "leads", "world_b")
-    assert shown.to_numpy().tolist() == [["world A", "start", "A"], ["world B", "start", "B"]]
-    for profile, name in (("world_b", "world B"), ("p", "p")):
-        assert Report(profile, "steps").in_both_worlds(table, "leads", "world_b")["world"].tolist() == [name]
+@pytest.mark.usefixtures("places")
+def test_a_second_world_counts_beside_the_first_where_both_are_the_protocols() -> None:
+    base = {"kind": "train", "method": ["grpo"], "seed": [0, 1], "max_steps": [0, 1]}
+    write_grid("headline", [base])
+    for number, profile in enumerate(("world_a", "world_b", "p")):
+        write_profile(profile, {"world_seed": number % 2})
+        for seed, steps in itertools.product((0, 1), (0, 1)):
+            tables = evaluated(0.2 + steps / 2 + seed / 100 + number / 50)
+            finished(profile=profile, world_seed=number % 2, seed=seed, max_steps=steps, method="grpo", tables=tables)
+    both = Report("world_a", "headline", second="world_b")
+    assert both.worlds == {"world_a": "world A", "world_b": "world B"} and len(both.runs()) == 8
+    assert len(both.of_first(both.runs())) == 4 == len(Report("world_a", "headline").runs())
+    assert both.gate["world"].tolist() == ["world A", "world A", "world B", "world B"]
+    assert both.coverage["finished"].sum() == 8 and not both.closed["tinyqa"] and "world B" in both.source
+    for profile, second in (("world_b", "world_b"), ("p", "world_b"), ("world_a", "p")):
+        assert len(Report(profile, "headline", second=second).worlds) == 1
 
 
 @pytest.mark.parametrize("wrong", [0, math.inf])
@@ -204,5 +212,6 @@ def test_the_power_beside_a_verdict_is_what_the_protocol_printed() -> None:
     known = protocol.protocol_power().drop(columns="supposed")
     assert [(*row[:2], *map(int, row[2:])) for row in printed] == [*known.itertuples(index=False, name=None)]
     verdict = {"verdict": "inconclusive"}
-    assert protocol.with_power(verdict, protocol.ALL, "tinyqa") == {"verdict": "inconclusive", "power": 21}
-    assert protocol.with_power(verdict, "another claim", "tinyqa") == verdict
+    shown = protocol.with_power(verdict, protocol.ALL, "tinyqa", 99.0)
+    assert shown == {"verdict": "inconclusive", "power": 21, "realised": 99.0}
+    assert protocol.with_power(verdict, "another claim", "tinyqa", 99.0) == verdict

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from record_builders import scored
+from scipy.stats import nct, t
 
 from gcpo import statistics as s
 from gcpo.reports import verdicts
@@ -219,8 +220,8 @@ NONE = (nan, nan)
     [
         ([(0.1, 2)], [6.8], nan, "holds", 0),
         ([(-2, -0.1)], [6.8], nan, "fails", 0),
-        ([(-1, 1)], [6.8], nan, "ruled out", 0),
-        ([(-1, 7)], [6.8], nan, "inconclusive", 0),  # zero and the paper's effect
+        ([(-1, 1)], [6.8], nan, "inconclusive", 0),  # a sentence says which is above, and not by how much
+        ([(-1, 1)], [6.8], 2, "inconclusive", 0),
         ([(-1, 1)], [], nan, "inconclusive", 0),  # the paper prints no effect
         ([(-1, 1)], [nan], 2, "ruled out", 0),  # the margin is the size where the paper prints no gain
         ([(-1, 1)], [-6], 2, "ruled out", 0),
@@ -230,10 +231,9 @@ NONE = (nan, nan)
         ([(1, 2), (-1, 3)], [2, 2], nan, "inconclusive", 1),
         ([(1, 2), (-3, -1), NONE], [], nan, "fails", 1),  # whatever is missing
         ([(1, 2), NONE], [], nan, "not tested", None),
-        ([(-1, 9), (-2, 1)], [5, 5], nan, "ruled out", 1),  # of one, hence of both
-        ([(-1, 1), (-2, 9)], [nan, 5], nan, "inconclusive", 1),
-        ([(-1, 2), (-1, 5)], [3, 6], nan, "ruled out", 0),  # the effects belong to their comparisons
-        ([(-1, 2), (-1, 5)], [1, 4], nan, "inconclusive", 0),
+        ([(-1, 9), (-2, 1)], [nan, nan], 5, "ruled out", 1),  # of one, hence of both
+        ([(-1, 9), (-2, 1)], [nan, 5], 5, "inconclusive", 1),  # the effects belong to their comparisons
+        ([(-1, 1), (-2, 9)], [5, nan], 5, "inconclusive", 1),
     ],
 )
 def test_every_word(intervals: Any, effects: Any, margin: float, expected: str, decisive: int | None) -> None:
@@ -249,28 +249,74 @@ def test_a_joined_claim_holds_by_each_part_s_own_interval_and_fails_by_a_correct
     found = decide(pd.concat([weak, strong]))
     assert (found["label"], found["low"], found["level"]) == ("weak", 0.1, 0.95)
     wide = row((0.5, 1.5), (-0.5, 2.5))
-    assert (word(wide, effects=[2.0]), word(wide, effects=[3.0])) == ("inconclusive", "ruled out")
+    assert (word(wide, margin=2.0), word(wide, margin=3.0)) == ("inconclusive", "ruled out")
     below = row((-3, -0.1), (-3.6, 0.5))
     assert word(strong, below, margin=9.0) == "ruled out"  # below zero alone, and not after correction
     assert decide(below, margin=9.0)["level"] == 0.99
     assert word(strong, row((-3, -1), (-3.6, -0.4))) == "fails"
     # A part that holds rules nothing out, also where its corrected interval holds zero and lies below the effect.
-    assert word(weak, row((-1, 9)), effects=[5.0, 5.0]) == "inconclusive"
+    assert word(weak, row((-1, 9)), margin=5.0) == "inconclusive"
     parts = decide(pd.concat([weak, strong, below, row(NONE)]), margin=9.0)["parts"]
     assert parts["verdict"].tolist() == ["holds", "holds", "ruled out", "not tested"]
     assert parts["low"].tolist()[:3] == [0.1, 1, -3.6]  # each with the interval that decided it
 
 
 def test_without_a_case_or_a_control_there_is_no_verdict_and_a_reason() -> None:
-    for how in ({"closed": "No."}, {"blind": "No."}):
-        found = decide(row((-1, 1)), [3.0], **how)
-        assert (found["verdict"], found["because"], found["effect"]) == ("not tested", "No.", 3.0)
-        assert "low" not in found
+    for effects, margin, how in (([3.0], nan, {"closed": "No."}), ([], 3.0, {"blind": "No."})):
+        found = decide(row((-1, 1)), effects, margin, **how)
+        assert (found["verdict"], found["because"]) == ("not tested", "No.") and "low" not in found
     told = [word(row(ends), blind="No control.") for ends in ((1, 2), (-2, -1), (-1, 1))]
     assert told == ["holds", "fails", "inconclusive"] and word(row((1, 2)), closed="No.") == "not tested"
     for rows, effects in ((row((1, 2)).iloc[:0], []), (pd.concat([row(NONE), row(NONE)]), [1.0])):
         with pytest.raises(ValueError, match=r"needs a comparison|[Ll]ength"):
             decide(rows, effects)
+
+
+@pytest.mark.parametrize(("high", "blind", "excluded"), [(3.0, "", "yes"), (7.0, "", "no"), (3.0, "No control.", "")])
+def test_a_printed_size_below_which_the_interval_lies_is_a_remark(high: float, blind: str, excluded: str) -> None:
+    found = decide(row((-1, high)), [6.8], blind=blind)
+    assert (found["verdict"], found["excluded"]) == ("inconclusive", excluded)
+    assert decide(row((-1, high)), [nan])["excluded"] == ""
+
+
+# --- two worlds -----------------------------------------------------------------------------------------------------
+
+
+def test_two_worlds_are_two_draws_of_one_question() -> None:
+    worlds = {"world A": {"grpo": BASE, "se": plus(GAINS)}, "world B": {"grpo": BASE, "se": plus([-x for x in GAINS])}}
+    each = {name: sampled(means).assign(world=name) for name, means in worlds.items()}
+    both = compare(pd.concat(each.values()), "f1", [("se", "grpo")]).iloc[0]
+    alone = {name: compare(scores, "f1", [("se", "grpo")]).iloc[0] for name, scores in each.items()}
+    a, b = alone.values()
+    assert both["estimate"] == pytest.approx((a["estimate"] + b["estimate"]) / 2) == pytest.approx(0)
+    assert both["n"] == a["n"] + b["n"] and both[verdicts.APART] == pytest.approx(1e-4)  # the smallest p of the draws
+    # Two independent means: the spread of their mean is that of one over the root of two.
+    half = (a["high"] - a["low"]) / 2
+    assert (both["high"] - both["low"]) / 2 == pytest.approx(half / math.sqrt(2), rel=0.12)
+    assert both["mde"] == pytest.approx(math.hypot(a["mde"], b["mde"]) / 2)
+    assert both["world A"].startswith(f"{a['estimate']:.3g} [") and both["world B"].startswith(f"{b['estimate']:.3g} [")
+    one = compare(each["world A"].drop(columns="world"), "f1", [("se", "grpo")]).iloc[0]
+    assert one.equals(a) and "world A" not in one
+
+
+def test_a_pair_that_one_world_lacks_is_not_pooled() -> None:
+    a = sampled({"grpo": BASE, "se": plus(GAINS)}).assign(world="world A")
+    b = sampled({"grpo": BASE, "se": [0.5]}).assign(world="world B")
+    found = compare(pd.concat([a, b]), "f1", [("se", "grpo")])
+    assert word(found) == "not tested" and found["why"].iloc[0].startswith("world B: ")
+
+
+def test_realised_power_is_that_of_a_t_test() -> None:
+    rng = np.random.default_rng(1)
+    gaps = rng.normal(0, 0.01, 8)
+    scores = sampled({"grpo": [0.5] * 8, "se": plus(list(gaps), [0.5] * 8)})
+    found = compare(scores, "f1", [("se", "grpo")])
+    error = 100 * gaps.std(ddof=1) / math.sqrt(8)
+    for size in (1.0, 2.0, 3.0):
+        exact = 100 * nct.sf(t.ppf(0.975, 7), 7, size / error)
+        assert verdicts.realised(scores, "f1", found, [size]) == pytest.approx(exact, abs=4)
+    none = compare(scores, "f1", [("kle", "grpo")])
+    assert math.isnan(verdicts.realised(scores, "f1", none, [1.0]))
 
 
 def test_the_papers_effects_are_those_of_pairs_of_which_it_prints_both() -> None:
@@ -284,14 +330,14 @@ def test_the_papers_effects_are_those_of_pairs_of_which_it_prints_both() -> None
 def test_verdicts_are_shown_and_kept_with_what_decided_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     book = Verdicts("21_b", "reference of profile p")
     parts = pd.concat([row((0.1, 0.9), label="gcpo_bot"), row((-0.25, 0.75))])
-    book("one", "4.2", "a beats b", decide(parts, [nan, 6.8]), "More.", "tinyqa")
+    book("one", "4.2", "a beats b", decide(parts, [nan, 6.8], 9.0), "More.", "tinyqa")
     book.add("two", "4.3", "a beats c", True)
     said = capsys.readouterr().out
-    assert "Ruled out: a beats b (4.2, tinyqa). More." in said and "GCPO-BoT minus b" in said and "two" not in said
+    assert "Inconclusive: a beats b (4.2, tinyqa). More." in said and "GCPO-BoT minus b" in said and "two" not in said
     shown = book.write(tmp_path).drop(columns="records").iloc[0].tolist()
-    assert shown == ["a beats b", "ruled out", 0.25, -0.25, 0.75, 6.8, 1.5, 10]
+    assert shown == ["a beats b", "inconclusive", 0.25, -0.25, 0.75, 6.8, 1.5, 10]
     written = pd.read_csv(tmp_path / "verdicts_21.csv", dtype=str, keep_default_na=False)
-    assert [*written] == verdicts.RECORD and written["verdict"].tolist() == ["ruled out", "holds"]
+    assert [*written] == verdicts.RECORD and written["verdict"].tolist() == ["inconclusive", "holds"]
     assert written.loc[0, ["label", "against", "low", "effect", "n"]].tolist() == ["a", "b", "-0.25", "6.8", "10"]
     assert len(written["parts"][0].splitlines()) == 3 and written["low"][1] == ""
     with pytest.raises(ValueError, match=r"'on'.*one, two"):

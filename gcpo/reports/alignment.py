@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations, permutations, product
 from math import nan
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ from scipy.stats import norm
 from gcpo import statistics
 from gcpo.methods import base_advantages
 from gcpo.reports.tables import NAMES, with_interval
-from gcpo.reports.verdicts import FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Evidence, Verdict, decide, family
+from gcpo.reports.verdicts import FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Evidence, Verdict, decide, family, pooled
 from gcpo.statistics import Array, Draws, draws_of, draws_over_seeds
 
 MEASURES, RIVALS = NAMES["measures"], NAMES["rivals"]  # column -> what figures call it
@@ -74,12 +75,13 @@ class Alignment:
             units = queries.drop_duplicates("query").set_index("query")["document"].reindex(names).fillna(units)
         drawn, place = np.unique(units, return_inverse=True)
         # The first row is what was seen, the others are resamples of it; a query is drawn alike for all runs.
-        counts = statistics.seen_and_resampled(len(drawn), n, 0)[:, place]
-        self._trainings: dict[float, list[tuple[pd.DataFrame, Array]]] = {}
+        counts = statistics.seen_and_resampled(len(drawn), n, 0)
+        self._counts = counts if len(drawn) == len(names) else counts[:, place]
+        self._trainings: dict[float, list[tuple[pd.DataFrame, Any]]] = {}  # with the places of its queries
         apart = [queries[name] for name in (TRAINING, "seed") if name in queries]
         for _, run in queries.groupby(apart or (lambda line: 0), dropna=False):
             table = selected(run, drop_top=drop_top, keep_zero=keep_zero).set_index("query").sort_index()
-            known = table, counts[:, names.get_indexer(table.index)]
+            known = table, names.get_indexer(table.index)
             self._trainings.setdefault(_trainings(run).iloc[0], []).append(known)
         self._runs, self.target = [run for runs in self._trainings.values() for run in runs], target
         self.seeds, self.queries = len(self._runs), min(len(table) for table, _ in self._runs)
@@ -112,9 +114,10 @@ class Alignment:
     def ratio(self, part: str, whole: str) -> Draws:
         """The sum of one column over that of another; queries where it is missing do not count."""
         found = []
-        for table, counts in self._runs:
+        for table, places in self._runs:
             known = table[part].notna().to_numpy()
-            over, under = (counts[:, known] @ table[name].to_numpy()[known] for name in (part, whole))
+            counts = self._counts[:, places[known]]
+            over, under = (counts @ table[name].to_numpy()[known] for name in (part, whole))
             with np.errstate(invalid="ignore", divide="ignore"):
                 found.append(over / under)
         return draws_of(np.mean(found, axis=0))
@@ -144,10 +147,10 @@ class Alignment:
         each = []
         for runs in self._trainings.values():
             found = []
-            for (one, counts), (other, _) in pairs(runs, 2):
+            for (one, places), (other, _) in pairs(runs, 2):
                 here = one.index.isin(other.index)
                 u, v = (of.loc[one.index[here], name].to_numpy(float) for of, name in ((one, first), (other, second)))
-                found.append(statistics.replicates("spearman", u, v, counts[:2001, here]))
+                found.append(statistics.replicates("spearman", u, v, self._counts[:2001, places[here]]))
             each += [np.mean(found, axis=0)] if found else []
         return np.stack(each or [np.full(1, nan)], axis=1)
 
@@ -155,8 +158,9 @@ class Alignment:
         if (key := (measure, statistic)) not in self._found:
             means = []
             for runs in self._trainings.values():
-                columns = [(table[[measure, self.target]].to_numpy(float).T, counts) for table, counts in runs]
-                means.append(np.mean([statistics.replicates(statistic, u, v, k) for (u, v), k in columns], axis=0))
+                columns = [(table[[measure, self.target]].to_numpy(float).T, places) for table, places in runs]
+                each = [statistics.replicates(statistic, u, v, self._counts[:, at]) for (u, v), at in columns]
+                means.append(np.mean(each, axis=0))
             self._found[key] = np.stack(means, axis=1)
         return self._found[key]
 
@@ -180,10 +184,26 @@ def _trainings(lines: pd.DataFrame) -> pd.Series:
     return lines[TRAINING].fillna(-1) if TRAINING in lines else pd.Series(-1, lines.index)
 
 
-def comparisons(found: Mapping[str, Draws]) -> pd.DataFrame:
+def comparisons(found: Mapping[str, Draws | Mapping[str, Draws]]) -> pd.DataFrame:
     """Return what is claimed to be above 0, by what it is called, corrected together
-    (:func:`gcpo.reports.verdicts.family`); what cannot be computed has no estimate."""
-    return family({(name, ""): _evidence(draws) for name, draws in found.items()})
+    (:func:`gcpo.reports.verdicts.family`); of each world where a mean over worlds counts. What cannot be computed has
+    no estimate."""
+    each = {name: draws if isinstance(draws, Mapping) else {"": draws} for name, draws in found.items()}
+    return family({(name, ""): {of: _evidence(one) for of, one in worlds.items()} for name, worlds in each.items()})
+
+
+def in_worlds(each: Mapping[str, Mapping[str, Draws]]) -> dict[str, dict[str, Draws]]:
+    """Return what each world has, by what it is called and by world: what all of them have."""
+    names = [name for name in next(iter(each.values())) if all(name in of for of in each.values())]
+    return {name: {world: of[name] for world, of in each.items()} for name in names}
+
+
+def realised(found: Mapping[str, Draws | Mapping[str, Draws]], size: float) -> float:
+    """Return how many of 100 experiments like this one would find all of it above 0 by their own intervals, if each
+    true value were ``size``: by the noise of these draws, which are made together."""
+    each = [pooled([*of.values()]) if isinstance(of, Mapping) else of for of in found.values()]
+    above = [size + of.draws - of.estimate > of.estimate - of.interval().low for of in each]
+    return 100 * float(np.mean(np.all(above, axis=0))) if each else nan
 
 
 def _evidence(draws: Draws) -> Evidence | str:
@@ -191,11 +211,11 @@ def _evidence(draws: Draws) -> Evidence | str:
         return "nothing to rank, because one side is constant"
     _, low, high = draws.interval()  # not the draws' deviation: of a ratio a few of them lie very far out
     detectable = statistics.DETECTABLE * (high - low) / (2 * float(norm.ppf(0.975)))
-    return Evidence(draws.interval, draws.p, lambda _: detectable)
+    return Evidence(draws.interval, draws.p, lambda _: detectable, draws)
 
 
 def at_checkpoints(
-    found: Mapping[str, Mapping[str, Draws]],
+    found: Mapping[str, Mapping[str, Draws | Mapping[str, Draws]]],
     effects: Mapping[str, float] | None = None,
     margin: float = nan,
     blind: Mapping[str, str] | None = None,
@@ -224,12 +244,6 @@ def at_checkpoints(
     final = min(words) if len(words) == 1 else RULED_OUT if words == {RULED_OUT, FAILS} else INCONCLUSIVE
     shown = next((verdict for verdict in asked if verdict["verdict"] == final), asked[0])
     return {**shown, "verdict": final, "parts": pd.DataFrame([{**each[policy], "policy": policy} for policy in each])}
-
-
-def of_either_sign(draws: Draws) -> Draws:
-    """Return the draws with the sign that makes the estimate positive, so that a correlation of either sign counts."""
-    sign = -1.0 if draws.estimate < 0 else 1.0
-    return Draws(sign * draws.estimate, sign * draws.draws)
 
 
 def mean_over_queries(lines: pd.DataFrame, column: str, n: int = 10000) -> Draws:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gcpo import paths
 from gcpo.reports import records
 from gcpo.reports.report import WORLDS, read_as
-from gcpo.reports.verdicts import DIFFERS, NUMBERS, RECORD, SHOWN, UNTESTED, overall
+from gcpo.reports.verdicts import NUMBERS, RECORD, SHOWN, UNTESTED, overall
 from gcpo.runs.params import profile_name
 from gcpo.tasks import get_task
 
@@ -22,8 +22,8 @@ PAPERS = {"gcpo": "GCPO", "seed_grpo": "SEED-GRPO", "egpo": "EGPO", "cw_grpo": "
 Kind = Literal["finding", "theorem", "definition"]
 Scope = Literal["theorem", "toy", "printed", "embedded world", "real model"]
 REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which metric each kind of task is judged
-DECIDED = [*NUMBERS, *"power parts because task heading notebook".split()]  # columns of a verdict that decided
-LEDGER = [*"id paper kind scope place quote verdict worlds fixed beside note question world".split(), *DECIDED]
+DECIDED = [*NUMBERS, *"power realised parts because task heading notebook".split()]  # columns of a verdict that decided
+LEDGER = [*"id paper kind scope place quote verdict fixed changed beside note question".split(), *DECIDED]
 
 
 class Claim(BaseModel):
@@ -39,6 +39,7 @@ class Claim(BaseModel):
         about: the kind of task that the sentence, or the table it names, is about; none where it is about no kind or
             about both. Verdicts on other tasks stand beside it and decide nothing.
         checks: ids of the verdicts that decide it together; its own id unless others are named.
+        changed: how its check was changed after its runs had been compared: the commit, and both verdicts.
         note: a caveat on the check.
         question: of a claim that the README shows: a newcomer's question.
     """
@@ -53,6 +54,7 @@ class Claim(BaseModel):
     scope: Scope
     about: Literal["question answering", "mathematics"] | None = None
     checks: tuple[str, ...] = Field(default_factory=lambda known: (known["id"],))
+    changed: str = ""
     note: str = ""
     question: str = ""
 
@@ -109,50 +111,28 @@ def _unreached(check: str) -> Any:
     return SimpleNamespace(**nothing | {"id": check, "verdict": UNTESTED, "because": "not executed on these runs"})
 
 
-def decided(lines: Sequence[Any]) -> tuple[str, dict[str, str]]:
-    """Return the word for a claim, and its word in each world whose runs were asked.
-
-    A verdict of no world counts in both. The two worlds are two answers: where they are not the same, the word is
-    "differs". A world in which nothing was tested is no answer.
-    """
-    profiles = {line.profile for line in lines}
-    others, asked = profiles - {*WORLDS}, [name for name in WORLDS if name in profiles]
-    words = {WORLDS[one]: overall([line.verdict for line in lines if line.profile in {one, *others}]) for one in asked}
-    found = set(words.values()) - {UNTESTED} or {overall([line.verdict for line in lines])}
-    return (DIFFERS if len(found) > 1 else found.pop()), words
-
-
-def deciding(lines: Sequence[Any]) -> list[Any]:
-    """Return the verdicts that have the word of their claim, or that of their own world."""
-    word, words = decided(lines)
-    heard = {world: own for world, own in words.items() if own != UNTESTED or word == UNTESTED}
-    return [line for line in lines if line.verdict == heard.get(WORLDS.get(line.profile, ""), word)]
-
-
-def fixed(lines: Sequence[Any]) -> str:
-    """Return whether the rules that decide a claim are older than its runs: "yes", "no", or "" where none decided."""
+def fixed(lines: Sequence[Any], changed: str = "") -> str:
+    """Return whether the rules that decide a claim are older than its runs: "but for pooling" of those of the protocol,
+    whose two worlds each had a verdict of its own until all had been compared, "no", or "" where no runs decided."""
     profiles = {line.profile for line in lines} - {""}
-    return ("yes" if profiles <= {*WORLDS} else "no") if profiles else ""
+    return ("but for pooling" if profiles <= {*WORLDS} and not changed else "no") if profiles else ""
 
 
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame, every: bool = False) -> pd.DataFrame:
     """Return every claim with its verdict, a row each, or with ``every`` a row for each verdict that decided it.
 
-    Columns are :data:`LEDGER`: verdict is one word for all its checks (:func:`decided`), worlds the word of each, fixed
-    whether before the data (:func:`fixed`), beside the words on tasks that the claim is not about, which decide
-    nothing; world and :data:`DECIDED` are of the first verdict that decided it, or of this one, and empty where a claim
-    has no check.
+    Columns are :data:`LEDGER`: verdict is one word for all its checks, fixed whether before the data (:func:`fixed`),
+    beside the words on tasks that the claim is not about, which decide nothing; :data:`DECIDED` are of the first
+    verdict that decided it, or of this one, and empty where a claim has no check.
     """
     rows = []
     for claim, lines, beside in reached(declared, verdicts):
-        word, words = decided(lines)
-        row = claim.model_dump() | {"paper": PAPERS[claim.paper], "verdict": word, "fixed": fixed(lines)}
-        row["worlds"] = "; ".join(map(": ".join, words.items()))
+        word = overall([line.verdict for line in lines])
+        row = claim.model_dump() | {"paper": PAPERS[claim.paper], "verdict": word}
+        row["fixed"] = fixed(lines, claim.changed)
         row["beside"] = "; ".join(dict.fromkeys(f"{line.task}: {line.verdict}" for line in beside))
-        shown = deciding(lines) or [_unreached("")]
-        for line in shown if every else shown[:1]:
-            numbers = {name: getattr(line, name) for name in DECIDED}
-            rows.append(row | {"world": WORLDS.get(line.profile, "")} | numbers)
+        shown = [line for line in lines if line.verdict == word] or [_unreached("")]
+        rows += [row | {name: getattr(line, name) for name in DECIDED} for line in (shown if every else shown[:1])]
     return pd.DataFrame(rows, columns=LEDGER)
 
 

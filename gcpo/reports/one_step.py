@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gcpo import statistics
-from gcpo.reports.alignment import START, comparisons
+from gcpo.reports.alignment import START
 from gcpo.reports.figures import PALETTE, legend_above, line_per_name, panels
 from gcpo.reports.report import GCPO
 from gcpo.reports.tables import display_name
@@ -59,20 +59,14 @@ def leads(gains: Mapping[tuple[str, str], Draws], other: str) -> dict[str, Draws
     return {name: lead(gains, own, other) for name, own in zip(named, GCPO, strict=True)}
 
 
-def by_policy(lines: pd.DataFrame, n: int = 2000) -> dict[str, dict[tuple[str, str], Draws]]:
-    """Return :func:`relative_gains` of each step of training, "starting policy" or "after 64 steps", from the lines of
-    ``updates.csv`` of one task and optimizer, with their run's id as "run", and at_step."""
-    return {policy_after(step): relative_gains(part, n) for step, part in lines.groupby("at_step")}
-
-
 def policy_after(step: Any) -> str:
     """Return what the policies of so many steps of training are called."""
     return f"after {step} steps" if step else START
 
 
-def controls(gains: Mapping[tuple[str, str], Draws], names: Sequence[str]) -> pd.DataFrame:
-    """Return what each of some controls gains over GRPO, in per cent, corrected by Holm for all of them."""
-    return comparisons({name: lead(gains, name, BASE) for name in names if (name, "own") in gains})
+def control_leads(gains: Mapping[tuple[str, str], Draws], names: Sequence[str]) -> dict[str, Draws]:
+    """Return what each of some controls gains over GRPO, in per cent of GRPO's gain."""
+    return {name: lead(gains, name, BASE) for name in names if (name, "own") in gains}
 
 
 def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[str, str], Array]:

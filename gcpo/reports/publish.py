@@ -178,7 +178,7 @@ def _replace(profile: str, finished: list[Run] | None = None) -> None:
                 records.write_reference(root / name, finished)
             with patch_environment(GCPO_REFERENCE=root):  # of the notebooks' kernels
                 for of, given in made.items():
-                    for each in reports_on(of):
+                    for each in [each for each in reports_on(of) if of != shown[each].get("also")]:
                         settings = {"profile": given, "grid": own_grid(each, of), "reference": True}
                         execute(each, Path(folder, f"{each}.ipynb"), {**settings, "write_to": str(root / of)})
                     for file in (root / of).iterdir():

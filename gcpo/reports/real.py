@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 
 from gcpo.measures import REWARD_RANGE
 from gcpo.reports.alignment import Alignment
+from gcpo.reports.verdicts import pooled
 from gcpo.runs.one_step import DOTS
 from gcpo.statistics import Draws
 
@@ -40,13 +41,6 @@ def gate(queries: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame([(name, found[name], *ends) for name, ends in GATE.items()])
     table.columns = ["figure", "value", "low", "high"]
     return table.assign(passes=table["value"].between(table["low"], table["high"]))
-
-
-def pooled(found: Sequence[Draws], seed: int = 0) -> Draws:
-    """Return the mean over data sets, whose questions are drawn apart from one another."""
-    rng, size = np.random.default_rng(seed), min(len(one.draws) for one in found)
-    draws = [rng.permutation(one.draws)[:size] for one in found]
-    return Draws(float(np.mean([one.estimate for one in found])), np.mean(draws, axis=0))
 
 
 def leads(sets: Sequence[Alignment], apart: bool) -> dict[tuple[str, str], Draws]:

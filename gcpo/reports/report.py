@@ -17,10 +17,11 @@ import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
 
 from gcpo import paths
-from gcpo.reports import records, tables, verdicts
+from gcpo.reports import records, verdicts
 from gcpo.reports.verdicts import Pair, Verdict, clear, compare, differences
 from gcpo.runs.grids import expand
 from gcpo.runs.params import profile_name
+from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import ParameterError, read_yaml
 from gcpo.runs.record import RecordError
 from gcpo.tasks import get_task
@@ -35,10 +36,10 @@ RIGHT = ("care reward=binary", "grpo reward=binary")  # trained on right or wron
 # Pairs that differ by one weight, and what trains with that weight alone.
 ALONE = {("gcpo_cd", "rd_only"): "cd_only", ("gcpo_bot", "rd_only"): "bot_only"}
 CONTROLS = ("drop_half", "se_shuffled", "gcpo_strong power=4.0", "gcpo_strong power=16.0")
-GATE = "task decoding metric seeds start grpo gain low high std passes runs".split()
+GATE = "world task decoding metric seeds start grpo gain low high std passes runs".split()
 
 # The claims whose power PROTOCOL.md printed (power.csv).
-UNCERTAIN = "all uncertainty-based methods beat GRPO"
+UNCERTAIN = "all uncertainty-based methods but EMPO beat GRPO"
 ALL = "GCPO beats all baselines"
 RD = "GCPO beats RD alone"
 SHUFFLED = "GCPO-BoT beats its shuffled weights"
@@ -56,7 +57,7 @@ def claims_on(labels: Collection[str]) -> dict[str, list[Pair]]:
         labels: of the task's runs. Where they have a CARE that was trained on right or wrong, that one is compared with
             a GRPO trained so.
     """
-    own = {method: (method, BASE) for method in (*BASELINES[1:], *GCPO)}
+    own = {method: (method, BASE) for method in (*BASELINES[1:], *GCPO) if method != "empo"}
     if {*RIGHT} <= {*labels}:
         own["care"] = RIGHT
     return {
@@ -73,11 +74,12 @@ def protocol_power() -> pd.DataFrame:
     return pd.read_csv(Path(__file__).parents[1] / "power.csv")
 
 
-def with_power(verdict: Verdict, claim: str, task: str) -> Verdict:
+def with_power(verdict: Verdict, claim: str, task: str, realised: float) -> Verdict:
     """Return a verdict with ``power``: how many of 100 such experiments would say *holds* if the paper's numbers were
-    true, or the effect as large as would matter; as it is where the protocol printed no such thing."""
+    true, or the effect as large as would matter, as planned in one world, and ``realised``, by the noise of the runs;
+    as it is where the protocol printed no such thing."""
     row = protocol_power().query("claim == @claim and task == @task")
-    return verdict if row.empty else {**verdict, "power": row["holds if the paper"].iloc[0]}
+    return verdict if row.empty else {**verdict, "power": row["holds if the paper"].iloc[0], "realised": realised}
 
 
 def decides(grid: str, profile: str) -> bool:
@@ -117,21 +119,34 @@ class Report:
         reference: show the committed reference in place of this machine's runs.
         any_code: compare runs of different code of this package.
         write_to: folder for tables, figures and verdicts; None writes nothing.
+        second: the profile of a second world, whose runs count beside those of the first if both are the protocol's and
+            it has any: each run says in ``world`` which it is of.
 
     Attributes:
+        worlds: of each profile what people call it.
         source: whose runs these are, in words.
         folder: ``write_to`` as a path.
         command: makes the runs of the grid.
     """
 
     def __init__(
-        self, profile: str, grid: str, reference: bool = False, any_code: bool = False, write_to: str | None = None
+        self,
+        profile: str,
+        grid: str,
+        reference: bool = False,
+        any_code: bool = False,
+        write_to: str | None = None,
+        second: str = "",
     ) -> None:
         self.profile, self.grid, self.reference, self.any_code = profile, grid, reference, any_code
         self.source = records.source(profile, reference)
         self.folder = Path(write_to) if write_to else None
         self.command = f"python -m gcpo grid {grid} --profile {profile}"
-        self._every = records.runs(profile, reference)
+        self._every = {profile: records.runs(profile, reference)}
+        if {profile_name(profile), second} == {*WORLDS} and (beside := records.runs(second, reference)):
+            self._every[second] = beside
+            self.source += f" and of {WORLDS[second]}"
+        self.worlds = {each: WORLDS.get(profile_name(each), profile_name(each)) for each in self._every}
 
     @cached_property
     def waiting(self) -> dict[str, str]:
@@ -140,17 +155,20 @@ class Report:
         return self._waiting(self.grid)
 
     def _waiting(self, grid: str) -> dict[str, str]:
-        finished = {run.manifest["id"] for run in self._every if run.finished}
+        finished = {run.manifest["id"] for runs in self._every.values() for run in runs if run.finished}
         made: dict[str, list[bool]] = {}
-        for plan in expand(grid, self.profile) if decides(grid, self.profile) else ():
+        for plan in self._plans(grid) if decides(grid, self.profile) else ():
             made.setdefault(plan.params.task, []).append(plan.id in finished)
         said = "{} of {} runs are finished, and PROTOCOL.md compares none before all are."
         return {task: said.format(sum(each), len(each)) for task, each in made.items() if not all(each)}
 
+    def _plans(self, grid: str) -> list[Plan]:
+        return [plan for profile in self._every for plan in expand(grid, profile)]
+
     @cached_property
     def metric(self) -> dict[str, str]:
         """The metric that each task of the grid is trained and judged on; of tasks whose runs are compared."""
-        trained = [plan.params.task for plan in expand(self.grid, self.profile) if plan.kind == "train"]
+        trained = [plan.params.task for plan in self._plans(self.grid) if plan.kind == "train"]
         return {task: get_task(task).reward_metric for task in trained if task not in self.waiting}
 
     @cached_property
@@ -160,16 +178,28 @@ class Report:
 
     @property
     def coverage(self) -> pd.DataFrame:
-        """Wanted and finished runs, as :func:`gcpo.records.coverage` counts them."""
-        return records.coverage(self.grid, self.profile, self.reference, self._every)
+        """Wanted and finished runs of each world, as :func:`gcpo.records.coverage` counts them."""
+        each = (
+            records.coverage(self.grid, profile, self.reference, runs).assign(world=self.worlds[profile])
+            for profile, runs in self._every.items()
+        )
+        return pd.concat(each, ignore_index=True)
 
     @cached_property
     def _compared(self) -> pd.DataFrame:
         return self._of(self.grid)
 
     def _of(self, grid: str) -> pd.DataFrame:
-        found = records.find(self.profile, grid, self.reference, self.any_code, self._every)
+        each = [
+            records.find(profile, grid, self.reference, self.any_code, runs).assign(world=self.worlds[profile])
+            for profile, runs in self._every.items()
+        ]
+        found = pd.concat(each, ignore_index=True)
         return found[~found["task"].isin([*self._waiting(grid)])]
+
+    def of_first(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the lines of the first world, which figures show."""
+        return table[table["world"] == self.worlds[self.profile]] if len(table) else table
 
     def runs(self, which: str = "kind == 'train'") -> pd.DataFrame:
         """Return finished runs of the grid for which a query of their columns is true, without those that wait.
@@ -184,29 +214,34 @@ class Report:
 
     @cached_property
     def gate(self) -> pd.DataFrame:
-        """GRPO's gain over the starting policy on the test split, a row per task and decoding with two seeds of both.
+        """GRPO's gain over the starting policy on the test split, a row per world, task and decoding with two seeds of
+        both.
 
-        Columns: task, decoding, metric, seeds (that both have), start and grpo (means in per cent), gain with low and
-        high (points, 95 %, paired by seed and question), std (of grpo's seeds, points), passes (the interval is above
-        0), and runs (how many of grpo's are finished, of those that the grid asks for).
+        Columns: world, task, decoding, metric, seeds (that both have), start and grpo (means in per cent), gain with
+        low and high (points, 95 %, paired by seed and question), std (of grpo's seeds, points), passes (the interval is
+        above 0), and runs (how many of grpo's are finished, of those that the grid asks for).
         """
         runs = self._compared.query("kind == 'train' and label in [@START, @BASE]")
-        scores = records.gather(runs, "eval", ["task", "label", "seed"])
+        scores = records.gather(runs, "eval", ["world", "task", "label", "seed"])
         rows = []
-        for task, decoding in product(self.metric, ("sampled", "greedy")) if len(scores) else ():
-            part = scores.query("task == @task and decoding == @decoding")
+        each = product(self.worlds.values(), self.metric, ("sampled", "greedy"))
+        for world, task, decoding in each if len(scores) else ():
+            part = scores.query("world == @world and task == @task and decoding == @decoding").drop(columns="world")
             of_both = part.groupby("seed")["label"].transform("nunique") == 2
             if part.loc[of_both, "seed"].nunique() < 2:
                 continue
             found = differences(part[of_both], self.metric[task], {BASE: START}).set_index("label")
             gain = found.loc[BASE].drop("seeds").rename({"compared": "seeds", "mean": "grpo", "difference": "gain"})
-            where = {"task": task, "decoding": decoding, "metric": self.metric[task], "start": found.loc[START, "mean"]}
-            rows.append({**gain, **where, "passes": gain["low"] > 0, "runs": self._counted(task, BASE)})
+            where = {"world": world, "task": task, "decoding": decoding, "metric": self.metric[task]}
+            counted = {"start": found.loc[START, "mean"], "runs": self._counted(task, BASE, world)}
+            rows.append({**gain, **where, **counted, "passes": gain["low"] > 0})
         return pd.DataFrame(rows, columns=GATE)
 
-    def _counted(self, task: str, label: str) -> str:
-        asked = sum((plan.params.task, plan.label) == (task, label) for plan in expand(self.grid, self.profile))
-        return f"{len(self._compared.query('task == @task and label == @label'))} of {asked}"
+    def _counted(self, task: str, label: str, *worlds: str) -> str:
+        plans = [plan for of, name in self.worlds.items() if name in (worlds or name) for plan in expand(self.grid, of)]
+        asked = sum((plan.params.task, plan.label) == (task, label) for plan in plans)
+        made = self._compared.query("task == @task and label == @label")
+        return f"{made['world'].isin(worlds or made['world']).sum()} of {asked}"
 
     @cached_property
     def closed(self) -> dict[str, str]:
@@ -226,7 +261,7 @@ class Report:
         :func:`gcpo.reports.verdicts.compare` gives them: runs of it, or of the grid ``headline``; none that wait."""
         found = pd.concat([self._compared, self._of(CONTROL_GRID)]).drop_duplicates("id")
         found = found[(found["kind"] == "train") & found["label"].isin([*CONTROLS, BASE])]
-        scores = records.gather(found, "eval", ["task", "label", "seed"])
+        scores = records.gather(found, "eval", ["world", "task", "label", "seed"])
         made = {}
         for task, metric in self.metric.items():
             part = scores.query("task == @task and decoding == 'sampled'") if len(scores) else found.iloc[:0]
@@ -248,6 +283,7 @@ class Report:
         closed: str | None = None,
         margin: float | None = None,
         claim: str = "",
+        realised: float = nan,
     ) -> Verdict:
         """Return the verdict of training runs on a task (:func:`gcpo.reports.verdicts.decide`).
 
@@ -260,19 +296,10 @@ class Report:
             closed: another reason why there is no verdict.
             margin: the smallest effect that would matter; the task's own unless given.
             claim: of those whose power the protocol printed, which then stands beside a verdict of its runs.
+            realised: that power by the noise of the runs.
         """
         matters = self.margin.get(task, nan) if margin is None else margin
         why = self.closed.get(task, f"Grid {self.grid} has no runs on {task}.") or closed
         decided = verdicts.decide(compared, effects, matters, why, self.blind.get(task, ""))
         ready = decides(self.grid, self.profile) and task not in self.waiting
-        return with_power(decided, claim, task) if ready else decided
-
-    def in_both_worlds(self, table: pd.DataFrame, name: str, second: str) -> pd.DataFrame:
-        """Write a table, and return it with its world's name as first column; below it that of a second world, if both
-        are the protocol's and that one is written."""
-        tables.write_table(table, self.folder, name, self.source)
-        worlds = {profile_name(self.profile): table}
-        if worlds.keys() <= WORLDS.keys() - {second}:
-            worlds[second] = tables.written(second, name, self.reference, keep_default_na=False)
-        named = [part.assign(world=WORLDS.get(profile, profile)) for profile, part in worlds.items()]
-        return pd.concat([part for part in named if len(part)] or named[:1], ignore_index=True)[["world", *table]]
+        return with_power(decided, claim, task, realised) if ready else decided

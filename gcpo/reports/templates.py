@@ -16,6 +16,7 @@ import pandas as pd
 
 from gcpo import paths
 from gcpo.errors import UserError
+from gcpo.reports.ledger import read_verdicts
 from gcpo.reports.methods import markdown, methods_table, verl_table
 from gcpo.reports.real_answers import REACH
 from gcpo.reports.tables import with_interval, written
@@ -59,6 +60,22 @@ def part(row: Row, word: str, **where: str) -> Row:
     return found
 
 
+def verdict_parts(check: str, task: str = "tinyqa") -> pd.DataFrame:
+    """Return the comparisons of a check on a task, as :func:`parts` does."""
+    found = read_verdicts(HOME, reference=True).query("id == @check and task == @task")
+    return parts(found.iloc[0].to_dict())
+
+
+def claim_part(check: str, word: str, **where: str) -> Row:
+    """Return :func:`part` of a check on tinyqa."""
+    return part({"parts": verdict_parts(check).to_csv()}, word, **where)
+
+
+def check_table(check: str, task: str) -> str:
+    """Return the comparisons of a check on a task as a table of a page."""
+    return markdown(verdict_parts(check, task))
+
+
 def signed(value: float | str, digits: int = 2) -> str:
     """Return a difference with its sign: "+0.00" also where it is less below 0 than is shown."""
     return f"{round(float(value), digits) + 0.0:+.{digits}f}"
@@ -95,7 +112,7 @@ def pages() -> dict[str, str]:
     Raises:
         UserError: as :func:`claim`.
     """
-    functions = (claim, parts, part, interval, counts, markdown, methods_table, verl_table)
+    functions = (claim, parts, part, claim_part, check_table, interval, counts, markdown, methods_table, verl_table)
     lines: dict[str, Any] = {"keep_trailing_newline": True, "trim_blocks": True, "lstrip_blocks": True}
     loader, undefined = jinja2.FileSystemLoader(TEMPLATES), jinja2.StrictUndefined
     environment = jinja2.Environment(loader=loader, undefined=undefined, **lines)

@@ -22,18 +22,19 @@ from gcpo import io, statistics
 from gcpo.errors import one_of
 from gcpo.methods import METHODS
 from gcpo.reports.tables import display_name
-from gcpo.statistics import Interval
+from gcpo.statistics import Draws, Interval
 
 HOLDS, FAILS, RULED_OUT, INCONCLUSIVE, UNTESTED = "holds", "fails", "ruled out", "inconclusive", "not tested"
 PRECEDENCE = (FAILS, RULED_OUT, UNTESTED, INCONCLUSIVE, HOLDS)  # a claim gets the first that any of its parts has
-DIFFERS = "differs"  # of a claim that two worlds answer by two of these words
-SHOWN = (HOLDS, INCONCLUSIVE, RULED_OUT, FAILS, UNTESTED, DIFFERS)  # their order in a table
+SHOWN = (HOLDS, INCONCLUSIVE, RULED_OUT, FAILS, UNTESTED)  # their order in a table
 
 FAMILY = "estimate low high low_family high_family level p mde why n unit".split()
-NUMBERS = "label against estimate low high effect mde n level unit".split()
-RECORD = ["id", "verdict", *NUMBERS, *"power parts because place task heading notebook records".split()]
+APART = "worlds differ, p"  # column of a family: how likely so large a difference between the worlds is by chance
+NUMBERS = "label against estimate low high effect excluded mde n level unit".split()
+RECORD = ["id", "verdict", *NUMBERS, *"power realised parts because place task heading notebook records".split()]
 TABLE = {"estimate": "difference", "low": "low", "high": "high", "effect": "paper_effect", "mde": "mde"}
 LEAST_RANGE = 0.01  # of a weight within a step, highest less lowest over its mean: with less it cannot act
+NO_DRAWS = Draws(nan, np.empty(0))
 Pair = tuple[str, str]
 ByPair = Mapping[Pair, str]
 Verdict = dict[str, Any]
@@ -42,30 +43,46 @@ Verdict = dict[str, Any]
 class Evidence(NamedTuple):
     """An estimate as its interval at any confidence in (0, 1), its two-sided p value of 0, and what it would detect.
 
-    ``detectable`` returns, at a confidence, the smallest true value whose interval misses 0 with a probability of 80 %.
+    ``detectable`` returns, at a confidence, the smallest true value whose interval misses 0 with a probability of 80 %;
+    ``draws`` are what worlds are pooled by.
     """
 
     interval: Callable[[float], Interval]
     p: float
     detectable: Callable[[float], float] = lambda level: nan
+    draws: Draws = NO_DRAWS
 
 
-Test = Callable[[pd.DataFrame, pd.DataFrame], Evidence | str]
+Found = Evidence | str  # evidence, or why there is none
+Test = Callable[[pd.DataFrame, pd.DataFrame], Found]
 
 
-def family(found: Mapping[Pair, Evidence | str], n: Mapping[Pair, int] | None = None, unit: str = "") -> pd.DataFrame:
+def pooled(found: Sequence[Draws], seed: int = 0) -> Draws:
+    """Return the mean over worlds, or data sets, whose seeds and questions are drawn apart from one another."""
+    rng, size = np.random.default_rng(seed), min(len(one.draws) for one in found)
+    draws = [rng.permutation(one.draws)[:size] for one in found]
+    return Draws(float(np.mean([one.estimate for one in found])), np.mean(draws, axis=0))
+
+
+def family(
+    found: Mapping[Pair, Found | Mapping[str, Found]], n: Mapping[Pair, int] | None = None, unit: str = ""
+) -> pd.DataFrame:
     """Return estimates that are claimed to be above 0, corrected together by Holm: a row each, by label and against.
 
     Args:
-        found: each as evidence, or why there is none; the latter counts for nothing in the family.
+        found: each as evidence, or why there is none; the latter counts for nothing in the family. Or that of each
+            world, whose mean counts, with equal weights.
         n: how many seeds each was made on; 0 where it is not about seeds.
         unit: of all of them.
 
     Returns:
         estimate, low and high (its own 95 % interval), low_family and high_family (at ``level``, Holm's for this
         member), p (of no difference, adjusted by Holm), mde (the smallest true value whose interval at ``level`` misses
-        0 with a probability of 80 %), why (there is no estimate), n and unit.
+        0 with a probability of 80 %), why (there is no estimate), n and unit; of several worlds each one's estimate
+        with its own interval, as text, and :data:`APART`.
     """
+    each = {pair: {**one} for pair, one in found.items() if isinstance(one, Mapping)}
+    found = {pair: one if not isinstance(one, Mapping) else _of_worlds(one) for pair, one in found.items()}
     known = {pair: one for pair, one in found.items() if isinstance(one, Evidence)}
     p_values = [one.p for one in known.values()]
     corrected = zip(statistics.holm_levels(p_values), statistics.holm(p_values), strict=True)
@@ -75,7 +92,33 @@ def family(found: Mapping[Pair, Evidence | str], n: Mapping[Pair, int] | None = 
     index = pd.MultiIndex.from_tuples([*found], names=["label", "against"])
     table = pd.DataFrame([*numbers.values()], index, columns=FAMILY[:8], dtype=float)
     why = [one if isinstance(one, str) else "" for one in found.values()]
-    return table.assign(why=why, n=[(n or {}).get(pair, 0) for pair in found], unit=unit)
+    table = table.assign(why=why, n=[(n or {}).get(pair, 0) for pair in found], unit=unit)
+    beside = {pair: _beside(worlds) for pair, worlds in each.items() if len(worlds) > 1 and pair in known}
+    return table.join(pd.DataFrame.from_dict(beside, orient="index").reindex(index)) if beside else table
+
+
+def _of_worlds(each: Mapping[str, Found]) -> Found:
+    """Return the evidence of a mean over worlds; of one world its own."""
+    if whys := [f"{world}: {one}".removeprefix(": ") for world, one in each.items() if isinstance(one, str)]:
+        return whys[0]
+    worlds = [one for one in each.values() if isinstance(one, Evidence)]
+    if len(worlds) == 1:
+        return worlds[0]
+    draws = pooled([one.draws for one in worlds])
+
+    def detectable(level: float) -> float:  # each with the degrees of freedom of its own seeds: to the safe side
+        return float(np.linalg.norm([one.detectable(level) for one in worlds])) / len(worlds)
+
+    return Evidence(draws.interval, draws.p, detectable, draws)
+
+
+def _beside(each: Mapping[str, Found]) -> dict[str, Any]:
+    """Return what stands beside a mean over worlds."""
+    worlds = {name: one for name, one in each.items() if isinstance(one, Evidence)}
+    first, second = (one.draws for one in [*worlds.values()][:2])
+    minus = pooled([first, Draws(-second.estimate, -second.draws)])
+    shown = {name: "{:.3g} [{:.3g}, {:.3g}]".format(*one.interval(0.95)) for name, one in worlds.items()}
+    return {**shown, APART: minus.p}
 
 
 def clear(table: pd.DataFrame) -> pd.Series:
@@ -90,7 +133,8 @@ def compare(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: By
     """Return each first label minus the second in points, paired by seed and question on the seeds that both have.
 
     Args:
-        scores: lines of the evaluations with columns label, seed, query and the metric, of one task and decoding.
+        scores: lines of the evaluations with columns label, seed, query and the metric, of one task and decoding. With
+            a column world, pairs are made within each, and the mean over worlds counts.
         metric: the column to compare, in [0, 1].
         pairs: of labels, corrected together (:func:`family`); one that has no two seeds has no estimate.
         absent: why the case of a pair does not occur: it is not compared.
@@ -104,9 +148,36 @@ def compare(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: By
             raise ValueError("runs were tested on different questions: their eval_split or eval_limit differ")
         a, b = 100 * own.to_numpy(), 100 * other.to_numpy()
         draws = statistics.training_draws(a, b)
-        return Evidence(draws.interval, draws.p, lambda level: statistics.minimal_detectable(a, b, level=level))
+        return Evidence(draws.interval, draws.p, lambda level: statistics.minimal_detectable(a, b, level=level), draws)
 
     return _compared(scores, metric, pairs, absent or {}, evidence, 2, "points")
+
+
+def realised(scores: pd.DataFrame, metric: str, compared: pd.DataFrame, sizes: Sequence[float]) -> float:
+    """Return how many of 100 experiments like this one would find every difference above 0 by its own 95 % interval,
+    if the true ones were of these sizes: by the noise that the seeds of these runs have, and share.
+
+    Args:
+        scores: as :func:`compare` takes them.
+        metric: likewise.
+        compared: rows of its table; those without an estimate do not count.
+        sizes: of each row, in points.
+    """
+    rows = compared.assign(size=[*sizes]).dropna(subset=["estimate"])
+    if rows.empty:
+        return nan
+    scores = scores if "world" in scores else scores.assign(world="")
+    means = 100 * scores.groupby(["world", "seed", "label"])[metric].mean().unstack()
+    gaps = pd.DataFrame({pair: means[pair[0]] - means[pair[1]] for pair in rows.index})
+    rng, size, spread, seen = np.random.default_rng(0), (2000, len(rows)), 0.0, 0.0
+    centre, each = np.zeros(size), [part.dropna() for _, part in gaps.groupby("world")]
+    for part in each:
+        drawn = rng.multivariate_normal(np.zeros(len(rows)), np.atleast_2d(part.cov()), (len(part), size[0]))
+        centre = centre + drawn.mean(axis=0) / len(each)
+        spread = spread + drawn.var(axis=0, ddof=1) / len(part)
+        seen = seen + part.var().to_numpy() / len(part)
+    half = (rows["estimate"] - rows["low"]).to_numpy() * np.sqrt(spread / seen)  # as wide as that of these runs, or less
+    return 100 * float((rows["size"].to_numpy() + centre > half).all(axis=1).mean())
 
 
 def spreads(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: ByPair | None = None) -> pd.DataFrame:
@@ -119,7 +190,12 @@ def spreads(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: By
             return "one does not vary"
         same = np.ptp(a - b) < 1e-11  # such as two methods that are one where rewards are right or wrong
         p = 1.0 if same else statistics.spread_p(b, a)
-        return Evidence(lambda level: Interval(*map(log, statistics.spread_ratio(b, a, level))), p)
+
+        def interval(level: float) -> Interval:
+            return Interval(*map(log, statistics.spread_ratio(b, a, level)))
+
+        ends = [interval(level)[1:] for level in (np.arange(1000) + 0.5) / 1000]  # which hold equal shares of the truth
+        return Evidence(interval, p, draws=Draws(interval(0.5).estimate, np.concatenate(ends)))
 
     return _compared(scores, metric, pairs, absent or {}, evidence, 3, "ln of a ratio")
 
@@ -136,7 +212,9 @@ def by_seed(figures: pd.DataFrame, pairs: Sequence[Pair], unit: str) -> pd.DataF
         if not np.ptp(gaps):
             return "all seeds differ by the same"
         test, mean = ttest_1samp(gaps, 0), float(gaps.mean())
-        return Evidence(lambda level: Interval(mean, *map(float, test.confidence_interval(level))), float(test.pvalue))
+        ends = [test.confidence_interval(level) for level in (np.arange(1000) + 0.5) / 1000]  # likewise
+        draws = Draws(mean, np.ravel(ends))
+        return Evidence(lambda level: Interval(mean, *map(float, test.confidence_interval(level))), test.pvalue, draws=draws)
 
     return _compared(figures.dropna(subset=["value"]).assign(query=""), "value", pairs, {}, evidence, 2, unit)
 
@@ -144,19 +222,22 @@ def by_seed(figures: pd.DataFrame, pairs: Sequence[Pair], unit: str) -> pd.DataF
 def _compared(
     scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: ByPair, evidence: Test, fewest: int, unit: str
 ) -> pd.DataFrame:
-    """Compare what labels have at the seeds of both (seeds x questions): by ``evidence``, or by no test where that says
-    why."""
-    labels = {label for pair in pairs for label in pair}
-    lines = scores[scores["label"].isin(labels)].groupby("label")
-    each = {str(label): part.pivot(index="seed", columns="query", values=metric) for label, part in lines}
-    found: dict[Pair, Evidence | str] = {}
+    """Compare what labels have at the seeds of both (seeds x questions) in each world: by ``evidence``, or by no test
+    where that says why."""
+    scores = scores if "world" in scores else scores.assign(world="")
+    lines = scores[scores["label"].isin({label for pair in pairs for label in pair})].groupby(["world", "label"])
+    each = {place: part.pivot(index="seed", columns="query", values=metric) for place, part in lines}
+    found: dict[Pair, str | dict[str, Found]] = {}
     shared: dict[Pair, int] = {}
     for pair in dict.fromkeys(pairs):
-        own, other = (each.get(label, pd.DataFrame()) for label in pair)
-        seeds = sorted({*own.index} & {*other.index})
-        few = "" if len(seeds) >= fewest else f"{len(own)} and {len(other)} seeds: {fewest} of both are needed"
-        why = absent.get(pair) or few
-        found[pair], shared[pair] = why or evidence(own.loc[seeds], other.loc[seeds]), len(seeds)
+        shared[pair], of_worlds = 0, dict[str, Found]()
+        for world in scores["world"].unique() if len(scores) else [""]:
+            own, other = (each.get((world, label), pd.DataFrame()) for label in pair)
+            seeds = sorted({*own.index} & {*other.index})
+            few = "" if len(seeds) >= fewest else f"{len(own)} and {len(other)} seeds: {fewest} of both are needed"
+            of_worlds[str(world)] = absent.get(pair) or few or evidence(own.loc[seeds], other.loc[seeds])
+            shared[pair] += len(seeds)
+        found[pair] = absent.get(pair) or of_worlds
     return family(found, shared, unit)
 
 
@@ -225,7 +306,8 @@ def cannot_differ(
     known = weight_ranges(metrics)
     methods = metrics.groupby("label")["method"].first()
     plain = {label for label, method in methods.items() if METHODS[method].acts == "base"}
-    wide = scores.pivot_table(index=["seed", "decoding", "query"], columns="label", values=metric)
+    trainings = ["world", "seed"] if "world" in scores else ["seed"]
+    wide = scores.pivot_table(index=[*trainings, "decoding", "query"], columns="label", values=metric)
     found = {}
     for pair in pairs:
         acting = [by[pair]] if by and pair in by else {*pair} - plain
@@ -233,7 +315,7 @@ def cannot_differ(
         if most < LEAST_RANGE:
             found[pair] = f"weights range over {100 * most:.2f} % within a step: below 1 % they cannot act"
         elif {*pair} <= {*wide}:
-            alike = (wide[pair[0]] - wide[pair[1]]).dropna().eq(0).groupby("seed").all()
+            alike = (wide[pair[0]] - wide[pair[1]]).dropna().eq(0).groupby(trainings).all()
             if len(alike) and alike.mean() >= 0.5:
                 found[pair] = f"{alike.sum()} of {len(alike)} seeds answer every question alike"
     return found
@@ -258,12 +340,15 @@ def decide(
 
     A claim that joins parts is false wherever one of them is. So it is said to hold by mistake no more often than one
     false part is, and each is held to its own 95 % interval (intersection-union). To fail, or to be ruled out (the
-    interval excludes the effect in question), because of any one of many takes the interval corrected for its family.
+    interval excludes an effect that would matter), because of any one of many takes the interval corrected for its
+    family. A sentence says which is above, and not by how much: where the paper prints a size, this size decides
+    nothing, and ``excluded`` says whether the corrected interval lies below it.
 
     Args:
         compared: rows of :func:`family`, all of which must be on the claimed side; none are needed where it is closed.
         effects: the paper's effect for each, nan where it prints none; none at all if it prints none.
-        margin: the smallest effect that would matter, where the paper prints none on the claimed side.
+        margin: the smallest effect that would matter, declared beforehand; of rows for which the paper prints none on
+            the claimed side.
         closed: why there is no verdict, such as a closed gate, or None.
         blind: why a null says nothing, such as that no positive control was seen, which makes "ruled out" "not tested".
 
@@ -283,19 +368,21 @@ def decide(
     joined = len(compared) > 1
     parts = compared.reset_index()
     parts["effect"] = np.array([*effects], float) if len(effects) else nan
-    size = parts["effect"].where(parts["effect"] > 0, margin)
+    printed = parts["effect"] > 0
+    below = (parts["high_family"] < parts["effect"]).map({True: "yes", False: "no"})
+    parts["excluded"] = below.where(printed & parts["estimate"].notna() & (not blind), "")
     tests = {UNTESTED: parts["estimate"].isna(), HOLDS: parts["low" if joined else "low_family"] > 0}
-    tests |= {FAILS: parts["high_family"] < 0, RULED_OUT: parts["high_family"] < size}
+    tests |= {FAILS: parts["high_family"] < 0, RULED_OUT: ~printed & (parts["high_family"] < margin)}
     parts["verdict"] = np.select([*tests.values()], [*tests], INCONCLUSIVE)
     own = (parts["verdict"] == HOLDS) & joined
     parts["low"], parts["high"] = (parts[end].where(own, parts[f"{end}_family"]) for end in ("low", "high"))
     parts["level"] = parts["level"].mask(own, 0.95)
     word = overall([*parts["verdict"]])
     weakest = parts[parts["verdict"] == word].sort_values("low", kind="stable").iloc[0]
-    parts = parts[["verdict", *NUMBERS]]
+    parts = parts[["verdict", *NUMBERS, *parts.columns.difference([*FAMILY, *NUMBERS, "verdict"], sort=False)]]
     if word == UNTESTED or (word == RULED_OUT and blind):
         return {**nothing, "because": weakest["why"] if word == UNTESTED else blind, "parts": parts}
-    return {"verdict": word, **weakest[NUMBERS], "parts": parts}
+    return {**weakest[[*parts]], "parts": parts}
 
 
 # --- a notebook's verdicts ------------------------------------------------------------------------------------------
@@ -309,7 +396,11 @@ def parts_table(parts: pd.DataFrame) -> pd.DataFrame:
     numbers = ["estimate", "low", "high", "paper", "detectable"]
     shown[numbers] = shown[numbers].map("{:+.3g}".format, na_action="ignore")
     where = [name for name in ("policy", "comparison") if name in shown]
-    return shown[[*where, "verdict", *numbers, "seeds"]].dropna(axis=1, how="all").fillna("").set_index(where)
+    beside = [name for name in parts if name == APART or name.startswith("world ")]
+    if APART in shown:
+        shown[APART] = shown[APART].map("{:.2g}".format, na_action="ignore")
+    shown = shown[[*where, "verdict", *numbers, "excluded", *beside, "seeds"]].replace("", nan)
+    return shown.dropna(axis=1, how="all").fillna("").set_index(where)
 
 
 class Verdicts:
@@ -363,6 +454,8 @@ class Verdicts:
     @staticmethod
     def _display(row: Verdict) -> None:
         said = f"**{row['verdict'].capitalize()}: {row['heading']}** ({row['place']}). {row['because']}"
+        if "power" in row:
+            said += f" Planned to hold {row['power']:.0f} times of 100, with the noise of these runs {row['realised']:.0f}."
         display({"text/markdown": said, "text/plain": said.replace("**", "")}, raw=True)
         if row.get("parts") is not None:
             display(parts_table(row["parts"]))
