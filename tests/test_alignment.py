@@ -118,14 +118,6 @@ def test_two_draws_of_answers_tell_how_reliable_a_measure_is() -> None:
     assert not any(len(one.draws) for one in alignment.Alignment(runs[0], n=10).reliability("se").values())
 
 
-def test_policies_are_called_by_their_steps_and_trainings() -> None:
-    lines = pd.DataFrame({"at_step": [64, 0, 64, 32], "training_seed": [101, nan, 102, 7.0], "x": range(4)})
-    found = alignment.policies(lines)
-    names = ["starting policy", "after 32 steps of one training", "after 64 steps of 2 trainings"]
-    assert [*found] == names and found[names[2]]["x"].tolist() == [0, 2]
-    assert [*alignment.policies(lines.drop(columns="training_seed"))][-1] == "after 64 steps of one training"
-
-
 def test_a_measure_that_is_constant_has_no_rank() -> None:
     found = alignment.Alignment(queries().assign(bot=1.0), n=50)
     assert np.isnan(found.draws("bot").estimate) and not len(found.draws("bot").draws)
@@ -205,7 +197,8 @@ def test_a_margin_rules_out_where_the_paper_prints_nothing_and_only_where_a_cont
 
 def test_worlds_are_pooled_by_what_both_have() -> None:
     a, b = {"x": draws(0.4), "y": draws(0.1)}, {"x": draws(0.2)}
-    assert [*(found := alignment.in_worlds({"world A": a, "world B": b}))] == ["x"]
+    found = alignment.in_worlds({"world A": a, "world B": b})
+    assert [*found] == ["x"]
     row = alignment.comparisons(found).iloc[0]
     assert row["estimate"] == pytest.approx(0.3) and row["world B"].startswith("0.2 [")
     alone = a["x"].interval()

@@ -12,7 +12,7 @@ import pytest
 
 from gcpo import paths
 from gcpo.errors import UserError
-from gcpo.reports import records, replay, report, tables, templates
+from gcpo.reports import records, replay, tables, templates
 from gcpo.runs.grids import expand, owner
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan

@@ -8,7 +8,6 @@ import re
 import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from record_builders import evaluated, finished, publish, write_grid, write_profile
 

@@ -165,20 +165,6 @@ class Alignment:
         return self._found[key]
 
 
-def policies(lines: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the lines of each policy by what it is called, the starting policy first.
-
-    Args:
-        lines: with ``at_step`` and, where policies of several trainings were asked, ``training_seed``.
-    """
-    found = {}
-    for step, part in lines.groupby("at_step"):
-        trainings = _trainings(part).nunique()
-        of = f"{trainings} trainings" if trainings > 1 else "one training"
-        found[f"after {step!s} steps of {of}" if step else START] = part
-    return found
-
-
 def _trainings(lines: pd.DataFrame) -> pd.Series:
     """Return which training each line is of; -1 of a starting policy, or where there is no telling."""
     return lines[TRAINING].fillna(-1) if TRAINING in lines else pd.Series(-1, lines.index)

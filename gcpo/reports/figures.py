@@ -286,30 +286,6 @@ def variance_against_measures(queries: pd.DataFrame) -> Figure:
     return figure
 
 
-def figure_1(table: pd.DataFrame, gains: pd.DataFrame, paper: pd.DataFrame) -> Figure:
-    """GCPO's Figure 1 a-d with intervals.
-
-    Args:
-        table: :meth:`gcpo.reports.alignment.Alignment.table` with a column task.
-        gains: the differences of panel (c), with a column task.
-        paper: the paper's own correlations in panel (a): task, measure, estimate.
-    """
-    figure, axes = plt.subplots(2, 2, figsize=(9.2, 6.2))
-    of = dict(iter(table.groupby("statistic")))
-    each = (
-        (pd.concat([of["spearman"], paper]), 0, "(a) rank correlation", "Spearman with V"),
-        (of["auc"], 0.5, "(b) finding the top 10 % by V", "AUC (0.5 is chance)"),
-        (gains, 0, "(c) BoT minus the measure", "difference of Spearman"),
-        (of["heldout_spearman"], 0, "(d) held-out linear prediction", "Spearman, 5 folds"),
-    )
-    for axis, (data, chance, title, label) in zip(axes.flat, each, strict=True):
-        estimates(data, "measure", "estimate", "task", axis)
-        axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
-        axis.set(title=title, xlabel="", ylabel=label)
-    legend_above(figure)
-    return figure
-
-
 def pairs_of_rollouts(pairs: pd.DataFrame, most: int = 3000, near: float | None = None) -> Figure:
     """Distance of gradients against distance of embeddings, a panel per task and a dot per pair within a group.
 

@@ -23,7 +23,7 @@ Kind = Literal["finding", "theorem", "definition"]
 Scope = Literal["theorem", "toy", "printed", "embedded world", "real model"]
 REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which metric each kind of task is judged
 DECIDED = [*NUMBERS, *"power realised parts because task heading notebook".split()]  # columns of a verdict that decided
-LEDGER = [*"id paper kind scope place quote verdict fixed changed beside note question".split(), *DECIDED]
+LEDGER = [*"id paper kind scope place quote verdict fixed changed beside note question check word".split(), *DECIDED]
 
 
 class Claim(BaseModel):
@@ -119,11 +119,11 @@ def fixed(lines: Sequence[Any], changed: str = "") -> str:
 
 
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame, every: bool = False) -> pd.DataFrame:
-    """Return every claim with its verdict, a row each, or with ``every`` a row for each verdict that decided it.
+    """Return every claim with its verdict, a row each, or with ``every`` a row for each verdict on its checks.
 
     Columns are :data:`LEDGER`: verdict is one word for all its checks, fixed whether before the data (:func:`fixed`),
-    beside the words on tasks that the claim is not about, which decide nothing; :data:`DECIDED` are of the first
-    verdict that decided it, or of this one, and empty where a claim has no check.
+    beside the words on tasks that the claim is not about, which decide nothing; check, word and :data:`DECIDED` are of
+    the first verdict that decided it, or of this one, and empty where a claim has no check.
     """
     rows = []
     for claim, lines, beside in reached(declared, verdicts):
@@ -132,7 +132,9 @@ def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame, every: bool = Fals
         row["fixed"] = fixed(lines, claim.changed)
         row["beside"] = "; ".join(dict.fromkeys(f"{line.task}: {line.verdict}" for line in beside))
         shown = [line for line in lines if line.verdict == word] or [_unreached("")]
-        rows += [row | {name: getattr(line, name) for name in DECIDED} for line in (shown if every else shown[:1])]
+        for line in [*lines, *beside] if every else shown[:1]:
+            found = {"check": line.id, "word": line.verdict}
+            rows.append(row | found | {name: getattr(line, name) for name in DECIDED})
     return pd.DataFrame(rows, columns=LEDGER)
 
 

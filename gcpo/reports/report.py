@@ -6,7 +6,7 @@ Labels are those of the grids ``headline`` and ``table1``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from itertools import product
 from math import nan
@@ -23,7 +23,7 @@ from gcpo.runs.grids import expand
 from gcpo.runs.params import profile_name
 from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import ParameterError, read_yaml
-from gcpo.runs.record import RecordError
+from gcpo.runs.record import RecordError, Run
 from gcpo.tasks import get_task
 
 WORLDS = {"world_a": "world A", "world_b": "world B"}  # profile -> as people call it
@@ -36,7 +36,7 @@ RIGHT = ("care reward=binary", "grpo reward=binary")  # trained on right or wron
 # Pairs that differ by one weight, and what trains with that weight alone.
 ALONE = {("gcpo_cd", "rd_only"): "cd_only", ("gcpo_bot", "rd_only"): "bot_only"}
 CONTROLS = ("drop_half", "se_shuffled", "gcpo_strong power=4.0", "gcpo_strong power=16.0")
-GATE = "world task decoding metric seeds start grpo gain low high std passes runs".split()
+GATE = "world task decoding metric seeds start grpo gain low high std passes".split()
 
 # The claims whose power PROTOCOL.md printed (power.csv).
 UNCERTAIN = "all uncertainty-based methods but EMPO beat GRPO"
@@ -179,23 +179,19 @@ class Report:
     @property
     def coverage(self) -> pd.DataFrame:
         """Wanted and finished runs of each world, as :func:`gcpo.records.coverage` counts them."""
-        each = (
-            records.coverage(self.grid, profile, self.reference, runs).assign(world=self.worlds[profile])
-            for profile, runs in self._every.items()
-        )
-        return pd.concat(each, ignore_index=True)
+        return self._each(lambda of, runs: records.coverage(self.grid, of, self.reference, runs))
 
     @cached_property
     def _compared(self) -> pd.DataFrame:
         return self._of(self.grid)
 
     def _of(self, grid: str) -> pd.DataFrame:
-        each = [
-            records.find(profile, grid, self.reference, self.any_code, runs).assign(world=self.worlds[profile])
-            for profile, runs in self._every.items()
-        ]
-        found = pd.concat(each, ignore_index=True)
+        found = self._each(lambda of, runs: records.find(of, grid, self.reference, self.any_code, runs))
         return found[~found["task"].isin([*self._waiting(grid)])]
+
+    def _each(self, made: Callable[[str, list[Run]], pd.DataFrame]) -> pd.DataFrame:
+        every = [made(profile, runs).assign(world=self.worlds[profile]) for profile, runs in self._every.items()]
+        return pd.concat(every, ignore_index=True)
 
     def of_first(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the lines of the first world, which figures show."""
@@ -218,8 +214,8 @@ class Report:
         both.
 
         Columns: world, task, decoding, metric, seeds (that both have), start and grpo (means in per cent), gain with
-        low and high (points, 95 %, paired by seed and question), std (of grpo's seeds, points), passes (the interval is
-        above 0), and runs (how many of grpo's are finished, of those that the grid asks for).
+        low and high (points, 95 %, paired by seed and question), std (of grpo's seeds, points) and passes (the
+        interval is above 0).
         """
         runs = self._compared.query("kind == 'train' and label in [@START, @BASE]")
         scores = records.gather(runs, "eval", ["world", "task", "label", "seed"])
@@ -233,15 +229,12 @@ class Report:
             found = differences(part[of_both], self.metric[task], {BASE: START}).set_index("label")
             gain = found.loc[BASE].drop("seeds").rename({"compared": "seeds", "mean": "grpo", "difference": "gain"})
             where = {"world": world, "task": task, "decoding": decoding, "metric": self.metric[task]}
-            counted = {"start": found.loc[START, "mean"], "runs": self._counted(task, BASE, world)}
-            rows.append({**gain, **where, **counted, "passes": gain["low"] > 0})
+            rows.append({**gain, **where, "start": found.loc[START, "mean"], "passes": gain["low"] > 0})
         return pd.DataFrame(rows, columns=GATE)
 
-    def _counted(self, task: str, label: str, *worlds: str) -> str:
-        plans = [plan for of, name in self.worlds.items() if name in (worlds or name) for plan in expand(self.grid, of)]
-        asked = sum((plan.params.task, plan.label) == (task, label) for plan in plans)
-        made = self._compared.query("task == @task and label == @label")
-        return f"{made['world'].isin(worlds or made['world']).sum()} of {asked}"
+    def _counted(self, task: str, label: str) -> str:
+        asked = sum((plan.params.task, plan.label) == (task, label) for plan in self._plans(self.grid))
+        return f"{len(self._compared.query('task == @task and label == @label'))} of {asked}"
 
     @cached_property
     def closed(self) -> dict[str, str]:

@@ -16,7 +16,6 @@ import pandas as pd
 
 from gcpo import paths
 from gcpo.errors import UserError
-from gcpo.reports.ledger import read_verdicts
 from gcpo.reports.methods import markdown, methods_table, verl_table
 from gcpo.reports.real_answers import REACH
 from gcpo.reports.tables import with_interval, written
@@ -30,7 +29,7 @@ Row = dict[Any, Any]
 
 @jinja2.pass_context
 def claim(context: jinja2.runtime.Context, name: str, word: str, beside: str = "") -> list[Row]:
-    """Return the rows of headlines.csv on a claim: the verdicts that decided it, of each world.
+    """Return the rows of headlines.csv on a claim: every verdict on its checks, by check and task.
 
     Args:
         context: the template's.
@@ -58,22 +57,6 @@ def part(row: Row, word: str, **where: str) -> Row:
     table = parts(row)
     (found,) = table[(table[[*where]] == pd.Series(where)).all(axis=1) & (table["verdict"] == word)].to_dict("records")
     return found
-
-
-def verdict_parts(check: str, task: str = "tinyqa") -> pd.DataFrame:
-    """Return the comparisons of a check on a task, as :func:`parts` does."""
-    found = read_verdicts(HOME, reference=True).query("id == @check and task == @task")
-    return parts(found.iloc[0].to_dict())
-
-
-def claim_part(check: str, word: str, **where: str) -> Row:
-    """Return :func:`part` of a check on tinyqa."""
-    return part({"parts": verdict_parts(check).to_csv()}, word, **where)
-
-
-def check_table(check: str, task: str) -> str:
-    """Return the comparisons of a check on a task as a table of a page."""
-    return markdown(verdict_parts(check, task))
 
 
 def signed(value: float | str, digits: int = 2) -> str:
@@ -112,7 +95,7 @@ def pages() -> dict[str, str]:
     Raises:
         UserError: as :func:`claim`.
     """
-    functions = (claim, parts, part, claim_part, check_table, interval, counts, markdown, methods_table, verl_table)
+    functions = (claim, parts, part, interval, counts, markdown, methods_table, verl_table)
     lines: dict[str, Any] = {"keep_trailing_newline": True, "trim_blocks": True, "lstrip_blocks": True}
     loader, undefined = jinja2.FileSystemLoader(TEMPLATES), jinja2.StrictUndefined
     environment = jinja2.Environment(loader=loader, undefined=undefined, **lines)

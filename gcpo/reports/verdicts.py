@@ -9,14 +9,13 @@ decided, and all rows as ``parts``. Training runs are compared here; :mod:`gcpo.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from math import log, nan
+from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from IPython.display import display
-from scipy.stats import ttest_1samp
 
 from gcpo import io, statistics
 from gcpo.errors import one_of
@@ -34,7 +33,6 @@ NUMBERS = "label against estimate low high effect excluded mde n level unit".spl
 RECORD = ["id", "verdict", *NUMBERS, *"power realised parts because place task heading notebook records".split()]
 TABLE = {"estimate": "difference", "low": "low", "high": "high", "effect": "paper_effect", "mde": "mde"}
 LEAST_RANGE = 0.01  # of a weight within a step, highest less lowest over its mean: with less it cannot act
-NO_DRAWS = Draws(nan, np.empty(0))
 Pair = tuple[str, str]
 ByPair = Mapping[Pair, str]
 Verdict = dict[str, Any]
@@ -50,7 +48,7 @@ class Evidence(NamedTuple):
     interval: Callable[[float], Interval]
     p: float
     detectable: Callable[[float], float] = lambda level: nan
-    draws: Draws = NO_DRAWS
+    draws: Draws = Draws(nan, np.empty(0))
 
 
 Found = Evidence | str  # evidence, or why there is none
@@ -112,13 +110,12 @@ def _of_worlds(each: Mapping[str, Found]) -> Found:
     return Evidence(draws.interval, draws.p, detectable, draws)
 
 
-def _beside(each: Mapping[str, Found]) -> dict[str, Any]:
+def _beside(each: Mapping[str, Any]) -> dict[str, Any]:
     """Return what stands beside a mean over worlds."""
-    worlds = {name: one for name, one in each.items() if isinstance(one, Evidence)}
-    first, second = (one.draws for one in [*worlds.values()][:2])
+    first, second = (one.draws for one in each.values())
     minus = pooled([first, Draws(-second.estimate, -second.draws)])
-    shown = {name: "{:.3g} [{:.3g}, {:.3g}]".format(*one.interval(0.95)) for name, one in worlds.items()}
-    return {**shown, APART: minus.p}
+    shown = {name: "{:.3g} [{:.3g}, {:.3g}]".format(*one.interval(0.95)) for name, one in each.items()}
+    return {**shown, APART: f"{minus.p:.2g}"}
 
 
 def clear(table: pd.DataFrame) -> pd.Series:
@@ -129,8 +126,23 @@ def clear(table: pd.DataFrame) -> pd.Series:
 # --- comparisons of training runs -----------------------------------------------------------------------------------
 
 
-def compare(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: ByPair | None = None) -> pd.DataFrame:
-    """Return each first label minus the second in points, paired by seed and question on the seeds that both have.
+def in_training(own: pd.DataFrame, other: pd.DataFrame) -> Evidence:
+    """Return the difference of two kinds of runs (seeds x questions) in points, paired by both.
+
+    Raises:
+        ValueError: they were tested on different questions.
+    """
+    if not own.columns.equals(other.columns):
+        raise ValueError("runs were tested on different questions: their eval_split or eval_limit differ")
+    a, b = 100 * own.to_numpy(), 100 * other.to_numpy()
+    draws = statistics.training_draws(a, b)
+    return Evidence(draws.interval, draws.p, lambda level: statistics.minimal_detectable(a, b, level=level), draws)
+
+
+def compare(
+    scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: ByPair | None = None, test: Test = in_training
+) -> pd.DataFrame:
+    """Return each first label minus the second, on the seeds that both have in a world.
 
     Args:
         scores: lines of the evaluations with columns label, seed, query and the metric, of one task and decoding. With
@@ -138,93 +150,12 @@ def compare(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: By
         metric: the column to compare, in [0, 1].
         pairs: of labels, corrected together (:func:`family`); one that has no two seeds has no estimate.
         absent: why the case of a pair does not occur: it is not compared.
+        test: makes evidence of two tables, seeds x questions, or says why there is none.
 
     Raises:
         ValueError: runs that were tested on different questions.
     """
-
-    def evidence(own: pd.DataFrame, other: pd.DataFrame) -> Evidence:
-        if not own.columns.equals(other.columns):
-            raise ValueError("runs were tested on different questions: their eval_split or eval_limit differ")
-        a, b = 100 * own.to_numpy(), 100 * other.to_numpy()
-        draws = statistics.training_draws(a, b)
-        return Evidence(draws.interval, draws.p, lambda level: statistics.minimal_detectable(a, b, level=level), draws)
-
-    return _compared(scores, metric, pairs, absent or {}, evidence, 2, "points")
-
-
-def realised(scores: pd.DataFrame, metric: str, compared: pd.DataFrame, sizes: Sequence[float]) -> float:
-    """Return how many of 100 experiments like this one would find every difference above 0 by its own 95 % interval,
-    if the true ones were of these sizes: by the noise that the seeds of these runs have, and share.
-
-    Args:
-        scores: as :func:`compare` takes them.
-        metric: likewise.
-        compared: rows of its table; those without an estimate do not count.
-        sizes: of each row, in points.
-    """
-    rows = compared.assign(size=[*sizes]).dropna(subset=["estimate"])
-    if rows.empty:
-        return nan
-    scores = scores if "world" in scores else scores.assign(world="")
-    means = 100 * scores.groupby(["world", "seed", "label"])[metric].mean().unstack()
-    gaps = pd.DataFrame({pair: means[pair[0]] - means[pair[1]] for pair in rows.index})
-    rng, size, spread, seen = np.random.default_rng(0), (2000, len(rows)), 0.0, 0.0
-    centre, each = np.zeros(size), [part.dropna() for _, part in gaps.groupby("world")]
-    for part in each:
-        drawn = rng.multivariate_normal(np.zeros(len(rows)), np.atleast_2d(part.cov()), (len(part), size[0]))
-        centre = centre + drawn.mean(axis=0) / len(each)
-        spread = spread + drawn.var(axis=0, ddof=1) / len(part)
-        seen = seen + part.var().to_numpy() / len(part)
-    half = (rows["estimate"] - rows["low"]).to_numpy() * np.sqrt(spread / seen)  # as wide as that of these runs, or less
-    return 100 * float((rows["size"].to_numpy() + centre > half).all(axis=1).mean())
-
-
-def spreads(scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: ByPair | None = None) -> pd.DataFrame:
-    """Return whether the first label's runs vary less than the second's, as :func:`compare`: ln of the ratio of
-    standard deviations, second over first, over the seeds that both have (at least 3); without ``mde``."""
-
-    def evidence(own: pd.DataFrame, other: pd.DataFrame) -> Evidence | str:
-        a, b = (table.mean(axis=1).to_numpy() for table in (own, other))
-        if not (a.std() and b.std()):
-            return "one does not vary"
-        same = np.ptp(a - b) < 1e-11  # such as two methods that are one where rewards are right or wrong
-        p = 1.0 if same else statistics.spread_p(b, a)
-
-        def interval(level: float) -> Interval:
-            return Interval(*map(log, statistics.spread_ratio(b, a, level)))
-
-        ends = [interval(level)[1:] for level in (np.arange(1000) + 0.5) / 1000]  # which hold equal shares of the truth
-        return Evidence(interval, p, draws=Draws(interval(0.5).estimate, np.concatenate(ends)))
-
-    return _compared(scores, metric, pairs, absent or {}, evidence, 3, "ln of a ratio")
-
-
-def by_seed(figures: pd.DataFrame, pairs: Sequence[Pair], unit: str) -> pd.DataFrame:
-    """Return differences of a figure of each run, such as its entropy, as :func:`compare`.
-
-    ``figures`` has label, seed and value, a line per run. The interval is Student's, over the seeds that both have;
-    where all of them differ by the same there is nothing to tell it by.
-    """
-
-    def evidence(own: pd.DataFrame, other: pd.DataFrame) -> Evidence | str:
-        gaps = (own - other).to_numpy().ravel()
-        if not np.ptp(gaps):
-            return "all seeds differ by the same"
-        test, mean = ttest_1samp(gaps, 0), float(gaps.mean())
-        ends = [test.confidence_interval(level) for level in (np.arange(1000) + 0.5) / 1000]  # likewise
-        draws = Draws(mean, np.ravel(ends))
-        return Evidence(lambda level: Interval(mean, *map(float, test.confidence_interval(level))), test.pvalue, draws=draws)
-
-    return _compared(figures.dropna(subset=["value"]).assign(query=""), "value", pairs, {}, evidence, 2, unit)
-
-
-def _compared(
-    scores: pd.DataFrame, metric: str, pairs: Sequence[Pair], absent: ByPair, evidence: Test, fewest: int, unit: str
-) -> pd.DataFrame:
-    """Compare what labels have at the seeds of both (seeds x questions) in each world: by ``evidence``, or by no test
-    where that says why."""
-    scores = scores if "world" in scores else scores.assign(world="")
+    scores, absent = scores if "world" in scores else scores.assign(world=""), absent or {}
     lines = scores[scores["label"].isin({label for pair in pairs for label in pair})].groupby(["world", "label"])
     each = {place: part.pivot(index="seed", columns="query", values=metric) for place, part in lines}
     found: dict[Pair, str | dict[str, Found]] = {}
@@ -234,11 +165,11 @@ def _compared(
         for world in scores["world"].unique() if len(scores) else [""]:
             own, other = (each.get((world, label), pd.DataFrame()) for label in pair)
             seeds = sorted({*own.index} & {*other.index})
-            few = "" if len(seeds) >= fewest else f"{len(own)} and {len(other)} seeds: {fewest} of both are needed"
-            of_worlds[str(world)] = absent.get(pair) or few or evidence(own.loc[seeds], other.loc[seeds])
+            few = "" if len(seeds) >= 2 else f"{len(own)} and {len(other)} seeds: 2 of both are needed"
+            of_worlds[str(world)] = few or test(own.loc[seeds], other.loc[seeds])
             shared[pair] += len(seeds)
         found[pair] = absent.get(pair) or of_worlds
-    return family(found, shared, unit)
+    return family(found, shared, "points")
 
 
 def differences(
@@ -396,9 +327,7 @@ def parts_table(parts: pd.DataFrame) -> pd.DataFrame:
     numbers = ["estimate", "low", "high", "paper", "detectable"]
     shown[numbers] = shown[numbers].map("{:+.3g}".format, na_action="ignore")
     where = [name for name in ("policy", "comparison") if name in shown]
-    beside = [name for name in parts if name == APART or name.startswith("world ")]
-    if APART in shown:
-        shown[APART] = shown[APART].map("{:.2g}".format, na_action="ignore")
+    beside = [name for name in parts if str(name).startswith("world")]
     shown = shown[[*where, "verdict", *numbers, "excluded", *beside, "seeds"]].replace("", nan)
     return shown.dropna(axis=1, how="all").fillna("").set_index(where)
 
@@ -455,18 +384,11 @@ class Verdicts:
     def _display(row: Verdict) -> None:
         said = f"**{row['verdict'].capitalize()}: {row['heading']}** ({row['place']}). {row['because']}"
         if "power" in row:
-            said += f" Planned to hold {row['power']:.0f} times of 100, with the noise of these runs {row['realised']:.0f}."
+            planned, realised = row["power"], row["realised"]
+            said += f" Planned to hold {planned:.0f} times of 100, by the noise of these runs {realised:.0f}."
         display({"text/markdown": said, "text/plain": said.replace("**", "")}, raw=True)
         if row.get("parts") is not None:
             display(parts_table(row["parts"]))
-
-    def by_task(self) -> pd.DataFrame:
-        """Return the word of every verdict: a row per claim and place, a column per task."""
-        rows: dict[tuple[str, str], dict[str, str]] = {}
-        for row in self.rows:
-            key = row["heading"], row["place"].removesuffix(f", {row['task']}")
-            rows.setdefault(key, {})[row["task"] or "verdict"] = row["verdict"]
-        return pd.DataFrame(rows).T.fillna("").rename_axis(["claim", "place"])
 
     def write(self, folder: Path | str | None) -> pd.DataFrame:
         """Write the verdicts as records into a folder, a CSV that the ledger reads; None writes nothing.
