@@ -89,7 +89,7 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
 def source(verdicts: pd.DataFrame, profile: str, reference: bool = False) -> str:
     """Return whose runs decided the verdicts of :func:`read_verdicts`, in words that tables and figures carry."""
     shown = {*verdicts["profile"]} - {profile_name(profile)}
-    worlds = [world for name, world in WORLDS.items() if name in shown]
+    worlds = WORLDS.values() if shown & {*WORLDS} else ()  # whose runs decide together
     return " and of ".join([records.source(profile, reference), *worlds])
 
 
