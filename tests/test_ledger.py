@@ -181,4 +181,6 @@ def test_a_verdict_says_whether_its_rules_are_older_than_its_runs(reports: Path,
     found = ledger.ledger(claims, verdicts).set_index("id")
     assert found["fixed"].to_dict() == {"a": "", "b": "no", "c": "but for pooling", "d": "no"}
     assert found["changed"].to_dict() == {"a": "", "b": "", "c": "", "d": "abc: fails became holds"}
-    assert ledger.source(verdicts, "laptop", reference=True) == "reference of profile laptop and of world A and of world B"
+    assert (
+        ledger.source(verdicts, "laptop", reference=True) == "reference of profile laptop and of world A and of world B"
+    )
