@@ -19,7 +19,6 @@ from gcpo import paths
 from gcpo.errors import UserError, nearest
 from gcpo.processes import ends_by_sigterm
 from gcpo.runs.profiles import TOY, ParameterError, is_file_name, load_profile, names_in, over, parse_yaml, profiles
-from gcpo.size import size
 
 if TYPE_CHECKING:
     from gcpo.runs.plan import Plan
@@ -195,7 +194,7 @@ def check(name: AnyGrids = None, profile: Profile = "smoke", toy: Toy = False) -
     profile += TOY * toy
     for one in profiles():
         validate(load_profile(one), f"params/{one}.yaml")
-    print(size(), f"profiles: {', '.join(profiles())}: good", sep="\n")
+    print(f"profiles: {', '.join(profiles())}: good")
     asked: list[Plan] = []
     for one in name or fitting(profile):
         plans = expand(one, profile)
