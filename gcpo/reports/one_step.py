@@ -64,11 +64,6 @@ def policy_after(step: Any) -> str:
     return f"after {step} steps" if step else START
 
 
-def control_leads(gains: Mapping[tuple[str, str], Draws], names: Sequence[str]) -> dict[str, Draws]:
-    """Return what each of some controls gains over GRPO, in per cent of GRPO's gain."""
-    return {name: lead(gains, name, BASE) for name in names if (name, "own") in gains}
-
-
 def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[str, str], Array]:
     """Return the gain of a run's methods and kinds of weights as seen and in n resamples of its batches and of folds,
     and GRPO's on each kind's folds."""
