@@ -105,7 +105,7 @@ def test_a_share_outside_zero_to_one_is_an_error(q: float) -> None:
 
 @pytest.mark.parametrize("statistic", ["spearman", "auc"])
 @pytest.mark.parametrize("levels", [None, 3])
-def test_paired_bootstrap_is_the_plain_loop(
+def test_a_difference_of_replicates_is_the_plain_loop(
     levels: int | None, statistic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = {"spearman": lambda u, v: spearmanr(u, v).statistic, "auc": s.top_auc}[statistic]
@@ -120,8 +120,9 @@ def test_paired_bootstrap_is_the_plain_loop(
     for elements in (25, 25 * 7, 2**20):  # the sizes of a chunk and of a strip have no part in the result
         monkeypatch.setattr(s, "CHUNK_ELEMENTS", elements)
         monkeypatch.setattr(s, "STRIP", elements)
-        found = s.paired_bootstrap(u_a, u_b, v, n=300, seed=9, statistic=statistic)
-        assert found == pytest.approx(expected, abs=1e-12)
+        counts = s.seen_and_resampled(25, 300, 9)
+        first, second = (s.replicates(statistic, u, v, counts) for u in (u_a, u_b))
+        assert s.draws_of(first - second).interval() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("multinomial", [False, True])
@@ -134,11 +135,6 @@ def test_resamples_draw_every_entry_alike_and_do_not_depend_on_chunks(
     assert counts.var(axis=0) == pytest.approx(np.full(7, 6 / 7), abs=0.12)
     monkeypatch.setattr(s, "CHUNK_ELEMENTS", 50)
     assert (np.concatenate([*s.resamples(7, 5000, 1, multinomial)]) == counts).all()
-
-
-def test_paired_bootstrap_refuses_another_statistic() -> None:
-    with pytest.raises(ValueError, match="statistic is 'tau', expected one of spearman, auc"):
-        s.paired_bootstrap([1, 2, 3], [1, 2, 3], [1, 2, 3], statistic="tau")
 
 
 def test_replicates_without_a_rho_are_left_out() -> None:
@@ -223,7 +219,7 @@ def test_lists_and_tensors_are_accepted() -> None:
     assert s.spearman(torch.tensor([1, 2, 4]).bfloat16(), [1, 2, 4]) == pytest.approx(1)
 
 
-INTERVALS = (s.spearman_interval, s.paired_query_bootstrap, lambda u, v: s.paired_bootstrap(u, u, v))
+INTERVALS = (s.spearman_interval, s.paired_query_bootstrap)
 
 
 @pytest.mark.parametrize("statistic", [*OF_QUERIES, *INTERVALS])
