@@ -16,7 +16,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, stats
 
-
 Values = ArrayLike | torch.Tensor
 Array = NDArray[np.float64]
 
