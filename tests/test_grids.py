@@ -194,10 +194,3 @@ def test_a_grid_makes_nothing_larger_than_toy_size(tmp_path: Path) -> None:
     assert {one.alpha for one in found[24:]} == {0.2}
     assert [(one.at_step, one.eval_limit) for one in found[24:]] == [(n, m) for n in (0, 5, 2) for m in (3, 4)]
     assert len(expand(str(grid), "laptop")) == 2 * 3 * 3 * 2 + 3 * 2
-
-
-def test_the_option_of_the_command_line_is_the_profile_s_name(outputs: Path, call: Any) -> None:
-    asked = [["paper", "--toy"], ["paper-toy"]]
-    option, name = (call("grid", "paper_table1", "--dry-run", "--profile", *words).out for words in asked)
-    assert option == name and "78 of 78 runs" in option  # twelve methods and the start, three benchmarks, two seeds
-    assert {made.folder.parent for made in expand("paper_table1", "paper-toy")} == {outputs / "paper-toy" / "runs"}

@@ -103,28 +103,6 @@ def test_a_share_outside_zero_to_one_is_an_error(q: float) -> None:
 # --- bootstrap ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("statistic", ["spearman", "auc"])
-@pytest.mark.parametrize("levels", [None, 3])
-def test_a_difference_of_replicates_is_the_plain_loop(
-    levels: int | None, statistic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = {"spearman": lambda u, v: spearmanr(u, v).statistic, "auc": s.top_auc}[statistic]
-    u_a, u_b, v = columns(4, 25, levels=levels, count=3)
-    rng = np.random.default_rng(9)
-    replicates = []
-    for _ in range(300):
-        drawn = np.repeat(np.arange(25), rng.multinomial(25, np.full(25, 1 / 25)))
-        replicates.append(one(u_a[drawn], v[drawn]) - one(u_b[drawn], v[drawn]))
-    low, high = np.percentile(replicates, [2.5, 97.5])
-    expected = (one(u_a, v) - one(u_b, v), low, high)
-    for elements in (25, 25 * 7, 2**20):  # the sizes of a chunk and of a strip have no part in the result
-        monkeypatch.setattr(s, "CHUNK_ELEMENTS", elements)
-        monkeypatch.setattr(s, "STRIP", elements)
-        counts = s.seen_and_resampled(25, 300, 9)
-        first, second = (s.replicates(statistic, u, v, counts) for u in (u_a, u_b))
-        assert s.draws_of(first - second).interval() == pytest.approx(expected, abs=1e-12)
-
-
 @pytest.mark.parametrize("multinomial", [False, True])
 def test_resamples_draw_every_entry_alike_and_do_not_depend_on_chunks(
     multinomial: bool, monkeypatch: pytest.MonkeyPatch
