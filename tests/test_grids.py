@@ -178,7 +178,7 @@ def test_a_profile_given_by_its_path_has_a_toy_size_too(tmp_path: Path) -> None:
     found = load_profile(f"{own}-toy")
     assert profile_name(f"{own}-toy") == found["profile"] == "mine-toy"
     assert (found["alpha"], found["max_steps"]) == (0.3, 2)
-    assert found["grpo"] == {"use_vllm": False, "num_iterations": 2}
+    assert found["grpo"] == {"use_vllm": False, "steps_per_generation": None, "num_iterations": 2}
 
 
 def test_a_grid_makes_nothing_larger_than_toy_size(tmp_path: Path) -> None:
