@@ -20,7 +20,8 @@ from torch import Tensor
 from gcpo.errors import one_of
 from gcpo.masked import deviations, mean
 
-Estimator = Literal["counts", "rao", "mc"]
+Estimator = Literal["counts", "mean", "rao", "mc"]
+COUNTED = ("counts", "mean")  # which read no likelihoods
 Affinity = Literal["entail", "contradict"]
 Kernel = Literal["heat", "matern"]
 Mask = Bool[Tensor, "*groups G"] | None
@@ -131,16 +132,17 @@ def semantic_entropy(
     averaged (length-normalised), as the caller decides.
 
     - "counts": -sum_k (n_k/G) log(n_k/G), in [0, log G]; `logps` is not used.
+    - "mean": -(1/K) sum_k log(n_k/G), SEED-GRPO Eq. 5 over the K clusters that were seen, in [0, log G]; likewise.
     - "rao": -sum_k p_k log p_k with p_k the cluster's share of the softmax of `logps`, in [0, log G].
-    - "mc": -(1/K) sum_k log sum_{i in k} exp(logps_i), SEED-GRPO Eq. 5; unbounded and not 0 for a single cluster, nor
-      for a single response. No response at all gives 0.
+    - "mc": -(1/K) sum_k log sum_{i in k} exp(logps_i), that equation of likelihoods as they are; unbounded and not 0
+      for a single cluster, nor for a single response. No response at all gives 0.
 
     Raises ValueError for another estimator; "rao" and "mc" also for `logps` absent or not shaped like `clusters`.
     """
     one_of("estimator", estimator, get_args(Estimator))
     kept = _kept(mask, clusters, clusters.shape)
     same = _same_cluster(clusters, kept)
-    if estimator == "counts":
+    if estimator in COUNTED:
         weight = kept.to(torch.get_default_dtype())
     else:
         if logps is None:
@@ -155,7 +157,8 @@ def semantic_entropy(
     tiny = torch.finfo(weight.dtype).tiny  # below it 1 / p_k is infinite
     total = weight.sum(-1, keepdim=True).clamp(min=tiny)
     cluster_share = ((same * weight.unsqueeze(-2)).sum(-1) / total).clamp(min=tiny)
-    return torch.xlogy(weight / total, 1 / cluster_share).sum(-1).clamp(min=0)
+    each = weight / same.sum(-1).clamp(min=1) if estimator == "mean" else weight  # the mean counts a cluster once
+    return torch.xlogy(each / each.sum(-1, keepdim=True).clamp(min=tiny), 1 / cluster_share).sum(-1).clamp(min=0)
 
 
 def kernel_language_entropy(

@@ -16,8 +16,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, stats
 
-from gcpo.errors import one_of
-
 Values = ArrayLike | torch.Tensor
 Array = NDArray[np.float64]
 
@@ -94,21 +92,6 @@ def spearman_interval(u: Values, v: Values, n: int = 10000, seed: int = 0) -> In
     """
     u, v = _columns(u=u, v=v)
     return _bootstrap(lambda counts: rhos(u, v, counts), len(u), n, seed)
-
-
-def paired_bootstrap(
-    u_a: Values, u_b: Values, v: Values, n: int = 10000, seed: int = 0, statistic: str = "spearman"
-) -> Interval:
-    """rho(u_a, v) - rho(u_b, v) with its interval, GCPO App. D.6: each replicate resamples the queries once for both.
-
-    `statistic` is a key of `RANKINGS`: "auc" gives the difference of App. D.5, at the top 10 %. Ranks are taken anew in
-    each replicate; replicates without a value (a constant column) are left out. An interval above 0 says that `u_a`
-    follows `v` more closely. Raises ValueError as `spearman`, and for another statistic.
-    """
-    one_of("statistic", statistic, RANKINGS)
-    u_a, u_b, v = _columns(u_a=u_a, u_b=u_b, v=v)
-    counts = seen_and_resampled(len(v), n, seed)
-    return draws_of(replicates(statistic, u_a, v, counts) - replicates(statistic, u_b, v, counts)).interval()
 
 
 def heldout_prediction(u: Values, v: Values, folds: int = 5, seed: int = 0) -> tuple[float, float]:

@@ -127,6 +127,11 @@ def se_rao(clusters: Sequence[int], logps: Vector) -> float:
     return entropy(p / sum(masses(clusters, logps)) for p in masses(clusters, logps))
 
 
+def se_mean(clusters: Sequence[int]) -> float:
+    """That equation with the shares of the clusters that were seen: SE = 0 for one of them, at most log G."""
+    return -fmean(math.log(clusters.count(label) / len(clusters)) for label in {*clusters})
+
+
 def se_mc(clusters: Sequence[int], logps: Vector) -> float:
     """SEED-GRPO Eq. 5: -(1/K) sum_k log p(C_k)."""
     return -fmean(math.log(p) for p in masses(clusters, logps))

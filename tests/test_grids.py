@@ -146,6 +146,7 @@ def test_a_grid_knows_the_middle_and_the_end_of_training(tmp_path: Path) -> None
 
 def test_fields_of_grpo_are_laid_over_the_profile_s_one_by_one(tmp_path: Path) -> None:
     usual = {"bf16": True, "gradient_checkpointing": True, "lr_scheduler_type": "linear"}
+    usual |= {"use_bias_correction_kl": False}
     grid = tmp_path / "g.yaml"
     grid.write_text("- {kind: train, grpo: [{num_iterations: 2, bf16: false}]}")
     (plan,) = expand(str(grid), "paper")
@@ -159,7 +160,7 @@ def plan(profile: str, **changes: Any) -> Plan:
 
 
 def test_toy_size_is_smaller_and_nothing_else() -> None:
-    changes = {"task": "math", "method": "seed_grpo", "method_options": {"form": "linear"}, "alpha": 0.02}
+    changes = {"task": "math", "method": "seed_grpo", "method_options": {"form": "linear"}, "alpha": 0.02, "seed": 0}
     real, small = plan("paper", **changes), plan("paper-toy", **changes)
     assert small.method.constants() == real.method.constants()
     sizes = {"max_steps", "save_steps", "per_device_train_batch_size", "max_completion_length"}
@@ -177,25 +178,19 @@ def test_a_profile_given_by_its_path_has_a_toy_size_too(tmp_path: Path) -> None:
     found = load_profile(f"{own}-toy")
     assert profile_name(f"{own}-toy") == found["profile"] == "mine-toy"
     assert (found["alpha"], found["max_steps"]) == (0.3, 2)
-    assert found["grpo"] == {"use_vllm": False, "num_iterations": 2}
+    assert found["grpo"] == {"use_vllm": False, "steps_per_generation": None, "num_iterations": 2}
 
 
 def test_a_grid_makes_nothing_larger_than_toy_size(tmp_path: Path) -> None:
     grid = tmp_path / "own.yaml"
     grid.write_text("""
-- {kind: train, task: [tinyqa], method: [se, grpo], seed: [0, 1], max_steps: [0, 64, 128], policy: [tiny-3m, some/hub]}
+- {kind: train, task: [tinyqa], method: [se, grpo], seed: [0, 1, 2], max_steps: [0, 64, 128], policy: [tiny-3m, a/b]}
 - {kind: gradients, task: [tinymath], at_step: [0, 32, max_steps], eval_limit: [3, 1000], alpha: [0.2]}
 """)
     found = [made.params for made in expand(str(grid), "laptop-toy")]
-    trained = [(one.method, one.max_steps, one.policy) for one in found[:8]]
-    assert trained == [(m, n, p) for m in ("se", "grpo") for n in (0, 2) for p in ("tiny-3m", "untrained")]
-    assert {one.seed for one in found} == {0} and {one.alpha for one in found[8:]} == {0.2}
-    assert [(one.at_step, one.eval_limit) for one in found[8:]] == [(0, 3), (0, 4), (2, 3), (2, 4)]
-    assert len(expand(str(grid), "laptop")) == 2 * 2 * 3 * 2 + 3 * 2
-
-
-def test_the_option_of_the_command_line_is_the_profile_s_name(outputs: Path, call: Any) -> None:
-    asked = [["paper", "--toy"], ["paper-toy"]]
-    option, name = (call("grid", "paper_table1", "--dry-run", "--profile", *words).out for words in asked)
-    assert option == name and "36 of 36 runs" in option  # eleven methods and the start, on three benchmarks
-    assert {made.folder.parent for made in expand("paper_table1", "paper-toy")} == {outputs / "paper-toy" / "runs"}
+    trained = [(p.method, p.seed, p.max_steps, p.policy, p.policy_revision) for p in found[:24]]
+    steps, stands = (0, 2, 4), [("tiny-3m", "tiny"), ("untrained", "a/b")]
+    assert trained == [(m, s, n, *p) for m in ("se", "grpo") for s in (0, 1) for n in steps for p in stands]
+    assert {one.alpha for one in found[24:]} == {0.2}
+    assert [(one.at_step, one.eval_limit) for one in found[24:]] == [(n, m) for n in (0, 5, 2) for m in (3, 4)]
+    assert len(expand(str(grid), "laptop")) == 2 * 3 * 3 * 2 + 3 * 2

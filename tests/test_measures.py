@@ -64,6 +64,7 @@ MEASURES: dict[str, Callable[..., Tensor]] = {
     "barycentric_transport": lambda x, **mask: m.barycentric_transport(x["e"], x["z"], **mask),
     "counts": lambda x, **mask: m.semantic_entropy(x["z"], **mask),
     "rao": lambda x, **mask: m.semantic_entropy(x["z"], x["logps"], estimator="rao", **mask),
+    "mean": lambda x, **mask: m.semantic_entropy(x["z"], estimator="mean", **mask),
     "mc": lambda x, **mask: m.semantic_entropy(x["z"], x["logps"], estimator="mc", **mask),
     "heat": lambda x, **mask: m.kernel_language_entropy(x["nli"], **mask),
     "matern": lambda x, **mask: m.kernel_language_entropy(x["nli"], kernel="matern", **mask),
@@ -82,7 +83,7 @@ MEASURES: dict[str, Callable[..., Tensor]] = {
     "reward_dispersion": lambda x: m.reward_dispersion(x["rewards"], RANGE),
     "reward_variance": lambda x: m.reward_variance(x["rewards"], RANGE),
 }
-MASKED = list(MEASURES)[:18]
+MASKED = list(MEASURES)[:19]
 
 # Each formula, of lists, and the highest value it can have among G responses.
 PAPERS: dict[str, tuple[Callable[[dict], float], Callable[[int], float]]] = {
@@ -90,6 +91,7 @@ PAPERS: dict[str, tuple[Callable[[dict], float], Callable[[int], float]]] = {
     "barycentric_transport": (lambda x: papers.bot(x["e"], x["z"]), lambda g: 1 / 2),
     "counts": (lambda x: papers.se_counts(x["z"]), math.log),
     "rao": (lambda x: papers.se_rao(x["z"], x["logps"]), math.log),
+    "mean": (lambda x: papers.se_mean(x["z"]), math.log),
     "mc": (lambda x: papers.se_mc(x["z"], x["logps"]), lambda g: math.inf),
     "heat": (lambda x: papers.kle(x["nli"]), math.log),
     "matern": (lambda x: papers.kle(x["nli"], "matern"), math.log),
@@ -135,7 +137,7 @@ def test_every_measure_takes_leading_batch_dimensions(name: str) -> None:
 def test_float64_stays_and_any_other_input_is_read_as_float32(name: str, device: str) -> None:
     x = inputs(11, 3, 8)
     exact = MEASURES[name](x)
-    floats = name not in ("counts", "self_consistency", "token_entropy", "predictive_entropy")
+    floats = name not in ("counts", "mean", "self_consistency", "token_entropy", "predictive_entropy")
     assert exact.dtype == torch.float64 or not floats
 
     def cast(dtype: torch.dtype) -> Inputs:

@@ -204,7 +204,8 @@ def test_options_and_alphas_go_to_every_component_that_has_them() -> None:
 def test_options_change_what_is_read() -> None:
     for estimator in ("rao", "mc"):
         assert get_method("se", estimator=estimator).reads == {"clusters", "logps", "mask"}
-    assert get_method("seed_grpo", estimator="counts").reads == {"clusters"}
+    for estimator in ("counts", "mean"):
+        assert get_method("seed_grpo", estimator=estimator).reads == {"clusters"}
     assert get_method("egpo", scope="answer").reads == {"logps", "mask", "answer_mask"}
     assert not get_method("edge_grpo", wrong=(0, INF)).needs_correctness
     assert get_method("edge_grpo", wrong=(0, 1.0)).needs_correctness
@@ -305,7 +306,7 @@ def test_ranges_of_options_at_g_16(method: str, options: dict[str, Any], expecte
 
 RENORM = ("none", "before", "after")
 OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "se": [{"form": form, "estimator": e} for form in FORMS for e in ("counts", "rao", "mc")],
+    "se": [{"form": form, "estimator": e} for form in FORMS for e in ("counts", "mean", "rao", "mc")],
     "gcpo_bot": [
         *({"form": form} for form in FORMS),
         *({"alpha_norm": norm, "alpha_geo": 2.0, "alpha_rd": rd} for norm in ("log_g", "none") for rd in (None, 0.1)),

@@ -93,24 +93,6 @@ def with_tables() -> None:
     finished("gradients", tables={"queries": pd.DataFrame({"V": [1.5], "zero_variance": [False]})})
 
 
-def test_scores_elsewhere_are_those_of_policies_trained_on_another_task() -> None:
-    def answers(*right: float) -> dict[str, pd.DataFrame]:
-        sampled = [{"query": "q", "decoding": "sampled", "sample": n, "accuracy": r} for n, r in enumerate(right)]
-        return {"answers": pd.DataFrame([{"query": "q", "decoding": "greedy", "sample": 0, "accuracy": 1.0}, *sampled])}
-
-    assert records.transfer_scores(records.find("p")).empty
-    trained = {"trained_on": "tinyqa", "at_step": 2, "method": "gcpo_bot"}
-    finished("evaluate", tables=answers(1, 0, 0, 0), task="tinymath", **trained)
-    finished("evaluate", tables=answers(1, 1, 0, 0), task="tinymath")
-    finished("evaluate", tables=answers(1, 1, 1, 0), task="tinyqa", at_step=2)  # on its own task
-    finished("train", tables={"eval": answers(1)["answers"]}, task="tinymath")
-    found = records.transfer_scores(records.find("p")).sort_values("label")  # runs come in the order of their ids
-    assert found[["task", "label", "seed", "query", "accuracy"]].to_numpy().tolist() == [
-        ["tinymath", "gcpo_bot", 0, "q", 0.25],
-        ["tinymath", "no training", 0, "q", 0.5],
-    ]
-
-
 def test_gather_joins_the_tables_of_runs_with_their_keys() -> None:
     with_tables()
     trained = records.find("p").query("kind == 'train' and max_steps > 0 and task == 'tinyqa'")

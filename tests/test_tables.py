@@ -28,12 +28,9 @@ def test_a_table_is_written_as_csv_with_its_source_where_there_is_one(tmp_path: 
     head, *rows = csv.reader((tmp_path / "new" / "t.csv").read_text().splitlines())
     assert head == ["method", "share in %", "each", "records"]
     assert rows == [["grpo", "12.5", "[1, 2]", source], ["cd_only", "", "", source]]
-    assert pd.read_csv(tmp_path / "new" / "of_no_runs.csv").columns.tolist() == list(TABLE)
 
 
 def test_markdown_shows_cells_as_they_are() -> None:
-    shown = methods.markdown(pd.DataFrame({"method": ["grpo"], "score": ["0.50"], "of": [3]})).splitlines()
-    assert shown == ["| method | score | of |", "| --- | --- | --- |", "| grpo | 0.50 | 3 |"]
     forged = pd.DataFrame({"a <b>": ["mean |A|", "<img src=x>\n| & &lt;", "A > 0, `x`, [n](n.md)"]})
     head, _, *rest = methods.markdown(forged).splitlines()
     assert head == "| a &lt;b> |"
@@ -49,21 +46,9 @@ def test_what_departs_from_a_profile_is_shown_and_nothing_else() -> None:
         "alpha": {"the profile has": "None", "this run has": "0.3"},
         "max_completion_length": {"the profile has": "40", "this run has": "16"},
     }
-    own = validate({"task": "tinyqa", "profile": "of-no-file", "seed": 3})
-    assert tables.departures(own)["this run has"].to_dict() == {"seed": "3"}
 
 
 def test_people_read_names_and_not_identifiers() -> None:
-    said = {
-        "gcpo_bot": "GCPO-BoT",
-        "seed_grpo 16": "SEED-GRPO (16)",
-        "late gain of cw_grpo": "late gain of CW-GRPO",
-        "gcpo_bot, 0.3M minus grpo": "GCPO-BoT, 0.3M minus GRPO",
-        "gain at G = 16": "gain at G = 16",
-        "no_such": "no_such",
-    }
+    said = {"seed_grpo 16": "SEED-GRPO (16)", "gcpo_bot, 0.3M minus grpo": "GCPO-BoT, 0.3M minus GRPO", "none": "none"}
     assert {label: display_name(label) for label in said} == said
-
-
-def test_names_are_those_of_methods() -> None:
     assert set(NAMES["methods"]) <= set(METHODS) and len({display_name(name) for name in METHODS}) == len(METHODS)

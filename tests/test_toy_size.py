@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from gcpo.runs.gradients import gradient_statistics
 from gcpo.runs.grids import expand
 from gcpo.runs.record import RecordError, Run, load
 from gcpo.runs.train import train
+from gcpo.tasks.reading import GENERATED
 
 REAL = pytest.mark.skipif("GCPO_DATA_DIR" not in os.environ, reason="needs GCPO_DATA_DIR")
 
@@ -53,7 +53,9 @@ def test_each_benchmark_at_toy_size(task: str, outputs: Path, tmp_path: Path) ->
     changes, cut = ONE_EACH[task]
     kind = "train" if changes else "gradients"
     grid = tmp_path / "own.yaml"
-    grid.write_text(str([{"kind": kind, "task": [task], **{key: [value] for key, value in changes.items()}}]))
+    grid.write_text(
+        str([{"kind": kind, "task": [task], "seed": [0], **{key: [value] for key, value in changes.items()}}])
+    )
     (one,) = expand(str(grid), "paper-toy")
     run = load({"train": train, "gradients": gradient_statistics}[kind](one.params).folder)
     assert run.finished and run.folder.parent == paths.OUTPUTS / "paper-toy" / "runs"
@@ -69,25 +71,13 @@ def test_each_benchmark_at_toy_size(task: str, outputs: Path, tmp_path: Path) ->
         assert len(completions) in (32, 64)  # G = 16 of two prompts, at one step or at both
 
 
-@pytest.mark.data
 @pytest.mark.slow
-@REAL
-def test_a_paper_s_own_training_at_toy_size(outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CW-GRPO's: real rows to test on, and hand-made ones to train on, which are not at hand."""
-    data = tmp_path / "data"
-    (data / "open_rs").mkdir(parents=True)
-    for real in Path(os.environ["GCPO_DATA_DIR"]).glob("*/"):
-        (data / real.name).symlink_to(real)
-    sums = [{"problem": f"{n} + {n}?", "solution": rf"\boxed{{{2 * n}}}", "answer": str(2 * n)} for n in range(100)]
-    (data / "open_rs" / "train.jsonl").write_text("\n".join(map(json.dumps, sums)))
-    monkeypatch.setenv("GCPO_DATA_DIR", str(data))
-    asked = expand("paper_cw_table2", "paper_cw-toy")
-    plan = next(one for one in asked if one.params.trained_on and one.params.method == "cw_grpo")
-    assert plan.training
-    run = load(evaluation(plan.params).folder)
-    trained = load(plan.training.folder)
-    assert run.finished and read(run) == (4, 0, 0) and trained.finished and read(trained)[0] == 4
+def test_a_paper_s_own_training_at_toy_size_without_its_data(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CW-GRPO's, on generated rows."""
+    monkeypatch.delenv("GCPO_DATA_DIR", raising=False)
+    plan = next(one for one in expand("paper_cw_table2", "paper_cw-toy") if one.label.startswith("evaluate cw_grpo"))
+    run, trained = load(evaluation(plan.params).folder), load(plan.training.folder)
+    assert run.finished and trained.finished and read(run) == read(trained) == (4, 0, 0)
+    assert {source["dataset"] for one in (run, trained) for source in one.manifest["data"].values()} == {GENERATED}
     steps = pd.read_csv(trained.folder / "metrics.csv")
     assert len(steps) == 2 and "rewards/format_think/mean" in steps
-    completions = pd.concat(map(pd.read_parquet, (trained.folder / "completions").glob("*.parquet")))
-    assert all("Note that respond by English" in messages[0]["content"] for messages in completions["prompt"])

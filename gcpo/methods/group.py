@@ -77,12 +77,12 @@ class SemanticEntropy(GroupFactor):
 
     @property
     def reads(self) -> frozenset[str]:
-        return self.labels if self.estimator == "counts" else self.labels | {"logps", "mask"}
+        return self.labels if self.estimator in measures.COUNTED else self.labels | {"logps", "mask"}
 
     def score(self, rollouts: Rollouts) -> Float[Tensor, " B"]:
         clusters = rollouts.cluster_labels(self.clusters)
-        if self.estimator == "counts":
-            return measures.semantic_entropy(clusters, mask=rollouts.scorable)
+        if self.estimator in measures.COUNTED:
+            return measures.semantic_entropy(clusters, estimator=self.estimator, mask=rollouts.scorable)
         logps, spoken = likelihoods(rollouts)
         kept = rollouts.scorable & spoken
         # The Monte-Carlo form is not bounded below, and a weight needs a score of at least 0.

@@ -11,7 +11,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gcpo import statistics
-from gcpo.reports.alignment import START
 from gcpo.reports.figures import PALETTE, legend_above, line_per_name, panels
 from gcpo.reports.report import GCPO
 from gcpo.reports.tables import display_name
@@ -57,11 +56,6 @@ def leads(gains: Mapping[tuple[str, str], Draws], other: str) -> dict[str, Draws
     """Return :func:`lead` of each of GCPO's two methods over another, by what it is called."""
     named = (f"{display_name(own)} minus {display_name(other)}, % of GRPO's gain" for own in GCPO)
     return {name: lead(gains, own, other) for name, own in zip(named, GCPO, strict=True)}
-
-
-def policy_after(step: Any) -> str:
-    """Return what the policies of so many steps of training are called."""
-    return f"after {step} steps" if step else START
 
 
 def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[str, str], Array]:

@@ -22,6 +22,9 @@ from gcpo.runs.record import RecordError, Run
 from gcpo.runs.runner import execute
 
 REPORTS = Path(__file__).parents[1] / "reports.yaml"
+PAPERS = "40_papers_tables"  # shows all grids of a paper's profile
+EXHIBITS: dict[str, dict[str, Any]] = read_yaml(REPORTS.with_name("papers_tables.yaml"))  # at their papers' own scale
+OF_PAPERS = {grid for exhibit in EXHIBITS.values() for grid in exhibit["grids"]}
 DECIDES = ("policy", "learning_rate", "alpha", "method_options")  # a sweep compares their values
 
 
@@ -47,7 +50,7 @@ def own_grid(report: str, profile: str) -> str:
 def grid_for(made: list[str], own: str) -> str:
     """Return the grid of a report's own table that suits a profile (:func:`gcpo.runs.grids.fitting`): table1
     of laptop, paper_table1 of benchmarks; the own one where there is none."""
-    return own if own in made else next((grid for grid in made if grid.endswith(f"_{own}")), own)
+    return next((grid for grid in (own, f"paper_{own}", f"real_{own}") if grid in made), own)
 
 
 def report(
@@ -69,6 +72,7 @@ def report(
         RecordError: a report failed; says where its copy is.
     """
     name, fit = profile_name(profile), fitting(profile)
+    papers = bool(OF_PAPERS & {*fit}) and any(run.finished for run in records.runs(profile, reference))
     folder, profile, grid = paths.OUTPUTS / name / "reports", absolute(profile), grid and absolute(grid)
     expand(grid or fit[0], profile)  # a grid that is none leaves no folder behind
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +89,9 @@ def report(
                         (folder / stale).unlink(missing_ok=True)
                     continue
                 settings |= {"grid": wanted, "any_code": any_code}
-            if own or made:
+            elif each == PAPERS:
+                settings |= {"only": grid, "any_code": any_code}
+            if own or (papers if each == PAPERS else made):
                 execute(each, folder / f"{each}.ipynb", settings)
                 made.append(folder / f"{each}.ipynb")
     except PapermillExecutionError as error:
@@ -96,6 +102,8 @@ def report(
 
 def _lacks(own: str, grid: str, fit: list[str], profile: str, reference: bool) -> str:
     """Return what a grid lacks of what a report compares, "" if nothing. ``fit`` are the profile's own grids."""
+    if grid in OF_PAPERS and grid != grid_for(fit, own):
+        return f"{PAPERS} shows grid {grid}"
     if grid == own and own not in fit:
         return f"no grid {own} is made for {profile}, whose grids are {', '.join(fit)}"
     asked, given = expand(own, profile), expand(grid, profile)
@@ -167,8 +175,8 @@ def _replace(profile: str, finished: list[Run] | None = None) -> None:
     name, shown, start = profile_name(profile), reports(), time.time() - 1  # clocks of file systems are coarse
     firsts = {shows["profile"] for shows in shown.values() if name in (shows["profile"], shows.get("also"))}
     made = {name: absolute(profile)} | {first: first for first in firsts if (paths.REFERENCE / first).is_dir()}
-    ledgers = [each for each, shows in shown.items() if "grid" not in shows]
-    home = shown[ledgers[0]]["profile"] if firsts and ledgers else name
+    ledgers = [each for each, shows in shown.items() if shows == {"profile": templates.HOME}]
+    home = templates.HOME if firsts else name
     with tempfile.TemporaryDirectory() as folder:
         with io.replacing(paths.REFERENCE) as root:
             if paths.REFERENCE.exists():

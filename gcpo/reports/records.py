@@ -184,26 +184,6 @@ def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = Fal
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def transfer_scores(table: pd.DataFrame) -> pd.DataFrame:
-    """Return scores of policies on another task than they were trained on (``trained_on``), by sampled answers.
-
-    Args:
-        table: runs from :func:`find`.
-
-    Returns:
-        task, label (the method, or "no training"), seed, query and the task's metrics, means over the samples.
-    """
-    asked = table[table["kind"] == "evaluate"]
-    asked = asked[asked["task"].isin(asked.loc[asked["trained_on"].notna(), "task"])]
-    asked = asked.assign(label=asked["method"].where(asked["at_step"] > 0, "no training"))
-    keys = ["task", "label", "seed"]
-    answers = gather(asked, "answers", keys)
-    if answers.empty:
-        return pd.DataFrame(columns=[*keys, "query"])
-    sampled = answers[answers["decoding"] == "sampled"]
-    return sampled.groupby([*keys, "query"], sort=False).mean(numeric_only=True).reset_index()
-
-
 def table_of(run: Run, name: str) -> pd.DataFrame | None:
     """A run's own table of this name, from its folder or from its lines in a reference; None if it has none."""
     if (run.folder / RUNS).exists():

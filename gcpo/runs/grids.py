@@ -16,6 +16,7 @@ from gcpo.runs.plan import KINDS, Plan, recorded
 from gcpo.runs.profiles import TOY, ParameterError, file_of, load_profile, names_in, over, profiles, read_yaml
 from gcpo.tasks import GENERATED
 
+COUNTS = ("max_steps", "at_step")  # of steps
 END, HALF = "max_steps", "max_steps / 2"  # as a grid's at_step: the profile's max_steps, or half of them
 
 
@@ -36,7 +37,7 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
         ParameterError: no such grid, a block without a kind, or a bad parameter.
     """
     path, blocks = _read(grid)
-    toy = load_profile("toy") if profile.endswith(TOY) else {}
+    toy = [load_profile(name) for name in ("toy", profile.removesuffix(TOY)) if profile.endswith(TOY)]
     # A report asks for one grid many times: its runs are resolved once, until one of the files holds something else.
     return list(_expand(path, profile, pickle.dumps((blocks, load_profile(profile), toy, overrides or {}))))
 
@@ -44,17 +45,19 @@ def expand(grid: str, profile: str, overrides: dict[str, Any] | None = None) -> 
 @functools.cache
 def _expand(path: Path, profile: str, held: bytes) -> list[Plan]:
     blocks, base, toy, overrides = pickle.loads(held)
+    steps = dict.fromkeys(step for block in blocks for key in COUNTS for step in block.get(key, ()))
     listed: dict[str, tuple[Plan, set[str]]] = {}
     for block in blocks:
         kind, axes = _axes(block, path, overrides)
-        axes = {key: [_at_most(toy, key, value) for value in values] for key, values in axes.items()}
         for values in itertools.product(*axes.values()):
-            chosen = over(base, dict(zip(axes, values, strict=True)), overrides)
+            asked = dict(zip(axes, values, strict=True))
+            small = _small(toy[0], toy[1], asked, [*steps]) if toy else asked
+            chosen = over(base, small, overrides)
             if (step := chosen.get("at_step")) in (END, HALF):
-                steps = chosen.get("max_steps", Params.model_fields["max_steps"].default)
-                chosen["at_step"] = steps // (1 if step == END else 2)
-            plan = Plan(kind, validate(chosen, f"run of {path.name} with {profile}.yaml"))
-            listed[plan.id] = plan, set(axes)
+                whole = chosen.get("max_steps", Params.model_fields["max_steps"].default)
+                chosen["at_step"] = whole // (1 if step == END else 2)
+            plan = Plan(kind, validate(chosen, f"run of {path.name} with {profile}.yaml"), asked=asked)
+            listed[plan.id] = plan, set(small)
     differing = varied((plan.kind, plan.params.model_dump()) for plan, _ in listed.values())
 
     def labelled(plan: Plan, named: set[str]) -> Plan:
@@ -87,12 +90,17 @@ def _read(grid: str) -> tuple[Path, list[dict[str, Any]]]:
     return path, blocks
 
 
-def _at_most(toy: Mapping[str, Any], key: str, value: Any) -> Any:
-    """Return a grid's value, or that of ``params/toy.yaml`` where the grid's is larger, or a model from elsewhere."""
-    most = toy.get("max_steps" if key == "at_step" else key)
-    if isinstance(value, int) and isinstance(most, int):
-        return min(value, most)
-    return most if most and key in ("policy", "entailment") and value not in world.POLICIES else value
+def _small(toy: dict[str, Any], own: dict[str, Any], asked: dict[str, Any], steps: list[Any]) -> dict[str, Any]:
+    """Return a grid's values at toy size: none larger than in ``params/toy.yaml``, but each number of steps another,
+    and in the place of models from elsewhere the toy's, with the name of the one that they stand for as revision."""
+    small, order = {"policy_revision": own.get("policy"), **asked}, [*dict.fromkeys([own.get("max_steps"), *steps])]
+    for key, value in asked.items():
+        most = toy.get("max_steps" if key in COUNTS else key)
+        if isinstance(value, int) and isinstance(most, int):
+            small[key] = most + order.index(value) if value and key in COUNTS else min(value, most)
+        elif most and key in ("policy", "entailment") and value not in world.POLICIES:
+            small |= {key: most} | ({"policy_revision": value} if key == "policy" else {})
+    return small
 
 
 def owner(grid: str) -> str | None:

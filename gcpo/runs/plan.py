@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,13 @@ class Plan:
         kind: a key of :data:`KINDS`.
         params: the parameters.
         varied: the parameters that its grid varies beside task, method and seed; they are part of its label.
+        asked: what its grid asks for, which a run of toy size has not.
     """
 
     kind: str
     params: Params
     varied: tuple[str, ...] = ()
+    asked: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         params = self.params
