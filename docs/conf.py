@@ -61,7 +61,7 @@ html_js_files = ["ledger.js", "site.js"]
 html_show_sphinx = False
 html_copy_source = False
 MATHJAX = "tex-chtml.js"  # the bundle that pages load
-EXAMPLES = (ROOT / "outputs" / "reference" / "examples").glob("*.ipynb")
+EXAMPLES = sorted((ROOT / "outputs" / "reference" / "examples").glob("*.ipynb"))
 
 API = "trainer methods measures rollouts semantics rewards tasks statistics gradients updates records"
 LOOK_UP = "docs/explorer docs/cloud docs/ledger docs/glossary docs/notebooks docs/exhibits METHODS docs/use docs/models"
@@ -72,7 +72,7 @@ def pages() -> dict[str, list[str]]:
     """Return the pages below the README in their order, by the captions above them."""
     there = links.listed()
     parts = {part: [f"notebooks/{name}" for name in names if name in there] for part, names in links.PARTS.items()}
-    parts["Runs with their outputs"] = [f"outputs/reference/examples/{path.stem}" for path in sorted(EXAMPLES)]
+    parts["Runs with their outputs"] = [f"outputs/reference/examples/{path.stem}" for path in EXAMPLES]
     parts["API reference"] = [f"docs/api/{name}" for name in API.split()]
     return parts | {"Look up": LOOK_UP.split()}
 

@@ -73,13 +73,14 @@ def docs(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def test_the_explorer_s_answers_have_the_cosines_that_minilm_gives_them(docs: Any) -> None:
+def test_the_explorer_has_the_cosines_that_minilm_gives_and_pages_open_from_a_checkout(docs: Any) -> None:
     stored, fresh = read_yaml(docs("pieces").HERE / "explorer.json"), docs("vocabulary").answers()
     assert fresh["texts"] == stored["texts"]
     pair = [torch.nn.utils.rnn.pad_sequence(map(torch.tensor, found["rows"])) for found in (stored, fresh)]
     torch.testing.assert_close(pair[0].T @ pair[0], pair[1].T @ pair[1], rtol=0, atol=1e-3)
-    for piece in (docs("pieces").explorer(), docs("pieces").cloud()):
-        assert {*re.findall(r"https?://[\w.]+", piece)} <= {"http://www.w3.org"}  # the namespace of SVG
+    for name, page in docs("standalone").MADE.items():
+        assert (text := (docs("standalone").PAGES / f"{name}.html").read_text()) == page(), "python docs/standalone.py"
+        assert {*re.findall(r"https?://[\w.]+", text)} <= {"http://www.w3.org"}  # the namespace of SVG
 
 
 def test_a_card_has_an_issue_to_dispute_it(docs: Any) -> None:
