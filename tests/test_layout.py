@@ -12,10 +12,10 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from helpers import script
 
 import gcpo
 from gcpo.runs.profiles import read_yaml
-from helpers import script
 
 code_lines = script("benchmarks/lines.py").code_lines
 PACKAGE = Path(gcpo.__file__).parent

@@ -10,18 +10,15 @@ import pandas as pd
 import pytest
 import torch
 
-from gcpo.reports.alignment import comparisons
-from gcpo.reports.one_step import control_leads, lead, relative_gains, table
-from gcpo.reports.verdicts import clear
+from gcpo.reports.one_step import lead, relative_gains, table
 from gcpo.runs import one_step as module
 from gcpo.runs.gradients import gradient_statistics
-from gcpo.runs.one_step import DOTS, FOLDS, Asker, gains, one_step
+from gcpo.runs.one_step import DOTS, FOLDS, Asker, gains, misgraded, one_step
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.policies import starting_policy
 from gcpo.runs.profiles import ParameterError
 from gcpo.runs.record import read_table
-from gcpo.statistics import Draws
 from gcpo.updates import token_coefficients
 
 VALUES = {"compared": ["gcpo_bot", "se", "egpo"], "step_batches": 3, "eval_limit": 20, "prompts_per_step": 3}
@@ -55,6 +52,25 @@ def test_an_update_is_the_weighted_sum_of_its_questions_parts(made: dict[str, pd
             summed = (parts[DOTS].mul(parts[name], axis=0)).sum()
             own = own_lines.loc[(*place, name), DOTS].astype(float)
             np.testing.assert_allclose(own, summed, rtol=1e-4, atol=1e-4 * np.abs(summed).max())
+
+
+def test_misgraded_questions_have_rewards_of_another_and_are_the_dispersed_ones_alone() -> None:
+    rewards, number = torch.arange(6.0).unsqueeze(1).expand(6, 4), torch.zeros(6)
+    for seed in range(300):
+        given, wrong = misgraded(rewards, 0.3, seed, torch.tensor([0.0, 5.0, 1.0, 4.0, 2.0, 3.0]))
+        assert torch.equal((given != rewards).any(1), wrong) and torch.equal(given, given[:, :1].expand(6, 4))
+        number += wrong
+    assert number[[0, 2, 4, 5]].tolist() == [0] * 4 and number.sum() / (300 * 6) == pytest.approx(0.3, abs=0.02)
+    assert misgraded(torch.rand(4000, 2), 0.3, 0)[1].float().mean() == pytest.approx(0.3, abs=0.03)
+
+
+def test_noise_changes_rewards_of_some_questions(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
+    folder = one_step(validate({**VALUES, "reward_noise": 0.4, "compared": ["se", "rd_only"]})).folder
+    noisy, clean = read_table(folder / "questions.csv"), made["questions"]
+    assert noisy["se"].equals(clean["se"]) and 0 < noisy["misgraded"].mean() < 1
+    assert noisy.loc[~noisy["misgraded"], "reward"].equals(clean.loc[~noisy["misgraded"], "reward"])
+    assert (noisy["reward"] != clean["reward"]).any() and "misgraded" not in clean
 
 
 def test_no_method_gains_more_than_the_weights_of_its_range_could(made: dict[str, pd.DataFrame]) -> None:
@@ -153,6 +169,7 @@ def test_gains_by_hand() -> None:
     assert several["se", "own"].estimate == pytest.approx(0.25)
     assert several["se", "halves"].estimate == pytest.approx(-0.75)  # (0 + 1/2) / (1 + 1) - 1
     assert several["grpo", "own"].draws == pytest.approx(np.zeros(200))
+    assert lead(several, "se", "grpo").estimate == pytest.approx(25)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
@@ -176,17 +193,3 @@ def test_a_table_says_gains_in_per_cent_by_group_of_runs() -> None:
     found = table(both, ["task", "optimizer"], n=100).set_index(["method", "weights"])
     own = found.loc[("se", "own"), ["task", "optimizer", "runs", "gain", "spread"]]
     assert own.tolist() == ["tinyqa", "sgd", 2, pytest.approx(25), pytest.approx(10)]
-
-
-def test_a_lead_is_the_difference_of_two_gains() -> None:
-    rows = BY_HAND | {("rd_only", "own"): BY_HAND["grpo", "own"]}
-    found = relative_gains(pd.concat([lines(rows).assign(run=run) for run in "bc"]), n=50)
-    assert lead(found, "se", "rd_only").estimate == pytest.approx(25)
-    assert lead(found, "rd_only", "grpo").draws == pytest.approx(np.zeros(50))
-
-
-@pytest.mark.parametrize(("lost", "seen"), [(0.0, False), (-0.3, True)])
-def test_a_null_counts_where_a_control_is_clear_of_grpo(lost: float, seen: bool) -> None:
-    rng = np.random.default_rng(0)
-    found = {("grpo", "own"): Draws(0.0, np.zeros(400)), ("drop_half", "own"): Draws(lost, rng.normal(lost, 0.1, 400))}
-    assert clear(comparisons(control_leads(found, ["drop_half", "se_shuffled"]))).any() == seen

@@ -29,8 +29,8 @@ OTHER: dict[str, Any] = {
     **{"policy_revision": "main", "data_revision": "main", "dtype": "bfloat16", "reward": "binary"},
     **{"embedder": "other", "entailment": "other", "full_completion": True, "grpo": {"epsilon": 0.1}},
     **{"system_prompt": "Be brief.", "prompt_template": "{prompt} Be brief.", "format_reward": "think"},
-    **{"chat_template_kwargs": {"thinking": True}, "gradient_parameters": ["lm_head"], "compared": ["kle"]},
-    **{"train_split": "spare", "validation_split": "spare", "eval_split": "validation", "micro_batch": 2},
+    **{"chat_template_kwargs": {"thinking": True}, "gradient_parameters": ["lm_head"], "noise_among": "dispersed"},
+    **{"train_split": "spare", "validation_split": "spare", "eval_split": "validation", "compared": ["kle"]},
 }
 for _key, _field in Params.model_fields.items():
     if isinstance(_field.default, int | float) and _key not in OTHER:

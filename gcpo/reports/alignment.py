@@ -9,7 +9,7 @@ The paper does not say of which checkpoint its Figure 1 is: :func:`at_checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations, permutations, product
 from math import nan
 from typing import Any
@@ -205,6 +205,7 @@ def at_checkpoints(
     effects: Mapping[str, float] | None = None,
     margin: float = nan,
     blind: Mapping[str, str] | None = None,
+    only: Collection[str] = (),
 ) -> Verdict:
     """Return the verdict on a claim that names no checkpoint: asked of every policy, and decided where they agree.
 
@@ -213,6 +214,7 @@ def at_checkpoints(
         effects: the paper's own numbers, where it prints any.
         margin: the smallest effect that would matter, where the paper prints none.
         blind: of each policy, why a null says nothing there (:func:`gcpo.reports.verdicts.decide`).
+        only: what is claimed, if not all; the rest are members of its families.
 
     Policies of which it cannot be asked do not count. Where some say "fails" and the others "ruled out" it is the
     latter; where they differ otherwise, "inconclusive". The numbers are those of the first policy that says this, or
@@ -221,8 +223,9 @@ def at_checkpoints(
     known, nothing = effects or {}, "There are no runs of it."
     each = {}
     for policy, parts in found.items():
-        printed, why = [known.get(name, nan) for name in parts], (blind or {}).get(policy, "")
-        each[policy] = decide(comparisons(parts), printed, margin, None if parts else nothing, why)
+        claimed, why = [name for name in parts if name in (only or parts)], (blind or {}).get(policy, "")
+        printed, table = [known.get(name, nan) for name in claimed], comparisons(parts).loc[claimed]
+        each[policy] = decide(table, printed, margin, None if claimed else nothing, why)
     asked = [verdict for verdict in each.values() if verdict["verdict"] != UNTESTED]
     if not asked:
         return next(iter(each.values()), decide(None, closed=nothing))

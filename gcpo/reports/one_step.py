@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -62,11 +62,6 @@ def leads(gains: Mapping[tuple[str, str], Draws], other: str) -> dict[str, Draws
 def policy_after(step: Any) -> str:
     """Return what the policies of so many steps of training are called."""
     return f"after {step} steps" if step else START
-
-
-def control_leads(gains: Mapping[tuple[str, str], Draws], names: Sequence[str]) -> dict[str, Draws]:
-    """Return what each of some controls gains over GRPO, in per cent of GRPO's gain."""
-    return {name: lead(gains, name, BASE) for name in names if (name, "own") in gains}
 
 
 def _totals(lines: pd.DataFrame, folds: Array, n: int, seed: int) -> dict[tuple[str, str], Array]:

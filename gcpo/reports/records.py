@@ -134,13 +134,13 @@ def _shared(manifest: dict[str, Any], known: Collection[str] = ()) -> dict[tuple
     seed."""
     params, code, seed = manifest["params"], manifest.get("code"), recorded(manifest["params"], "world_seed")
     of = f" of world {seed}" if seed else ""
-    made_by = "certified code" if code in known else f"code {code} of {manifest.get('commit')!s:.7}"
+    made_by = "certified code" if code in known else f"code {code}"
     found: dict[tuple[str, str], str] = {("code", "gcpo"): made_by}
     for kind in ("policy", "embedder", "entailment"):
         if made := manifest.get("contents", {}).get(kind):
             found["models", f"{kind} {params[kind]!r}{of}"] = digest(made)
     for part, source in manifest.get("data", {}).items():
-        version = {key: value for key, value in source.items() if key != "generator_seed"}
+        version = {key: value for key, value in source.items() if key not in ("generator_seed", "cut")}
         found["data", f"{params['task']}, {part}"] = json.dumps(version, sort_keys=True)
     return found
 

@@ -28,7 +28,7 @@ from gcpo.tasks import get_task
 
 WORLDS = {"world_a": "world A", "world_b": "world B"}  # profile -> as people call it
 CONTROL_GRID = "headline"  # where the controls are
-GRIDS = (CONTROL_GRID, "others", "steps", "checkpoints")  # whose runs decide by the protocol, in these worlds
+GRIDS = (CONTROL_GRID, "others", "steps", "checkpoints", "planted_noise")  # whose runs decide by the protocol
 START, BASE = "no training", "grpo"
 GCPO = ("gcpo_cd", "gcpo_bot")
 BASELINES = (BASE, "se", "kle", "empo", "care")  # of the paper's Table 1

@@ -20,11 +20,11 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.linalg import block_diag
 from torch import Tensor
 
-from gcpo import seeds, updates
+from gcpo import measures, seeds, updates
 from gcpo.gradients import checkpointed, chosen_parameters, computed_again, pass_bytes
 from gcpo.methods import METHODS, Method, modulate
 from gcpo.rollouts import Rollouts
@@ -62,7 +62,8 @@ def one_step(params: Params) -> Run:
     "oracle" has the range of all weights that are at least 0.
 
     ``questions.csv``, a line per training question and optimizer: batch, query, reward (its answers' mean), dot_0 to
-    dot_9 and square (of its part of GRPO's update), and its weight by each method that gives it one. ``grams.csv``, a
+    dot_9 and square (of its part of GRPO's update), and its weight by each method that gives it one; with
+    ``reward_noise`` also misgraded, whether its rewards are another's (:func:`misgraded`). ``grams.csv``, a
     line per batch and optimizer, has the inner products of these parts, gram_0 to gram_63 of eight questions, of which
     the gain of any weights follows.
 
@@ -113,7 +114,7 @@ class Asker:
     def __init__(self, plan: Plan, model: Any, tokens: Any, questions: Sequence[Row]) -> None:
         params, self.plan, self.model, self.tokens = plan.params, plan, model, tokens
         self.methods = updates.of_one_step((BASE, *params.compared))
-        embeds = any("embeddings" in row.reads for row in self.methods.values())
+        embeds = params.noise_among == "dispersed" or any("embeddings" in row.reads for row in self.methods.values())
         entails = any(row.needs_entailment(plan.task.full_completion) for row in self.methods.values())
         self.read = rollouts_of(plan, embeds, entails)
         self.parameters = chosen_parameters(model, params.gradient_parameters)
@@ -128,9 +129,13 @@ class Asker:
         """Return G answers to each question, and what methods read of them."""
         size, task = self.plan.params.group_size, self.plan.task
         sampled = ask(self.plan, self.model, self.tokens, rows, size, self.plan.params.temperature)
-        groups = sampled.groups(size)
-        scores = [[task.reward_of(score) for score in group] for group in grade(task, rows, groups)]
-        return sampled, self.read(torch.tensor(scores), groups, **sampled.of_tokens(size))
+        scores = [[task.reward_of(score) for score in group] for group in grade(task, rows, sampled.groups(size))]
+        return sampled, self.rewarded(sampled, torch.tensor(scores))
+
+    def rewarded(self, sampled: Sampled, rewards: Float[Tensor, "B G"]) -> Rollouts:
+        """Return what methods read of answers with these rewards."""
+        size = self.plan.params.group_size
+        return self.read(rewards, sampled.groups(size), **sampled.of_tokens(size))
 
     def gradients(self, sampled: Sampled, group: int, sets: Sequence[Float[Tensor, "B G T"]]) -> list[Tensor]:
         """Return sum c grad log pi over the tokens of a group, with c of each set of coefficients, as flat vectors."""
@@ -149,6 +154,28 @@ class Asker:
             sums = [(of[group].to(logs.device) * logs).sum() for of in sets]
             found = (torch.autograd.grad(one, self.parameters, **how) for one in sums)
             return [torch.cat([part.flatten().float() for part in parts]) for parts in found]
+
+
+def misgraded(
+    rewards: Float[Tensor, "B G"], share: float, seed: int, dispersion: Float[Tensor, " B"] | None = None
+) -> tuple[Float[Tensor, "B G"], Bool[Tensor, " B"]]:
+    """Return rewards of which a share of the questions, in expectation, has those of another question's answers, drawn
+    with replacement, and which questions these are.
+
+    Args:
+        rewards: of at least two questions.
+        share: of all questions, at most a third with a dispersion.
+        seed: of the draw.
+        dispersion: of each question, to choose from the third with the largest; from all without.
+    """
+    count, size = rewards.shape
+    draw = torch.Generator().manual_seed(seed)
+    among = torch.arange(count) if dispersion is None else dispersion.topk(math.ceil(count / 3)).indices
+    wrong = torch.zeros(count, dtype=torch.bool)
+    wrong[among] = torch.rand(len(among), generator=draw) < share * count / len(among)
+    others = (torch.arange(count) + torch.randint(1, count, (count,), generator=draw)) % count
+    drawn = rewards[others].gather(1, torch.randint(size, (count, size), generator=draw))
+    return torch.where(wrong.unsqueeze(1), drawn, rewards), wrong
 
 
 class Held(NamedTuple):
@@ -193,7 +220,13 @@ def _preconditioners(plan: Plan, held: Held, update: Tensor) -> dict[str, Tensor
 def _batch(asker: Asker, held: Held, rows: Sequence[Row], number: int) -> dict[str, pd.DataFrame]:
     """Return the lines of a batch: of updates, of questions, and the inner products of the questions' parts."""
     sampled, rollouts = asker.rollouts(rows)
-    seed, count = seeds.of_step(asker.plan.params.seed, number), len(rows)
+    params, count = asker.plan.params, len(rows)
+    wrong = None
+    if params.reward_noise:
+        spread = measures.cosine_dispersion(rollouts.embeddings) if params.noise_among == "dispersed" else None
+        rewards, wrong = misgraded(rollouts.rewards, params.reward_noise, seeds.of_noise(params.seed, number), spread)
+        rollouts = asker.rewarded(sampled, rewards)
+    seed = seeds.of_step(params.seed, number)
     drawn = {name: row.seeded(seed) for name, row in asker.methods.items()}
     weights = {name: modulate(row, rollouts).weight[:, 0] for name, row in drawn.items() if updates.one_family(row)}
     others = {name: updates.token_coefficients(row, rollouts) for name, row in drawn.items() if name not in weights}
@@ -217,6 +250,7 @@ def _batch(asker: Asker, held: Held, rows: Sequence[Row], number: int) -> dict[s
         for place, row in enumerate(rows):
             line = at | {"query": row.id, "reward": float(rollouts.rewards[place].nanmean())}
             line |= {name: float(weight[place]) for name, weight in weights.items()}
+            line |= {} if wrong is None else {"misgraded": bool(wrong[place])}
             found["questions"].append(line | _numbers(gram[place, place], dots[place]))
         found["grams"].append(at | {"gram": gram[:count, :count].flatten().tolist()})
     return {name: pd.DataFrame(lines) for name, lines in found.items()}

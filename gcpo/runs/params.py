@@ -292,6 +292,10 @@ class Params(BaseModel):
     """methods whose first step is compared with GRPO's"""
     step_batches: Positive = Field(4, le=10**5)
     """batches of that step, of prompts_per_step each"""
+    reward_noise: Fraction = 0.0
+    """share of their questions that get the rewards of another question's answers (GCPO App. F.1)"""
+    noise_among: Literal["all", "dispersed"] = "all"
+    """which of them may: all, or a batch's third with the largest CD"""
 
     @model_validator(mode="before")
     @classmethod

@@ -250,5 +250,5 @@ def label(kind: str, params: Mapping[str, Any], varied: Sequence[str] = ()) -> s
     settings: dict[str, Any] = {}
     for key in shown:
         value = recorded(params, key)
-        settings |= value if isinstance(value, dict) else {key: value}
+        settings = settings | (value if isinstance(value, dict) else {key: value}) | settings  # its own go first
     return " ".join([name, *(f"{key}={value}" for key, value in settings.items())])
