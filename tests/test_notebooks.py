@@ -19,7 +19,6 @@ from gcpo.runs.params import Params
 
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 RUN = {path.stem for path in NOTEBOOKS if re.match("1[0-9]_", path.stem)}
-links = script("docs/links.py")  # whose list is docs/course.yaml
 WORDS = "Holds|Fails|Ruled out|Inconclusive|Not tested"
 SANITIZE = Path(__file__).with_name("sanitize.cfg")
 
@@ -52,7 +51,7 @@ def shows_results(cell: nbformat.NotebookNode) -> bool:
 class TestNotebook:
     def test_links_to_its_neighbours_and_to_the_choices_that_it_rests_on(self, path: Path) -> None:
         cells = [cell.source for cell in read(path).cells if cell.cell_type == "markdown"]
-        assert links.line(path.stem) in cells[0].splitlines(), "python docs/links.py"
+        assert script("docs/links.py").line(path.stem) in cells[0].splitlines(), "python docs/links.py"
         assert any("](../DEVIATIONS.md)" in text for text in cells)
 
     def test_is_executed_top_to_bottom_or_a_run_notebook_without_outputs(self, path: Path) -> None:

@@ -97,5 +97,4 @@ def test_a_card_has_an_issue_to_dispute_it(docs: Any) -> None:
 def test_the_citation_has_the_version_and_the_date_of_the_release() -> None:
     citation = read_yaml(paths.ROOT / "CITATION.cff")
     released = dict(re.findall(r"^## \[([\d.]+)\] - (.+)$", (paths.ROOT / "CHANGELOG.md").read_text(), re.M))
-    assert citation["version"] == gcpo.__version__
-    assert str(citation["date-released"]) == released[gcpo.__version__]
+    assert (citation["version"], str(citation["date-released"])) == (gcpo.__version__, released[gcpo.__version__])

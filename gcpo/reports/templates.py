@@ -107,8 +107,7 @@ def pages() -> dict[str, str]:
         "notebooks": notebooks(),
         "reach": pd.read_csv(REACH).iloc[0],
     }
-    names = environment.list_templates(["j2"])
-    return {name.removesuffix(".j2"): environment.get_template(name).render() for name in names}
+    return {n.removesuffix(".j2"): environment.get_template(n).render() for n in environment.list_templates(["j2"])}
 
 
 def write_pages() -> None:
