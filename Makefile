@@ -7,7 +7,10 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: real-model reproduce reproduce-all test replay test-chaos test-cluster test-verl unit second-world world policies setup smoke zoo lint bench reference site examples notebooks clean clean-runs
+.PHONY: try real-model reproduce reproduce-all test replay test-chaos test-cluster test-verl unit second-world world policies setup smoke zoo lint bench reference site examples notebooks clean clean-runs
+
+try: world  ## one training with GCPO-BoT, and a figure of it among the committed runs (two minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python examples/first_run.py
 
 reproduce: PROFILE = world_a
 reproduce: world  ## the headline tables and figures on three seeds, and these numbers beside the committed ones

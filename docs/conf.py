@@ -6,7 +6,6 @@ Built from the project's root (``make site``), so that links between files are l
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import shutil
 import sys
@@ -21,8 +20,8 @@ from gcpo.runs.profiles import read_yaml
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
-api_reference, cards, method_pages, notebook_pages, pieces = map(
-    importlib.import_module, ("api_reference", "cards", "method_pages", "notebook_pages", "pieces")
+api_reference, cards, links, method_pages, notebook_pages, pieces = map(
+    importlib.import_module, ("api_reference", "cards", "links", "method_pages", "notebook_pages", "pieces")
 )
 
 # Where the project and its site are public, for links to issues and sources; empty: nowhere yet, and no such links.
@@ -62,27 +61,18 @@ html_js_files = ["ledger.js", "site.js"]
 html_show_sphinx = False
 html_copy_source = False
 MATHJAX = "tex-chtml.js"  # the bundle that pages load
+EXAMPLES = sorted((ROOT / "outputs" / "reference" / "examples").glob("*.ipynb"))
 
-# The notebooks in the order of reading; one that two captions fit stands below the first.
-PARTS = {
-    "The course": "notebooks/0[0-3]_* notebooks/20_* notebooks/05_* notebooks/21_* notebooks/07_*",
-    "Appendices": "notebooks/3*",
-    "Run": "notebooks/1*",
-    "Runs with their outputs": "outputs/reference/examples/*",
-    "Laboratory": "notebooks/2*",
-}
 API = "trainer methods measures rollouts semantics rewards tasks statistics gradients updates records"
-LOOK_UP = "docs/explorer docs/cloud docs/ledger docs/exhibits METHODS docs/models docs/runs"
-LOOK_UP += " docs/past_one_machine docs/verl notebooks/90_claims RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
+LOOK_UP = "docs/explorer docs/cloud docs/ledger docs/glossary docs/notebooks docs/exhibits METHODS docs/use docs/models"
+LOOK_UP += " docs/runs docs/past_one_machine docs/verl RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
 
 
 def pages() -> dict[str, list[str]]:
     """Return the pages below the README in their order, by the captions above them."""
-    parts: dict[str, list[str]] = {}
-    for caption, patterns in PARTS.items():
-        found = [path for pattern in patterns.split() for path in sorted(ROOT.glob(f"{pattern}.ipynb"))]
-        named = [path.relative_to(ROOT).with_suffix("").as_posix() for path in found]
-        parts[caption] = [page for page in named if page not in itertools.chain(*parts.values())]
+    there = links.listed()
+    parts = {part: [f"notebooks/{name}" for name in names if name in there] for part, names in links.PARTS.items()}
+    parts["Runs with their outputs"] = [f"outputs/reference/examples/{path.stem}" for path in EXAMPLES]
     parts["API reference"] = [f"docs/api/{name}" for name in API.split()]
     return parts | {"Look up": LOOK_UP.split()}
 

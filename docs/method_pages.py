@@ -1,4 +1,7 @@
-"""A page per method for the site, from its row of ``METHODS``: rule, range, curve, code, open choices and commands."""
+"""A page per method for the site: what it does, facts, equation, a worked group, what we measured, how to use it, code.
+
+Facts come from its row of ``METHODS``, words and equations from docs/methods.yaml, numbers from the reference.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,18 @@ from pathlib import Path
 
 import torch
 
-from gcpo.methods import METHODS
+from gcpo.methods import METHODS, weights
 from gcpo.methods.forms import FORMS
 from gcpo.methods.group import GroupFactor
 from gcpo.methods.table import Method
 from gcpo.reports.methods import weight_range_in_words
+from gcpo.reports.tables import CALLED, with_interval, written
+from gcpo.rollouts import Rollouts
+from gcpo.runs.profiles import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "methods"
+WORDS = read_yaml(ROOT / "docs" / "methods.yaml")
 SIZES = (4, 8, 16)
 WIDTH, HEIGHT, EDGE = 360, 200, 44  # of a curve's picture, in pixels
 
@@ -42,20 +49,19 @@ def page(name: str, row: Method) -> str:
         "One weight per": row.granularity,
         "Effect": row.direction or "none beside its base advantage",
         "Reads": ", ".join(["rewards", *sorted(row.reads)]),
-        "Weight": "; ".join(f"{weight_range_in_words(name, size)} at G = {size}" for size in SIZES),
+        "Weight": reach(name),
     }
-    table = "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())])
-    parts = [f"# `{name}`\n\n{table}"]
+    table = "\n".join(["| fact | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())])
+    words = WORDS.get(name, {})
+    parts = [f"# {CALLED[name]}: `{name}`", words.get("says", ""), f"## Quick facts\n\n{table}"]
+    if words:
+        parts.append(f"## Key equation\n\n$$\n{words['equation']}\n$$")
+    parts += [worked(name, row), measured(name)]
     curves = [
         curve(factor) for factor in row.factors if isinstance(factor, GroupFactor) and factor.highest(16) < math.inf
     ]
     if curves:
         parts.append("## Weight against measure\n\n" + "\n\n".join(curves))
-    if sources := dict.fromkeys(type(one) for one in row.components):
-        code = "\n\n".join(f"```python\n{inspect.getsource(source)}```" for source in sources)
-        parts.append(f"## Code\n\n{code}")
-    if rows := choices(name):
-        parts.append("## Where the paper is silent\n\n| | gap, and what we do |\n|---|---|\n" + "\n".join(rows))
     parts.append(f"""## Use it
 In a script of your own, in place of TRL's classes:
 
@@ -71,7 +77,60 @@ As a run of this project, on the embedded policy and on Qwen2.5-1.5B (one GPU of
 gcpo run --profile laptop -p method {name}
 gcpo run --profile paper -p method {name} -p task math
 ```""")
-    return "\n\n".join(parts) + "\n"
+    if sources := dict.fromkeys(type(one) for one in row.components):
+        code = "\n\n".join(f"```python\n{inspect.getsource(source)}```" for source in sources)
+        parts.append(f"## Code\n\n{code}")
+    if rows := choices(name):
+        parts.append("## Where the paper is silent\n\n| | gap, and what we do |\n|---|---|\n" + "\n".join(rows))
+    ends = [f"{row.paper}; [all methods](../../METHODS.md); [the words](../glossary.md)"]
+    ends += [f"[notebook {words['read'][:2]}](../../notebooks/{words['read']}.ipynb)"] if words else []
+    parts.append(f"## Read on\n\n{'; '.join(reversed(ends))}.")
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def reach(name: str) -> str:
+    """Return the range of a method's weight, once where it is the same for groups of all sizes."""
+    found = {size: weight_range_in_words(name, size) for size in SIZES}
+    if len({*found.values()}) == 1:
+        return found[SIZES[0]]
+    return "; ".join(f"{words} at G = {size}" for size, words in found.items())
+
+
+def worked(name: str, row: Method) -> str:
+    """Return what a method makes of the four answers of notebook 00; nothing of one that reads more than they have."""
+    if row.acts != "advantage" or not row.reads <= {"clusters", "embeddings"} or "our control" in row.paper:
+        return ""
+    arrows = torch.tensor([[[1, 0], [1, 0], [0.8, 0.6], [0, 1]]])
+    four = Rollouts(torch.tensor([[2.0, 2, 0, 0]]), embeddings=arrows, clusters=torch.tensor([[0, 0, 1, 2]]))
+    weight = weights(name, four)[0, 0].item()
+    return f"""## A worked group
+
+[Notebook 00](../../notebooks/00_start_here.ipynb) has four answers: two right ones in one cluster, a near miss, and a
+wrong one. GRPO's advantages are +0.866 and -0.866. This method's weight is {weight:.3f}, so they become
+{0.866 * weight:+.3f} and {-0.866 * weight:+.3f}."""
+
+
+def measured(name: str) -> str:
+    """Return a method's score minus GRPO's in both worlds, as report 21 has it, and its gain of one step."""
+    pairs = written("world_a", "table1_pairs", reference=True)
+    pairs = pairs[pairs["label"] == f"{CALLED[name]} minus GRPO"].set_index("task")
+    steps = written("world_a", "one_step_pooled", reference=True)
+    steps = steps[(steps["method"] == name) & (steps["policy"] == "starting policy")].set_index("task")
+    rows = []
+    for task, called in {"tinyqa": "short answers", "tinymath": "mathematics"}.items():
+        score = with_interval(*pairs.loc[task, ["difference", "low", "high"]]) if task in pairs.index else ""
+        gain = with_interval(*steps.loc[task, ["estimate", "low", "high"]]) if task in steps.index else ""
+        rows.append(f"| {called} | {score} | {gain} |")
+    if pairs.empty and steps.empty:
+        return ""
+    head = "| task | score minus GRPO's, points | one step minus GRPO's, % of GRPO's gain |\n|---|---|---|\n"
+    says = "Means over both worlds with their own 95 % intervals ([21](../../notebooks/21_table1.ipynb),"
+    return (
+        "## What we measured\n\n"
+        + head
+        + "\n".join(rows)
+        + (f"\n\n*{says} [28](../../notebooks/28_one_step.ipynb)). Empty: not compared so.*")
+    )
 
 
 def choices(name: str) -> list[str]:

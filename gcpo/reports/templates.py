@@ -1,4 +1,4 @@
-"""README.md, RESULTS.md, METHODS.md and docs/exhibits.md from docs/templates: a person writes the words, numbers come
+"""README.md, RESULTS.md, METHODS.md and pages of docs from docs/templates: a person writes the words, numbers come
 from tables. ``python -m gcpo.reports.templates`` makes the pages, and so does publishing.
 
 A sentence belongs to a verdict: a template that asks for the numbers of a claim names the word that its sentence was
@@ -102,12 +102,12 @@ def pages() -> dict[str, str]:
     environment.filters |= {"signed": signed, "ci": ci}
     environment.globals |= {function.__name__: function for function in functions} | {
         "citation": read_yaml(paths.ROOT / "CITATION.cff"),
+        "course": read_yaml(paths.ROOT / "docs" / "course.yaml"),
         "exhibits": pd.read_csv(EXHIBITS, dtype=str, keep_default_na=False).to_dict("records"),
         "notebooks": notebooks(),
         "reach": pd.read_csv(REACH).iloc[0],
     }
-    names = environment.list_templates(["j2"])
-    return {name.removesuffix(".j2"): environment.get_template(name).render() for name in names}
+    return {n.removesuffix(".j2"): environment.get_template(n).render() for n in environment.list_templates(["j2"])}
 
 
 def write_pages() -> None:
