@@ -19,7 +19,7 @@ from gcpo.runs.profiles import TOY, load_profile, over
 
 PAGES = [*paths.ROOT.glob("*.md"), *paths.ROOT.glob("docs/*.md"), paths.ROOT / "workflow" / "Snakefile"]
 # What is not ours, or leaves something out.
-OTHERS = r"python -c|python -m verl|\S+ \.\.\.|snakemake -n"
+OTHERS = r"python -c|python -m (?:build|verl)|\S+ \.\.\.|snakemake -n"
 COMMAND = re.compile(rf"(?!{OTHERS})(gcpo|papermill|make|snakemake|python|workflow/\S+) ")
 NAMES = {"NAME": "table1", "PROFILE": "laptop", "FILE": "params/laptop.yaml", "PATH": "scratch", "N": "1"}
 NAMES |= {"GRID": "smoke", "my_method": "se", "my_task": "gsm8k"}  # a word in place of a name, and a name
