@@ -20,8 +20,9 @@ from gcpo.runs.profiles import read_yaml
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
-api_reference, cards, links, method_pages, notebook_pages, pieces = map(
-    importlib.import_module, ("api_reference", "cards", "links", "method_pages", "notebook_pages", "pieces")
+api_reference, cards, links, method_pages, notebook_pages, pieces, reference_pages = map(
+    importlib.import_module,
+    ("api_reference", "cards", "links", "method_pages", "notebook_pages", "pieces", "reference_pages"),
 )
 
 # Where the project and its site are public, for links to issues and sources; empty: nowhere yet, and no such links.
@@ -63,8 +64,11 @@ html_copy_source = False
 MATHJAX = "tex-chtml.js"  # the bundle that pages load
 EXAMPLES = sorted((ROOT / "outputs" / "reference" / "examples").glob("*.ipynb"))
 
-API = "trainer methods measures rollouts semantics rewards tasks statistics gradients updates records"
+API = (
+    "trainer methods parts measures rollouts semantics answers rewards tasks world statistics gradients updates records"
+)
 LOOK_UP = "docs/explorer docs/cloud docs/ledger docs/glossary docs/notebooks docs/exhibits METHODS docs/use docs/models"
+LOOK_UP += " docs/reference/parameters docs/reference/commands"
 LOOK_UP += " docs/runs docs/past_one_machine docs/verl RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
 
 
@@ -108,6 +112,7 @@ def finish(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     method_pages.write()  # before Sphinx looks for pages
+    reference_pages.write()
     api_reference.connect(app)
     app.connect("source-read", add_navigation)
     app.connect("build-finished", finish)

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from gcpo.measures import barycentric_transport, cosine_dispersion, reward_dispersion, semantic_entropy
     from gcpo.trainer import GCPOConfig, GCPOTrainer
 
-__version__ = "0.1.0"
 __all__ = [
     "GCPOConfig",
     "GCPOTrainer",
@@ -21,6 +20,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # of pyproject.toml: a release changes no file that runs are hashed with
+        return import_module("importlib.metadata").version("gcpo")
     # torch takes seconds to import, TRL more: the command line speaks before either.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -31,4 +32,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -224,8 +224,7 @@ def report(
     if not made:
         print(f"no report was made: nothing has run of the grids of {profile} (gcpo check --profile {profile})")
     elif grid and not reference and len(found := replay.compare(profile, grid)):
-        print("This machine's runs beside the committed ones (docs/runs.md has what each finding means):")
-        print(found.to_string(index=False))
+        print("This machine's runs beside the committed ones (docs/runs.md):", found.to_string(index=False), sep="\n")
     return 0 if made else 1
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from gcpo import __version__, paths
-from gcpo.errors import nearest
 from gcpo.runs.params import Params, validate
 from gcpo.runs.train import train
 
@@ -60,11 +59,6 @@ def test_a_grid_of_another_kind_of_profile_is_refused(call: Any) -> None:
 def test_a_report_of_a_misspelt_grid_leaves_nothing_behind(call: Any, outputs: Path) -> None:
     assert "Unknown grid 'smokee'." in call("report", "--grid", "smokee", status=2).err
     assert not outputs.exists()
-
-
-def test_a_name_like_nothing_has_no_nearest_one() -> None:
-    assert "Did you mean" not in nearest("nope", ["entropy", "smoke", "table1"])
-    assert nearest("entropi", ["entropy"]).startswith(" Did you mean 'entropy'?")
 
 
 WITHOUT_EXTRAS = """

@@ -80,15 +80,6 @@ def test_intervals_stand_at_their_estimates(kind: Any) -> None:
     assert (first.get_linestyle() != second.get_linestyle()) == (kind != "points")
 
 
-def test_panels_show_their_own_rows_and_one_legend_names_each_series_once() -> None:
-    figure = figures.trends(DATA, "method", "score", "method", down="task", across="task", names={"qa": "QA"})
-    assert [axis.get_title() for axis in figure.axes] == ["QA, QA", "maths, QA", "QA, maths", "maths, maths"]
-    drawn = [[line.get_ydata()[0] for line in axis.lines[:-1]] for axis in figure.axes]  # the last is the line at 0
-    assert drawn == [[0.5, 0.6], [], [], [0.4, 0.3]]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["grpo", "gcpo"]
-    assert not any(axis.get_legend() for axis in figure.axes)
-
-
 def test_lines_along_training_are_means_over_seeds_with_a_band_from_the_lowest_to_the_highest() -> None:
     rows = product(("grpo", "se"), (0, 2), (0, 10))
     table = pd.DataFrame([("qa", label, seed, step, 40.0 + step + seed) for label, seed, step in rows])

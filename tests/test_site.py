@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -16,7 +17,6 @@ import pytest
 import torch
 from helpers import script
 
-import gcpo
 from gcpo import paths
 from gcpo.methods import METHODS
 from gcpo.reports import ledger
@@ -94,7 +94,9 @@ def test_a_card_has_an_issue_to_dispute_it(docs: Any) -> None:
     assert all(f"id: {field}\n" in template for field in asked if field not in ("template", "title"))
 
 
-def test_the_citation_has_the_version_and_the_date_of_the_release() -> None:
+def test_a_release_has_one_version_and_one_date() -> None:
     citation = read_yaml(paths.ROOT / "CITATION.cff")
-    released = dict(re.findall(r"^## \[([\d.]+)\] - (.+)$", (paths.ROOT / "CHANGELOG.md").read_text(), re.M))
-    assert (citation["version"], str(citation["date-released"])) == (gcpo.__version__, released[gcpo.__version__])
+    released = re.findall(r"^## \[([\d.]+)\] - (.+)$", (paths.ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released[0] == (citation["version"], str(citation["date-released"]))
+    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
+    assert citation["version"] == project["version"]
