@@ -16,6 +16,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, stats
 
+from gcpo.errors import one_of
+
 Values = ArrayLike | torch.Tensor
 Array = NDArray[np.float64]
 
@@ -92,6 +94,21 @@ def spearman_interval(u: Values, v: Values, n: int = 10000, seed: int = 0) -> In
     """
     u, v = _columns(u=u, v=v)
     return _bootstrap(lambda counts: rhos(u, v, counts), len(u), n, seed)
+
+
+def paired_bootstrap(
+    u_a: Values, u_b: Values, v: Values, n: int = 10000, seed: int = 0, statistic: str = "spearman"
+) -> Interval:
+    """rho(u_a, v) - rho(u_b, v) with its interval, GCPO App. D.6: each replicate resamples the queries once for both.
+
+    `statistic` is a key of `RANKINGS`: "auc" gives the difference of App. D.5, at the top 10 %. Ranks are taken anew in
+    each replicate; replicates without a value (a constant column) are left out. An interval above 0 says that `u_a`
+    follows `v` more closely. Raises ValueError as `spearman`, and for another statistic.
+    """
+    one_of("statistic", statistic, RANKINGS)
+    u_a, u_b, v = _columns(u_a=u_a, u_b=u_b, v=v)
+    counts = seen_and_resampled(len(v), n, seed)
+    return draws_of(replicates(statistic, u_a, v, counts) - replicates(statistic, u_b, v, counts)).interval()
 
 
 def heldout_prediction(u: Values, v: Values, folds: int = 5, seed: int = 0) -> tuple[float, float]:
@@ -236,29 +253,6 @@ def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
     rejected = np.sum(np.asarray(holm(p_values)) < alpha)
     ranks = np.argsort(np.argsort(p_values, kind="stable"))
     return (1 - alpha / (len(ranks) - np.minimum(ranks, rejected))).tolist()
-
-
-def spread_ratio(a: Values, b: Values, level: float = 0.95) -> Interval:
-    """Standard deviation of `a` over that of `b`, of runs paired by seed, with its interval: above 0, without a unit.
-
-    Pitman and Morgan's, exact for normal scores that correlate within a seed: sums and differences of pairs correlate
-    where the spreads differ. Raises ValueError for other lengths, fewer than 3 seeds, or a `b` that does not vary.
-    """
-    x, y = _columns(a=a, b=b)
-    if not (spread := y.std(ddof=1)):
-        raise ValueError("b does not vary: there is no ratio to its spread")
-    freedom = len(x) - 2
-    together = np.corrcoef(x, y)[0, 1] if x.std() else 0.0
-    wide = 1 + 2 * (1 - together**2) * stats.t.ppf((1 + level) / 2, freedom) ** 2 / freedom
-    half = np.sqrt(max(0.0, wide**2 - 1))
-    ratio = float(x.std(ddof=1) / spread)
-    return Interval(ratio, ratio * float(np.sqrt(wide - half)), ratio * float(np.sqrt(wide + half)))
-
-
-def spread_p(a: Values, b: Values) -> float:
-    """Two-sided p value of equal standard deviations, by the test of :func:`spread_ratio`; raises as that does."""
-    x, y = _columns(a=a, b=b)
-    return float(stats.pearsonr(x + y, x - y).pvalue)
 
 
 def equivalent(low: float, high: float, margin: float) -> bool:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 from helpers import script
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -19,17 +16,6 @@ def test_a_ratio_is_the_median_over_rounds_with_the_values_a_quarter_from_its_en
     # 0.5, 3, 1, 4, 5 in order: 0.5, 1, 3, 4, 5
     assert (found.figure, found.low, found.high, found.rounds) == (3.0, 1.0, 4.0, 5)
     assert found.missed and not found._replace(limit=3.0).missed and not found._replace(limit=None).missed
-
-
-@pytest.mark.slow
-def test_the_papers_scale_is_rehearsed_on_a_cpu() -> None:
-    command = [sys.executable, "paper_scale.py", "--rehearse"]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for case in ("TRL, step", "cw_grpo, shared, step", "2 answers to 1 prompt, shared", "V(q), adapters, one pass"):
-        assert f"case='{case}'" in done.stdout
-    refused = subprocess.run(command[:-1], cwd=FOLDER, capture_output=True, text=True)
-    assert refused.returncode == 1 and "torch sees no GPU here" in refused.stderr
 
 
 def test_the_greedy_rule_reads_pairs_of_new_texts_with_first_members() -> None:

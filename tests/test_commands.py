@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +53,7 @@ def test_a_command_that_is_shown_can_be_given(line: str, call: Any) -> None:
     elif program == "make":
         targets = re.findall(r"(?m)^([\w-]+):", (paths.ROOT / "Makefile").read_text())
         assert {word for word in words if "=" not in word} <= {*targets}
-    elif words[0] == "-m":
-        assert find_spec(words[1])
-    elif program == "python":
+    elif program == "python" and words[0] != "-m":
         source = (paths.ROOT / words[0]).read_text()
         assert all(f'"{word}"' in source for word in words if word.startswith("--"))
 

@@ -96,8 +96,6 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "not finite": (lambda: s.training_difference([[1, 2, NAN]] * 2, np.zeros((2, 3))), "a has 2 that are not"),
     "level": (lambda: s.minimal_detectable(*zeros(3, 5), level=1.0), "level 1.0"),
     "power": (lambda: s.minimal_detectable(*zeros(3, 5), power=1.0), "power is 1.0"),
-    "a ratio to no spread": (lambda: s.spread_ratio([1, 2, 3], [1, 1, 1]), "b does not vary"),
-    "a spread of two": (lambda: s.spread_ratio([1, 2], [1, 3]), r"\(2,\).*at least 3"),
 }
 
 

@@ -103,6 +103,27 @@ def test_a_share_outside_zero_to_one_is_an_error(q: float) -> None:
 # --- bootstrap ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("statistic", ["spearman", "auc"])
+@pytest.mark.parametrize("levels", [None, 3])
+def test_paired_bootstrap_is_the_plain_loop(
+    levels: int | None, statistic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = {"spearman": lambda u, v: spearmanr(u, v).statistic, "auc": s.top_auc}[statistic]
+    u_a, u_b, v = columns(4, 25, levels=levels, count=3)
+    rng = np.random.default_rng(9)
+    replicates = []
+    for _ in range(300):
+        drawn = np.repeat(np.arange(25), rng.multinomial(25, np.full(25, 1 / 25)))
+        replicates.append(one(u_a[drawn], v[drawn]) - one(u_b[drawn], v[drawn]))
+    low, high = np.percentile(replicates, [2.5, 97.5])
+    expected = (one(u_a, v) - one(u_b, v), low, high)
+    for elements in (25, 25 * 7, 2**20):  # the sizes of a chunk and of a strip have no part in the result
+        monkeypatch.setattr(s, "CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(s, "STRIP", elements)
+        found = s.paired_bootstrap(u_a, u_b, v, n=300, seed=9, statistic=statistic)
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.parametrize("multinomial", [False, True])
 def test_resamples_draw_every_entry_alike_and_do_not_depend_on_chunks(
     multinomial: bool, monkeypatch: pytest.MonkeyPatch
@@ -197,7 +218,7 @@ def test_lists_and_tensors_are_accepted() -> None:
     assert s.spearman(torch.tensor([1, 2, 4]).bfloat16(), [1, 2, 4]) == pytest.approx(1)
 
 
-INTERVALS = (s.spearman_interval, s.paired_query_bootstrap)
+INTERVALS = (s.spearman_interval, s.paired_query_bootstrap, lambda u, v: s.paired_bootstrap(u, u, v))
 
 
 @pytest.mark.parametrize("statistic", [*OF_QUERIES, *INTERVALS])

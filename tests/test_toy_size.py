@@ -67,8 +67,6 @@ def test_each_benchmark_at_toy_size(task: str, outputs: Path, tmp_path: Path) ->
     if kind == "train":
         steps = pd.read_csv(run.folder / "metrics.csv")
         assert list(steps["step"]) == list(range(1, len(steps) + 1)) and len(steps) == 2
-        completions = pd.concat(map(pd.read_parquet, (run.folder / "completions").glob("*.parquet")))
-        assert len(completions) in (32, 64)  # G = 16 of two prompts, at one step or at both
 
 
 @pytest.mark.slow

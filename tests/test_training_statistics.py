@@ -154,18 +154,6 @@ def test_draws_give_the_interval_and_the_p_value_of_one_drawing() -> None:
     assert (low, high) == pytest.approx(tuple(np.percentile(draws.draws, [25, 75])))
 
 
-def test_the_ratio_of_spreads_is_pitman_and_morgans() -> None:
-    rng = np.random.default_rng(0)
-    x, y = rng.multivariate_normal([0, 0], [[4, 1.2], [1.2, 1]], size=12).T
-    ratio, low, high = s.spread_ratio(x, y)
-    assert ratio == pytest.approx(x.std() / y.std())
-    assert s.spread_ratio(y, x)[:] == pytest.approx((1 / ratio, 1 / high, 1 / low))
-    for end in (low, high):  # at an end of the interval the test of that ratio is just at 5 %
-        assert s.spread_p(x / end, y) == pytest.approx(0.05, abs=1e-9)
-    assert s.spread_p(x, x[::-1]) == pytest.approx(1)
-    assert s.spread_ratio(x, x) == pytest.approx((1, 1, 1))
-
-
 @pytest.mark.parametrize(
     ("low", "high", "expected"), [(-0.5, 0.9, True), (-1.0, 0.5, False), (0.2, 1.1, False), (-3.0, 3.0, False)]
 )
