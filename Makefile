@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: try real-model reproduce reproduce-all test replay test-chaos test-cluster test-verl unit second-world world policies setup smoke zoo lint bench reference site examples notebooks clean clean-runs
+.PHONY: try rehearse real-model reproduce reproduce-all test replay test-chaos test-cluster test-verl unit second-world world policies setup smoke zoo lint bench reference site examples notebooks clean clean-runs
 
 try: world  ## one training with GCPO-BoT, and a figure of it among the committed runs (two minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python examples/first_run.py
@@ -33,6 +33,13 @@ test: setup lint world  ## all checks: unit and property tests, slow tests (repo
 
 second-world: setup  ## every read notebook in world B, whose seed is another (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m second_world tests/test_notebooks.py
+
+rehearse: world  ## every grid of the papers at toy size, to the papers' own tables (900 runs of seconds: hours on two cores)
+	$(BIN)/python -m gcpo grid paper_table1 paper_table2 paper_ablations paper_sizes --profile paper --toy
+	$(BIN)/python -m gcpo grid paper_seed_table2 paper_seed_table3 paper_seed_table4 --profile paper_seed --toy
+	$(BIN)/python -m gcpo grid paper_egpo_table1 paper_egpo_table2 paper_egpo_entropy --profile paper_egpo --toy
+	$(BIN)/python -m gcpo grid paper_cw_table2 paper_cw_checkpoints --profile paper_cw --toy
+	for each in paper paper_seed paper_egpo paper_cw; do $(BIN)/python -m gcpo report --profile $$each --toy || exit 1; done
 
 replay: world  ## nine runs of the reference made again, with tables of the same SHA-256, and the longest report: the proof of a clean-up
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m replay tests/test_identity.py tests/test_reports.py

@@ -74,7 +74,7 @@ def test_a_profile_of_benchmarks_has_grids_of_its_own(capsys: pytest.CaptureFixt
     assert {own: publish.grid_for(fitting("laptop"), own) for own in found} == {own: own for own in found}
     assert main(["report", "--profile", "paper"]) == 1  # nothing is made
     printed = capsys.readouterr().out
-    assert "21_table1: nothing has run of grid paper_table1 with paper: python -m gcpo grid paper_table1" in printed
+    assert "21_table1: 40_papers_tables shows grid paper_table1" in printed
     assert "23_sweep: no grid sweep is made for paper, whose grids are paper_ablations, paper_figure1" in printed
 
 

@@ -102,7 +102,7 @@ def report(
 
 def _lacks(own: str, grid: str, fit: list[str], profile: str, reference: bool) -> str:
     """Return what a grid lacks of what a report compares, "" if nothing. ``fit`` are the profile's own grids."""
-    if grid in OF_PAPERS and grid != grid_for(fit, own):
+    if grid in OF_PAPERS:
         return f"{PAPERS} shows grid {grid}"
     if grid == own and own not in fit:
         return f"no grid {own} is made for {profile}, whose grids are {', '.join(fit)}"
