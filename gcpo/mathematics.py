@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -43,7 +44,14 @@ _INEQUALITY = re.compile(r"[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
 _PRODUCT = r"(?!(?:am|pm|nd|rd|cm|dm|km|mm|kn|kw)\b)[abcdkmnpqruvwxyz]{2,}\b"
 NUMBERS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
 seventeen eighteen nineteen twenty""".split()
-_SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES = {"dozen": 12, "score": 20, "gross": 144, "tens": 10, "hundred": 10**2, "thousand": 10**3, "lakh": 10**5}
+_SCALES |= dict.fromkeys("million mln mio mil".split(), 10**6) | {"crore": 10**7, "billion": 10**9, "trillion": 10**12}
+_SCALES |= {"milliard": 10**9, "quadrillion": 10**15, "quintillion": 10**18}
+_SCALES |= {f"{name}s": scale for name, scale in _SCALES.items() if name not in ("score", "mil")}
+_SHORT = {"k": 10**3, "m": 10**6, "mn": 10**6, "b": 10**9, "bn": 10**9, "t": 10**12}
+_SCALE = rf"(?:{'|'.join(_SCALES)})(?![a-z])"
+_GAP = r"(?:[\s~$*×·]|-(?=[A-Za-z])|\\[,;:!> ]|\\(?:q?quad|enspace|thinspace|times|cdot|rm)(?![A-Za-z]))*+"
+_OPENED = rf"(?:(?:\\(?:text|math|mbox|hbox|operatorname|emph)[a-z]*\*?\s*)?[{{(\[]{_GAP})*+"
 _TRIGONOMETRY = r"\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?"
 _GROUP_OF_DIGITS = r"(?:[ \u00a0\u202f~]|\\[,;:! ]|\{\s?,\s?\}|\\thinspace\s?)"
 
@@ -56,9 +64,20 @@ def _fraction(repeating: re.Match[str]) -> str:
 
 
 def _scaled(found: re.Match[str]) -> str:
-    r"""A number, or what ends before it, times a word: 12\text{ million} is 12000000."""
-    scale = _SCALES[found[3].lower()]
-    return f"{Decimal(found[1].replace(',', '')) * scale:f}" if found[1] else rf" \cdot {scale}"
+    r"""A number times the words after it: 12\text{ million} is 12000000."""
+    number, gap, opened, words, closed = found.groups("")
+    before, after = found.string[: found.start()].rstrip(), found.string[found.end() :].strip(" .$")
+    text = re.search("text|box", opened) and words in ("k", "mn", "bn")  # K and M are units, unless there is money
+    letters = words.lower() in _SHORT and not (text or (opened and before.endswith((r"\$", "€", "£"))))
+    alone = number.isalpha() or words.lower() in ("gross", "score")  # not one hundred twenty, nor 15 gross pay
+    counted = number or re.search(r"[^\W_]\Z|[)}\]%!]\Z" if opened else r"[\d)}\]]\Z", before)
+    if letters or (alone and after) or not counted:
+        return found[0]
+    scale = math.prod((_SCALES | _SHORT)[word] for word in re.findall("[a-z]+", words.lower()))
+    amount = Decimal(NUMBERS.index(number.lower()) if number.isalpha() else number.replace(",", "") or 1)
+    depth, closed = sum(map(opened.count, _OPENING)), "".join(closed.split())
+    rest = closed[depth:] if len(closed) >= depth else opened + closed
+    return ("" if number else r" \cdot ") + f"{amount * scale:f}{'$' * gap.count('$')}{rest}"
 
 
 # How an answer is read: what is found in it, in this order, and what stands for it.
@@ -71,8 +90,8 @@ _READINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^\$(?=[\d.,]+\s?[kKmMbBtT]\Z)", ""),
     (rf"(?a)(?<![\d.])\d{{1,3}}(?:{_GROUP_OF_DIGITS}+\d{{3}})+(?!\d)", lambda found: re.sub(r"\D", "", found[0])),
     (
-        r"(?ai)((?<![\w.,/^}])\d[\d,]*(?:\.\d+)?|(?<=[\d})\]]))(?:\s|\\[,;:! ])*(\\(?:text|mathrm|mbox)\{\s*)?"
-        rf"({'|'.join(_SCALES)})s?\b(?(2)[^{{}}]*\}})",
+        rf"(?ai)((?<![\w.,/^!}}])\d+(?:,\d{{3}})*(?:\.\d+)?|^(?:{'|'.join(NUMBERS)})(?![a-z])|(?<![\s~$([{{\\,]))({_GAP})({_OPENED})"
+        rf"((?<![a-z\\])(?:{_SCALE}(?:[\s-]+{_SCALE})*|(?:{'|'.join(_SHORT)})(?![a-z])))((?:\s*[)}}\]])*)",
         _scaled,
     ),
     (r"\\\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£]", ""),

@@ -40,11 +40,11 @@ def test_find_gives_finished_runs_only() -> None:
 
 def test_an_id_that_reads_as_missing_is_an_id() -> None:
     ids = ["nan", "NA", "None", "null", "007"]
-    finished(tables={"eval": pd.DataFrame({"query": ids, "f1": [0.5, math.nan, 1, 0, 0]})})
+    finished(tables={"eval": pd.DataFrame({"query": ids, "document": ids, "f1": [0.5, math.nan, 1, 0, 0]})})
     publish()
     for reference in (False, True):
         found = records.gather(records.find("p", reference=reference), "eval", ["seed"])
-        assert found["query"].tolist() == ids and found["f1"].isna().tolist() == [False, True, False, False, False]
+        assert found["query"].tolist() == found["document"].tolist() == ids and [*found["f1"].isna()] == [0, 1, 0, 0, 0]
 
 
 def test_find_a_grid_gives_its_runs_only() -> None:

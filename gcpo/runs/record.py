@@ -87,9 +87,9 @@ class Run:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Return one of a run's CSV files. Ids of questions are text, though some benchmarks number theirs and one may be
-    called "nan"; only "" is missing."""
-    return pd.read_csv(path, dtype={"query": str}, keep_default_na=False, na_values=[""])
+    """Return one of a run's CSV files. Ids of questions and of documents are text, though some benchmarks number theirs
+    and one may be called "nan"; only "" is missing."""
+    return pd.read_csv(path, dtype={"query": str, "document": str}, keep_default_na=False, na_values=[""])
 
 
 class RecordError(UserError):
