@@ -27,7 +27,7 @@ def absolute(text: str, repository: str, tag: str) -> str:
 
 
 class Public(MetadataHookInterface):
-    """What hatchling asks for the fields that pyproject.toml calls dynamic."""
+    """Give hatchling the fields that pyproject.toml calls dynamic."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         root = Path(self.root)

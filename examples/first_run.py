@@ -28,21 +28,8 @@ def scores(reference: bool) -> Any:
 
 def main() -> None:
     """Make the run unless it is there, draw it, and compare its last score with the committed run of the same seed."""
-    run = [
-        sys.executable,
-        "-m",
-        "gcpo",
-        "run",
-        "--profile",
-        "laptop",
-        "-p",
-        "method",
-        "gcpo_bot",
-        "-p",
-        "seed",
-        str(SEED),
-    ]
-    subprocess.run(run, check=True)
+    command = f"gcpo run --profile laptop -p method gcpo_bot -p seed {SEED}"
+    subprocess.run([sys.executable, "-m", *command.split()], check=True)
     ours, theirs = scores(reference=False).loc["gcpo_bot", SEED], scores(reference=True)
     set_style()
     _, axis = plt.subplots(figsize=(6.8, 4))

@@ -32,12 +32,11 @@ def test_the_command_line_speaks_before_what_takes_seconds_to_import() -> None:
     ("end", "status", "how"), [(KeyboardInterrupt, 130, "interrupted"), (SystemExit(143), 143, "ended by SIGTERM")]
 )
 def test_an_end_by_a_signal_says_how_to_go_on(
-    end: Any, status: int, how: str, monkeypatch: pytest.MonkeyPatch, call: Any, tmp_path: Path
+    end: Any, status: int, how: str, monkeypatch: pytest.MonkeyPatch, call: Any, outputs: Path
 ) -> None:
     def ends(*_: Any) -> None:
         raise end
 
-    monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
     monkeypatch.setattr("gcpo.runs.runner.run_grid", ends)
     monkeypatch.setattr("gcpo.world.resolve", lambda *_: None)
     said = f"gcpo: {how}; what is finished stays. Go on with: gcpo grid smoke -p temperature 0.5"

@@ -18,9 +18,10 @@ from gcpo.runs.profiles import TOY, load_profile, over
 
 PAGES = [*paths.ROOT.glob("*.md"), *paths.ROOT.glob("docs/*.md"), paths.ROOT / "workflow" / "Snakefile"]
 # What is not ours, or leaves something out.
-OTHERS = r"python -c|python -m (?:build|verl)|\S+ \.\.\.|snakemake -n"
+OTHERS = r"python -c|python -m (?:build|pytest|verl|gcpo[.])|\S+ \.\.\.|snakemake -n"
 COMMAND = re.compile(rf"(?!{OTHERS})(gcpo|papermill|make|snakemake|python|workflow/\S+) ")
 NAMES = {"NAME": "table1", "PROFILE": "laptop", "FILE": "params/laptop.yaml", "PATH": "scratch", "N": "1"}
+TARGETS = {*re.findall(r"(?m)^([\w-]+):", (paths.ROOT / "Makefile").read_text())}
 NAMES |= {"GRID": "smoke", "my_method": "se", "my_task": "gsm8k"}  # a word in place of a name, and a name
 
 
@@ -28,9 +29,8 @@ def commands(page: Path) -> set[str]:
     """Lines of blocks and of comments, and what stands between backticks, that begin with one of our commands."""
     text = page.read_text().replace("\\\n", "")
     prose, blocks = ("".join(text.split("```")[start::2]) for start in (0, 1))
-    found = [*blocks.splitlines(), *re.findall(r"(?m)^#   (.+)", text)]
-    found += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
-    bare = (re.sub(r"^([A-Z_]+=\S+ )*(\.venv/bin/)?", "", line.strip()) for line in found)
+    found = [*blocks.splitlines(), *re.findall(r"(?m)^#   (.+)", text), *re.findall(r"`([^`]+)`", prose)]
+    bare = (re.sub(r"^([A-Z_]+=\S+ )*(\.venv/bin/)?", "", " ".join(line.split())) for line in found)
     return {re.sub(r"\s+#.*|\s+>.*", "", line) for line in bare if COMMAND.match(line)}
 
 
@@ -39,37 +39,31 @@ SHOWN = sorted({line for page in PAGES if page.name != "CHANGELOG.md" for line i
 
 @pytest.mark.parametrize("line", SHOWN)
 def test_a_command_that_is_shown_can_be_given(line: str, call: Any) -> None:
-    program, *words = (NAMES.get(word, word) for word in shlex.split(line))
+    program, *words = (NAMES.get(word, word) for word in shlex.split(line.removeprefix("python -m ")))
     assert all((paths.ROOT / word).exists() for word in [program, *words] if re.match(r"[a-z]+/[\w.]+", word))
-    settings = dict(word.split("=", 1) for word in words if "=" in word)
-    if program == "gcpo" or words[:2] == ["-m", "gcpo"]:
-        ours(words[2 * (program == "python") :], call)
+    if program == "make":
+        assert {word for word in words if "=" not in word} <= TARGETS
+    elif program == "python":
+        assert all(f'"{word}"' in (paths.ROOT / words[0]).read_text() for word in words if word[:2] == "--")
     elif program == "papermill":
-        ours(["run", "--profile", words[3], *words[4:]], call)
+        ours(["run", "--profile", *words[3:]], call)
     elif program == "snakemake":
-        ours(["grid", *settings["grid"].split(), "--profile", settings["profile"]], call)
-    elif program.startswith("workflow/"):
-        ours(["grid", words[1], "--profile", words[2]], call)
-    elif program == "make":
-        targets = re.findall(r"(?m)^([\w-]+):", (paths.ROOT / "Makefile").read_text())
-        assert {word for word in words if "=" not in word} <= {*targets}
-    elif program == "python" and words[0] != "-m":
-        source = (paths.ROOT / words[0]).read_text()
-        assert all(f'"{word}"' in source for word in words if word.startswith("--"))
+        profile, grids = (word.partition("=")[2] for word in words[-2:])
+        ours(["grid", *grids.split(), "--profile", profile], call)
+    else:
+        ours(["grid", words[1], "--profile", words[2]] if program != "gcpo" else words, call)
 
 
 def ours(words: list[str], call: Any) -> None:
     """Read a line of gcpo as gcpo does, and resolve what the line names; a grid is listed."""
-    group = typer.main.get_command(cli.app)
     if words[0].startswith("-"):
         assert words[0] in call("--help").out
     elif words[0] == "grid" and words[1:]:
-        call(*words, *["--dry-run"] * ("--dry-run" not in words))
-    elif words[1:] and "--help" not in words:
-        given = group.commands[words[0]].make_context(words[0], words[1:]).params
-        profile = given.get("profile", "smoke") + TOY * given.get("toy", False)
-        params = validate(over(load_profile(profile), cli._values(given.get("given"))))
-        assert Plan(given.get("kind", "train"), params).id
-        assert all(expand(grid, profile) for grid in [*(given.get("name") or ()), given.get("grid")] if grid)
+        call(*dict.fromkeys([*words, "--dry-run"]))
     else:
-        assert words[0] in group.commands
+        command, given = typer.main.get_command(cli.app).commands[words[0]], [w for w in words[1:] if w != "--help"]
+        asked = command.make_context(words[0], given, resilient_parsing=not given).params
+        profile = (asked.get("profile") or "smoke") + TOY * bool(asked.get("toy"))
+        params = validate(over(load_profile(profile), cli._values(asked.get("given"))))
+        named = [*(asked.get("name") or ()), *filter(None, [asked.get("grid")])]
+        assert Plan(asked.get("kind") or "train", params).id and all(expand(grid, profile) for grid in named)

@@ -17,24 +17,23 @@ from gcpo.tasks import TASKS
 
 COMPANIONS = ("paper_seed", "paper_egpo", "paper_cw", "real")
 
-# What stands in a parameter file, and what is said of it, with the line where the fault is.
-FILES: dict[str, tuple[bytes, str]] = {
-    "tab": (b"profile: mine\n\tseed: 1\n", "line 2: "),
-    "not UTF-8": (b"profile: caf\xe9\n", "it is not UTF-8"),
-    "a tag": (b"seed: !!python/object/apply:os.getcwd []\n", "line 1: "),
-    "a key twice": (b"seed: 1\nalpha: 0.5\nseed: 2\n", 'line 3: found duplicate key "seed"'),
-    "no mapping": (b"- seed\n", "got list"),
-}
-GRIDS: dict[str, tuple[str, str]] = {
-    "nothing": ("", "list of blocks"),
-    "no kind": ("- {seed: [0]}", "one of train, gradients, evaluate, one_step, warm_start, got None"),
-    "no list of values": ("- {kind: train, seed: 1}", "seed must be a list of values, got 1"),
-    "a password": ("- {kind: train, policy: 'http://bob:SECRET@host'}", "policy: a password or token"),
-    "profile as an axis": ("- {kind: train, profile: [a, b]}", "--profile"),
+# What stands in a parameter file, or in a grid, and what is said of it, with the line where the fault is.
+FILES: dict[str, tuple[bytes, str, str]] = {
+    "tab": (b"profile: mine\n\tseed: 1\n", "line 2: ", "profile"),
+    "not UTF-8": (b"profile: caf\xe9\n", "it is not UTF-8", "profile"),
+    "a tag": (b"seed: !!python/object/apply:os.getcwd []\n", "line 1: ", "profile"),
+    "a key twice": (b"seed: 1\nalpha: 0.5\nseed: 2\n", 'line 3: found duplicate key "seed"', "profile"),
+    "no mapping": (b"- seed\n", "got list", "profile"),
+    "nothing": (b"", "list of blocks", "grid"),
+    "no kind": (b"- {seed: [0]}", "one of train, gradients, evaluate, one_step, warm_start, got None", "grid"),
+    "no list of values": (b"- {kind: train, seed: 1}", "seed must be a list of values, got 1", "grid"),
+    "a password": (b"- {kind: train, policy: 'http://bob:SECRET@host'}", "policy: a password or token", "grid"),
+    "profile as an axis": (b"- {kind: train, profile: [a, b]}", "--profile", "grid"),
 }
 COMMANDS: dict[str, tuple[list[str], str]] = {
     "a brace": (["run", "-p", "seed", "{"], "-p seed, line 1: "),
     "a misspelt parameter": (["run", "-p", "sede", "1"], "'seed'?"),
+    "a misspelt grid": (["grid", "zooo"], "'zoo'?"),
     "a misspelt profile": (["run", "--profile", "smok"], "'smoke'?"),
     "a profile outside": (["report", "--profile", "../x"], "Unknown profile '../x'"),
     "an axis overridden": (["grid", "smoke", "-p", "max_steps", "2"], "smoke.yaml lists max_steps"),
@@ -45,21 +44,11 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("fault", FILES)
 def test_a_broken_file_is_one_line_with_its_name(fault: str, tmp_path: Path, call: Any) -> None:
-    content, message = FILES[fault]
-    path = tmp_path / "mine.yaml"
-    path.write_bytes(content)
-    for words in (["run"], ["grid", "smoke"]):
-        (line,) = call(*words, "--profile", str(path), status=2).err.splitlines()
-        assert line.startswith(f"gcpo: {path}") and message in line
-
-
-@pytest.mark.parametrize("fault", GRIDS)
-def test_a_grid_that_means_no_runs_is_one_line(fault: str, tmp_path: Path, call: Any) -> None:
-    text, message = GRIDS[fault]
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    (line,) = call("grid", str(path), status=2).err.splitlines()
-    assert line.startswith(f"gcpo: {path}") and message in line
+    content, said, kind = FILES[fault]
+    (path := tmp_path / "mine.yaml").write_bytes(content)
+    for command in ("run --profile", "grid smoke --profile") if kind == "profile" else ("grid",):
+        (line,) = call(*command.split(), str(path), status=2).err.splitlines()
+        assert line.startswith(f"gcpo: {path}") and said in line
 
 
 @pytest.mark.parametrize("fault", COMMANDS)

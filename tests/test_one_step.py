@@ -64,8 +64,7 @@ def test_misgraded_questions_have_rewards_of_another_and_are_the_dispersed_ones_
     assert misgraded(torch.rand(4000, 2), 0.3, 0)[1].float().mean() == pytest.approx(0.3, abs=0.03)
 
 
-def test_noise_changes_rewards_of_some_questions(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
+def test_noise_changes_rewards_of_some_questions(made: Any, outputs: Path) -> None:
     folder = one_step(validate({**VALUES, "reward_noise": 0.4, "compared": ["se", "rd_only"]})).folder
     noisy, clean = read_table(folder / "questions.csv"), made["questions"]
     assert noisy["se"].equals(clean["se"]) and 0 < noisy["misgraded"].mean() < 1
@@ -82,8 +81,7 @@ def test_no_method_gains_more_than_the_weights_of_its_range_could(made: dict[str
     assert (found.xs("grpo", level="method") == 0).all()
 
 
-def test_a_run_that_was_cut_off_ends_as_a_whole_one(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
+def test_a_run_that_was_cut_off_ends_as_a_whole_one(made: Any, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, left = module._batch, iter([True, True, False])
 
     def cut_off(*arguments: Any) -> Any:
@@ -117,8 +115,7 @@ def test_shared_prompts_give_the_same_gradients() -> None:
 
 
 @pytest.mark.parametrize("kind", [one_step, gradient_statistics])
-def test_what_does_not_fit_is_refused_before_a_pass(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gcpo.paths.OUTPUTS", tmp_path)
+def test_what_does_not_fit_is_refused_before_a_pass(kind: Any, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gcpo.runs.evaluate.generate", None)
     with pytest.raises(MemoryError, match=r"^question \S+, .* 1e-05 GB \(memory_limit\)"):
         kind(validate({**VALUES, "memory_limit": 1e-5}))

@@ -36,9 +36,8 @@ def finish(plan: Plan) -> None:
 
 
 @pytest.fixture
-def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What notebook 40 writes of a grid of which some runs are finished."""
-    monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
+def shown(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the table that notebook 40 writes of a grid of which some runs are finished."""
     monkeypatch.setattr(record, "environment", lambda: {"code": "c0de", "commit": "c0ffee", "dirty": False})
 
     def table(grid: str, made: Any = lambda plan: True) -> pd.DataFrame:
@@ -46,10 +45,10 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         for plan in filter(made, expand(grid, profile)):
             finish(plan)
         cells = json.loads((paths.NOTEBOOKS / f"{PAPERS}.ipynb").read_text())["cells"]
-        given = {"profile": profile, "only": grid, "reference": False, "any_code": False, "write_to": str(tmp_path)}
+        given = {"profile": profile, "only": grid, "reference": False, "any_code": False, "write_to": str(outputs)}
         for source in ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"][1:]:
             exec(source, given)  # a kernel for each grid would take longer than all of this
-        return pd.read_csv(tmp_path / "papers_tables.csv")
+        return pd.read_csv(outputs / "papers_tables.csv")
 
     return table
 
@@ -72,5 +71,5 @@ def test_a_number_stands_beside_the_run_that_it_is_printed_for_and_half_a_grid_i
     table = table[table["exhibit"] == "SEED-GRPO Table 3"].assign(G=table["row"].str.partition(" G=")[2])
     paper = {"16 steps=360": 56.7, "8 steps=928": 46.7, "8 steps=384": 40.0, "8 steps=400": 43.3}
     assert dict(table[table["benchmark"] == "aime24"][["G", "printed"]].to_numpy()) == paper
-    made = table.dropna(subset=["mean"])
-    assert made[["G", "benchmark", "seeds"]].to_numpy().tolist() == [["16 steps=360", "math500", 2]]
+    made = table.dropna(subset=["mean"])[["G", "benchmark", "seeds"]]
+    assert made.to_numpy().tolist() == [["16 steps=360", "math500", 2]]

@@ -96,7 +96,6 @@ def test_grids_that_decide_have_the_seeds_that_the_protocol_names(grid: str) -> 
 
 
 @pytest.mark.parametrize("profile", ["laptop", "world_a", "world_b"])
-def test_the_reference_can_be_published_again(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "OUTPUTS", tmp_path)  # no runs of this machine
+def test_the_reference_can_be_published_again(profile: str, outputs: Path) -> None:  # with no runs of this machine
     kept = {run.manifest["id"] for run in records.to_publish(profile)}
     assert kept == {run.manifest["id"] for run in records.runs(profile, reference=True)}

@@ -82,11 +82,8 @@ def test_supporting_paragraphs_are_all_there_is_and_whole() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ten_rows")
-def test_a_toy_of_the_real_profile_starts_from_a_warm_start_whose_questions_it_never_sees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(paths, "OUTPUTS", tmp_path / "outputs")
+@pytest.mark.usefixtures("ten_rows", "outputs")
+def test_a_toy_of_the_real_profile_starts_from_a_warm_start_whose_questions_it_never_sees() -> None:
     values = load_profile("real-toy") | {"warm_steps": 1, "method": "gcpo_cd", "train_limit": 5}
     plan, measured = Plan("train", validate(values)), Plan("gradients", validate({**values, "at_step": 2}))
     assert plan.warm and measured.before == [plan.warm, plan] and with_others([plan])[1:] == [plan.warm]

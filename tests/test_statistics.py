@@ -136,6 +136,11 @@ def test_resamples_draw_every_entry_alike_and_do_not_depend_on_chunks(
     assert (np.concatenate([*s.resamples(7, 5000, 1, multinomial)]) == counts).all()
 
 
+def test_paired_bootstrap_refuses_another_statistic() -> None:
+    with pytest.raises(ValueError, match="statistic is 'tau', expected one of spearman, auc"):
+        s.paired_bootstrap([1, 2, 3], [1, 2, 3], [1, 2, 3], statistic="tau")
+
+
 def test_replicates_without_a_rho_are_left_out() -> None:
     # One query differs: a third of the resamples of three queries hold only equal values of u.
     rho, low, high = s.spearman_interval([0, 0, 1], [1, 2, 3], n=500)

@@ -53,9 +53,7 @@ def test_each_benchmark_at_toy_size(task: str, outputs: Path, tmp_path: Path) ->
     changes, cut = ONE_EACH[task]
     kind = "train" if changes else "gradients"
     grid = tmp_path / "own.yaml"
-    grid.write_text(
-        str([{"kind": kind, "task": [task], "seed": [0], **{key: [value] for key, value in changes.items()}}])
-    )
+    grid.write_text(str([{"kind": kind, **{key: [one] for key, one in {**changes, "task": task, "seed": 0}.items()}}]))
     (one,) = expand(str(grid), "paper-toy")
     run = load({"train": train, "gradients": gradient_statistics}[kind](one.params).folder)
     assert run.finished and run.folder.parent == paths.OUTPUTS / "paper-toy" / "runs"
@@ -79,3 +77,5 @@ def test_a_paper_s_own_training_at_toy_size_without_its_data(outputs: Path, monk
     assert {source["dataset"] for one in (run, trained) for source in one.manifest["data"].values()} == {GENERATED}
     steps = pd.read_csv(trained.folder / "metrics.csv")
     assert len(steps) == 2 and "rewards/format_think/mean" in steps
+    completions = pd.concat(map(pd.read_parquet, (trained.folder / "completions").glob("*.parquet")))
+    assert all("Note that respond by English" in messages[0]["content"] for messages in completions["prompt"])

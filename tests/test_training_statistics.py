@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.stats import t as student
 from statsmodels.stats.multitest import multipletests
 
+from gcpo import paths
 from gcpo import statistics as s
 
 SPREADS = {  # over seeds, over questions, of single answers
@@ -152,6 +155,18 @@ def test_draws_give_the_interval_and_the_p_value_of_one_drawing() -> None:
     assert draws.p == 2 * min((draws.draws <= 0).mean(), (draws.draws >= 0).mean())
     _, low, high = draws.interval(0.5)
     assert (low, high) == pytest.approx(tuple(np.percentile(draws.draws, [25, 75])))
+
+
+def test_the_ratio_of_spreads_is_pitman_and_morgans() -> None:
+    cells = json.loads((paths.NOTEBOOKS / "21_table1.ipynb").read_text())["cells"]
+    exec("".join(next(c["source"] for c in cells if c["id"] == "t1-spread-ratio")), given := {"np": np, "stats": stats})
+    x, y = np.random.default_rng(0).multivariate_normal([0, 0], [[4, 1.2], [1.2, 1]], size=12).T
+    ratio, low, high = (spread_ratio := given["spread_ratio"])(x, y, 0.95)
+    assert ratio == pytest.approx(x.std() / y.std())
+    assert spread_ratio(y, x, 0.95) == pytest.approx((1 / ratio, 1 / high, 1 / low))
+    for end in (low, high):  # at an end of the interval the test of that ratio is just at 5 %
+        assert stats.pearsonr(x / end + y, x / end - y).pvalue == pytest.approx(0.05, abs=1e-9)
+    assert spread_ratio(x, x, 0.95) == pytest.approx((1, 1, 1))
 
 
 @pytest.mark.parametrize(
