@@ -28,6 +28,9 @@ _TRAILING: dict[str, tuple[int | None, ...]] = {
 }
 
 
+FEATURES = frozenset(_TRAILING) - {"correctness"}  # correctness is the rewards' own where it is not given
+
+
 class MissingFeatureError(AttributeError, ValueError):
     """A method read a feature that the rollouts do not have."""
 
@@ -74,7 +77,7 @@ class Rollouts:
         if unknown := sorted(set(features) - set(_TRAILING)):
             raise TypeError(f"Rollouts have no feature {unknown[0]!r}.{nearest(unknown[0], _TRAILING)}")
         if not isinstance(rewards, Tensor) or rewards.ndim != 2:
-            raise ValueError(f"rewards must be a tensor of shape (B, G), got {_described(rewards)}.")
+            raise ValueError(f"rewards must be a tensor of shape (B, G), got {described(rewards)}.")
         low, high = reward_range
         if not (low < high and math.isfinite(low) and math.isfinite(high)):
             raise ValueError(f"reward_range must be (low, high) with low < high, got {reward_range}.")
@@ -118,7 +121,7 @@ class Rollouts:
 
     def __getattr__(self, name: str) -> Tensor:
         if name.startswith("_") or name not in _TRAILING:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(f"Rollouts have no {name!r}.{nearest(name, _TRAILING)}")
         value = self._features.get(name)
         if value is None:
             has = ", ".join(["rewards", *self._features])
@@ -132,7 +135,7 @@ class Rollouts:
     def _check(self, name: str, value: object) -> None:
         """Refuse what is no tensor, has a shape that does not fit the rewards, or is not a number where it counts."""
         if not isinstance(value, Tensor):
-            raise TypeError(f"{name} must be a tensor, or a function that returns one, got {_described(value)}.")
+            raise TypeError(f"{name} must be a tensor, or a function that returns one, got {described(value)}.")
         groups, size = self.rewards.shape
         expected = (groups, size, *(size if n == -1 else n for n in _TRAILING[name]))
         wanted = zip(expected, value.shape, strict=False)
@@ -155,5 +158,6 @@ class Rollouts:
         return kept.view(*kept.shape, *(1,) * (value.ndim - 2))
 
 
-def _described(value: object) -> str:
+def described(value: object) -> str:
+    """Return a value's shape, or its kind, for a message."""
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -15,15 +17,17 @@ from gcpo.errors import nearest, one_of
 from gcpo.masked import deviations
 from gcpo.methods.components import entirely_incorrect, is_graded
 from gcpo.methods.forms import check_alpha
+from gcpo.methods.own import OwnWeight, Weight, place
 from gcpo.methods.table import BASES, METHODS, Method
 from gcpo.rollouts import Rollouts
 
 
-def get_method(name: str, *, alpha: float | None = None, seed: int = 0, **options: Any) -> Method:
+def get_method(name: str | Method | Weight, *, alpha: float | None = None, seed: int = 0, **options: Any) -> Method:
     """Return a method's row with its constants.
 
     Args:
-        name: a key of :data:`METHODS`.
+        name: a key of :data:`METHODS`, "package.module:name" of a method or function of one's own, or that itself. A
+            function takes :class:`gcpo.Rollouts` and returns weights of at least 0, of shape (B,), (B, G) or (B, G, T).
         alpha: alpha_base of the group factors; None: each factor's own. A method without group factors ignores it.
             The options ``alpha_geo`` (CD and BoT) and ``alpha_rd`` (RD) take precedence.
         seed: of the method's random draws (see :meth:`Method.seeded`).
@@ -33,15 +37,27 @@ def get_method(name: str, *, alpha: float | None = None, seed: int = 0, **option
         ValueError: an unknown name or an option that no component has (with the nearest valid one), a value outside of
             its range, or an alpha that is negative or not finite.
     """
-    if not isinstance(name, str) or name not in METHODS:
-        raise ValueError(f"Unknown method {name!r}.{nearest(str(name), METHODS)}")
-    row = METHODS[name]
+    row = METHODS[name] if isinstance(name, str) and name in METHODS else own_method(name)
     controls = ["shuffle"] * (row.permuted and len(row.factors) > 1) + ["power"] * (row.power != 1)
     valid = dict.fromkeys([option for one in row.components for option in one.OPTIONS] + controls)
     if unknown := options.keys() - valid.keys():
         wrong = min(unknown)
         raise ValueError(f"{name} has no option {wrong!r}.{nearest(wrong, valid) if valid else ' It has none.'}")
     return _with_constants(row, alpha, options).seeded(seed)
+
+
+def own_method(given: Any) -> Method:
+    """Return a method, or the one whose weight is a function, given as itself or by its place."""
+    try:
+        found = pkgutil.resolve_name(given) if isinstance(given, str) and ":" in given else given
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"Unknown method {given!r}: {error}. Set PYTHONPATH to its folder.") from None
+    if isinstance(found, Method):
+        return found
+    if not callable(found):
+        raise ValueError(f"Unknown method {given!r}.{nearest(str(given), METHODS)}")
+    rule = (inspect.getdoc(found) or place(found)).partition("\n")[0]
+    return Method(paper="own", rule=rule, factors=(OwnWeight(function=found),))
 
 
 def _with_constants(row: Method, alpha: float | None, options: Mapping[str, Any]) -> Method:
@@ -160,7 +176,7 @@ def modulate(
     return Modulation(base, weight, columns)
 
 
-def _finite(method: str, row: Method, modulation: Modulation) -> Modulation:
+def _finite(method: Any, row: Method, modulation: Modulation) -> Modulation:
     broken = ~modulation.weight.isfinite()
     if broken.any():
         group = int(broken.flatten(1).any(1).nonzero()[0])
@@ -172,7 +188,7 @@ def _finite(method: str, row: Method, modulation: Modulation) -> Modulation:
 
 
 def weights(
-    method: str,
+    method: str | Method | Weight,
     rollouts: Rollouts,
     *,
     alpha: float | None = None,
@@ -183,7 +199,7 @@ def weights(
     """Return the factor that a method puts on each advantage; 1 for base methods and for methods that act on rewards.
 
     Args:
-        method: a name in :data:`METHODS`.
+        method: a name in :data:`METHODS`, or one's own as in :func:`get_method`.
         rollouts: rewards and the features in ``get_method(method).reads``.
         alpha: alpha_base of the group factors (0.6 for GCPO's, 0.0417 for SEED-GRPO's, 0.2 for Q-Hawkeye's, which
             alone is not divided by log G: ``alpha_norm="none"``); None: each factor's own. Other factors have none and
@@ -210,7 +226,7 @@ def weights(
 
 
 def advantages(
-    method: str,
+    method: str | Method | Weight,
     rollouts: Rollouts,
     *,
     alpha: float | None = None,
@@ -230,7 +246,9 @@ def advantages(
     return _finite(method, row, modulation).advantages
 
 
-def weight_range(method: str, alpha: float | None, group_size: int, **options: Any) -> tuple[float, float]:
+def weight_range(
+    method: str | Method | Weight, alpha: float | None, group_size: int, **options: Any
+) -> tuple[float, float]:
     """Return the lowest and the highest weight that a method can give at this alpha and G.
 
     Every factor knows its own ends; those of several are multiplied. ``math.inf`` where nothing bounds a weight from

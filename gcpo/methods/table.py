@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from gcpo.methods import group
 from gcpo.methods.components import Component, Factor, RewardStage
+from gcpo.methods.own import source
 from gcpo.methods.response import EntropyFactor, RatioVariance
 from gcpo.methods.reward import AgreementBonus, ClusterShare, OverlongPenalty, ReferenceBonus
 from gcpo.methods.token import CovarianceClip, CovarianceKernel, CovariancePenalty
@@ -122,7 +123,8 @@ class Method:
         """Return every constant of the method, in values that JSON can hold."""
         parts = [{"part": one.kind, **asdict(one)} for one in self.components]
         named = {key: getattr(self, key) for key in ("alpha", "base", "trl", "drops_equal", "shuffle", "seed", "power")}
-        return json.loads(json.dumps({"parts": parts, **named}), parse_constant=str)  # JSON has no infinity
+        text = json.dumps({"parts": parts, **named}, default=source)  # a function of one's own
+        return json.loads(text, parse_constant=str)  # JSON has no infinity
 
     @property
     def alpha(self) -> float | None:

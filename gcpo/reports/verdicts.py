@@ -19,7 +19,7 @@ from IPython.display import display
 
 from gcpo import io, statistics
 from gcpo.errors import one_of
-from gcpo.methods import METHODS
+from gcpo.methods import BASES, METHODS
 from gcpo.reports.tables import display_name
 from gcpo.statistics import Draws, Interval
 
@@ -236,7 +236,7 @@ def cannot_differ(
     """
     known = weight_ranges(metrics)
     methods = metrics.groupby("label")["method"].first()
-    plain = {label for label, method in methods.items() if METHODS[method].acts == "base"}
+    plain = {label for label, method in methods.items() if method in BASES}
     trainings = ["world", "seed"] if "world" in scores else ["seed"]
     wide = scores.pivot_table(index=[*trainings, "decoding", "query"], columns="label", values=metric)
     found = {}

@@ -195,7 +195,7 @@ class Plan:
     @cached_property
     def id(self) -> str:
         """task-method-seed-hash for training, task-kind-seed-hash for others."""
-        name = self.params.method if self.kind == "train" else self.kind
+        name = self.params.method.rpartition(":")[2] if self.kind == "train" else self.kind
         return f"{self.params.task}-{name}-{self.params.seed}-{digest(self.values)}"
 
     @property

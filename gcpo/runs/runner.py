@@ -41,7 +41,9 @@ class KernelManager(AsyncKernelManager):
         self.transport, self.ip = "ipc", str(Path(self._folder.name) / "kernel")
 
     async def _async_launch_kernel(self, kernel_cmd: list[str], **settings: Any) -> None:
-        environment = {**settings.pop("env"), **getattr(_thread, "environment", {})}
+        # What can be imported here can be there, such as a user's own method.
+        imported = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        environment = {**settings.pop("env"), **imported, **getattr(_thread, "environment", {})}
         await super()._async_launch_kernel(kernel_cmd, **settings, env=environment, cwd=str(paths.NOTEBOOKS))
         process = cast(Any, self.provisioner).process
         _kernels.add(process)

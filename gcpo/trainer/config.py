@@ -7,17 +7,22 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import parse_flag_from_env
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOConfig
 
 from gcpo.methods import BASES, Method, get_method
+from gcpo.methods.own import Weight, place
 from gcpo.methods.reward import OverlongPenalty
 from gcpo.methods.token import CovarianceClip, CovariancePenalty
 
 Range = tuple[float, float]
+if TYPE_CHECKING:
+    Named = str | Method | Weight
+else:
+    Named = str  # what a parser of command lines reads
 
 # TRL's own, for settings that are None here until the method has spoken.
 _TRL_DEFAULTS = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512, "epsilon": 0.2}
@@ -36,7 +41,8 @@ class GCPOConfig(GRPOConfig):
     averages over tokens; set it to have it.
 
     Args:
-        method: a name in :data:`gcpo.methods.METHODS`.
+        method: a name in :data:`gcpo.methods.METHODS`, or a weight of one's own: a function of `gcpo.Rollouts`, a
+            `Method`, or the place of one, "package.module:name" (:func:`gcpo.methods.get_method`).
         method_options: constants of the method, such as ``{"form": "linear"}`` (see ``gcpo.methods``). Of group
             weights: ``alpha_geo`` and ``alpha_rd`` in place of alpha for one of GCPO's factors, ``alpha_norm`` "log_g"
             or "none" (alpha as it is), ``clusters`` "greedy", "bidirectional", "exact", "math" or "task".
@@ -69,7 +75,7 @@ class GCPOConfig(GRPOConfig):
             that the method cannot work with.
     """
 
-    method: str = field(default="gcpo_bot", metadata={"help": "A name in gcpo.methods.METHODS."})
+    method: Named = field(default="gcpo_bot", metadata={"help": "A name in METHODS, or module:name."})
     method_options: dict[str, Any] | str | None = field(default=None, metadata={"help": "Constants of the method."})
     alpha: float | None = field(default=None, metadata={"help": "alpha_base; strength is alpha / log G."})
     equalize_mean: bool = field(default=False, metadata={"help": "Divide weights by their batch mean."})
@@ -93,6 +99,8 @@ class GCPOConfig(GRPOConfig):
     def __post_init__(self, resolved: Method | None) -> None:
         options = _options(self.method_options)
         row = resolved or get_method(self.method, alpha=self.alpha, seed=self.seed, **options)
+        if not isinstance(self.method, str):  # a place can be written down, and is found again
+            self.method = "own" if isinstance(self.method, Method) else place(self.method)
         if self.alpha is not None and not any(one.has_alpha for one in row.components):
             warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
         for name in ("reward_range", "correctness_range"):

@@ -110,7 +110,7 @@ class GCPOTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, *arguments, **keywords)
         self._shares = shares(args, self.accelerator.unwrap_model(self.model), self.ref_model)
         # For the model card.
-        self._name, self._paper, self._tag_names = args.method, credit(self.method.papers), ["trl", "grpo", "gcpo"]
+        self._name, self._paper, self._tag_names = str(args.method), credit(self.method.papers), ["trl", "grpo", "gcpo"]
         scores = Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights)
         decode = partial(self._tokenizer.decode, skip_special_tokens=True)
         features = answer_extractor, embedder, entailment, self._policy_pass, decode

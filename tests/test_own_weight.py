@@ -1,0 +1,116 @@
+"""Weights of one's own: functions of the rollouts in the trainer, in runs and in verl, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import by_group, generate, script, table
+from torch import Tensor
+
+from gcpo import GCPOConfig
+from gcpo.methods import base_advantages, get_method, weights
+from gcpo.rollouts import Rollouts
+from gcpo.runs.params import validate
+from gcpo.runs.plan import Plan
+from gcpo.verl import Settings
+
+example = script("examples/your_own_weight.py")
+REWARDS = ((0, 2, 2, 0), (1, 1, 1, 1), (0, 0, 0, 0.7))
+
+
+def of_groups(rollouts: Rollouts) -> Tensor:
+    """A weight per group."""
+    return 1 / (1 + rollouts.rewards.mean(1))
+
+
+def of_responses(rollouts: Rollouts) -> Tensor:
+    return 1 + rollouts.rewards
+
+
+def of_tokens(rollouts: Rollouts) -> Tensor:
+    return 1 + rollouts.mask * rollouts.rewards.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("function", [of_groups, of_responses, of_tokens])
+def test_the_trainer_multiplies_advantages_by_what_the_function_gives(make: Any, function: Any) -> None:
+    seen: list[Rollouts] = []
+    trainer = make(function, reward_funcs=table(*REWARDS), callback=seen.append)
+    trained_on = by_group(generate(trainer)["advantages"])
+    (rollouts,) = seen
+    weight = function(rollouts)
+    expected = base_advantages(rollouts.rewards).unsqueeze(-1) * weight.view(*weight.shape, *[1] * (3 - weight.ndim))
+    kept = rollouts.mask if weight.ndim == 3 else torch.ones_like(expected)
+    found = trained_on if weight.ndim == 3 else trained_on.unsqueeze(-1)
+    torch.testing.assert_close(found * kept, (expected * kept).to(found), rtol=1e-5, atol=1e-6)
+    assert trainer.args.method == f"{__name__}:{function.__name__}"
+
+
+WRONG = {
+    "shape (3,), expected shape (2,) or (2, 4)": lambda rollouts: torch.ones(3),
+    "gives a float": lambda rollouts: 1.0,
+    "[nan, nan, nan, nan]": lambda rollouts: rollouts.rewards / rollouts.rewards.sum(1, keepdim=True),
+    "gives -1, and a weight is at least 0": lambda rollouts: -rollouts.rewards,
+    "Did you mean 'embeddings'?": lambda rollouts: rollouts.embedings,
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_what_is_no_weight_is_refused_in_one_line_before_a_model_is_loaded(said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tried on") as error:
+        GCPOConfig(str(tmp_path), method=WRONG[said], bf16=False)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "said"), [("nowhere:mine", "No module"), ("math:nothing", "no attribute"), (3, "3")])
+def test_what_is_no_method_is_refused(name: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"Unknown method .*{said}"):
+        get_method(name)
+
+
+def test_a_trial_finds_what_the_function_reads() -> None:
+    found = get_method(lambda r: r.clusters * r.correctness * r.embeddings.norm(dim=2) * r.reward_range[1])
+    assert (found.reads, found.needs_entailment(False)) == ({"clusters", "embeddings"}, True)
+    assert (found.needs_correctness, found.reads_range, found.granularity) == (True, True, "response")
+    assert get_method(lambda r: r.cluster_labels("exact") * r.entropies.mean(2)).reads == {
+        "exact_clusters",
+        "entropies",
+    }
+
+
+def test_responses_without_a_reward_keep_weight_1() -> None:
+    rollouts = Rollouts(torch.tensor([[1.0, torch.nan, 0.0], [torch.nan] * 3]))
+    assert weights(lambda r: 2 + r.rewards, rollouts).tolist() == [[3, 1, 2], [1, 1, 1]]
+
+
+def test_a_run_is_named_by_the_place_and_the_text_of_its_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    plans = []
+    for name, power in (("mine_a", 1), ("mine_b", 2)):
+        (tmp_path / f"{name}.py").write_text(
+            f"def hard(rollouts):\n    return (1 - rollouts.correctness.mean(1)) ** {power}\n"
+        )
+        plans.append(Plan("train", validate({"method": f"{name}:hard"})))
+    first, second = (plan.values["method"]["parts"][0]["function"].split() for plan in plans)
+    assert first[0] == "mine_a:hard" and first[1] != second[1] and plans[0].id.startswith("tinyqa-hard-0-")
+    assert Settings(method="mine_a:hard").row.needs_correctness
+
+
+def test_weights_of_the_example_are_those_of_their_papers() -> None:
+    groups = Rollouts(torch.tensor([[1.0, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]), reward_range=(0, 1))
+    focal, difficulty = (weights(function, groups)[:, 0] for function in (example.focal, example.difficulty))
+    torch.testing.assert_close(focal, torch.tensor([0.5, 0.75**0.5, 0.0, 1.0]))
+    easy, hard = torch.tensor([-0.75, -0.25]).div(2).exp()
+    torch.testing.assert_close(
+        difficulty, torch.stack([2 * easy / (easy + hard), 2 * hard / (easy + hard), *torch.ones(2)])
+    )
+
+
+@pytest.mark.slow
+def test_the_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    example.main()
+    assert "step 2: mean weight" in capsys.readouterr().out
