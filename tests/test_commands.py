@@ -38,7 +38,8 @@ SHOWN = sorted({line for page in PAGES if page.name != "CHANGELOG.md" for line i
 
 
 @pytest.mark.parametrize("line", SHOWN)
-def test_a_command_that_is_shown_can_be_given(line: str, call: Any) -> None:
+def test_a_command_that_is_shown_can_be_given(line: str, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(paths.ROOT / "examples")  # as the line's PYTHONPATH
     program, *words = (NAMES.get(word, word) for word in shlex.split(line.removeprefix("python -m ")))
     assert all((paths.ROOT / word).exists() for word in [program, *words] if re.match(r"[a-z]+/[\w.]+", word))
     if program == "make":
