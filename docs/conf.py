@@ -67,8 +67,8 @@ EXAMPLES = sorted((ROOT / "outputs" / "reference" / "examples").glob("*.ipynb"))
 API = (
     "trainer methods parts measures rollouts semantics answers rewards tasks world statistics gradients updates records"
 )
-LOOK_UP = "docs/explorer docs/cloud docs/ledger docs/glossary docs/notebooks docs/exhibits METHODS docs/use docs/own_weight docs/models"
-LOOK_UP += " docs/reference/parameters docs/reference/commands"
+LOOK_UP = "docs/explorer docs/cloud docs/ledger docs/glossary docs/notebooks docs/exhibits METHODS docs/use"
+LOOK_UP += " docs/own_weight docs/models docs/reference/parameters docs/reference/commands"
 LOOK_UP += " docs/runs docs/past_one_machine docs/verl RESULTS DEVIATIONS PROTOCOL CONTRIBUTING CHANGELOG"
 
 

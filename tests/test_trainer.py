@@ -19,6 +19,7 @@ from trl.trainer.utils import create_model_from_path
 
 from gcpo import GCPOTrainer
 from gcpo.methods import BASES, METHODS, advantages, get_method, weights
+from gcpo.rollouts import Rollouts
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
 from gcpo.runs.train import build_trainer
@@ -277,6 +278,35 @@ def test_dapo_drops_equal_rewards_and_long_texts_cost(make: Make, spy: h.Spy, sc
     assert batch["num_items_in_batch"] == kept.sum()
     h.assert_close(found.detach(), -(torch.tensor(base) * kept).sum() / kept.sum())
     assert trainer._metrics["train"]["gcpo/dropped_groups"] == pytest.approx([1 / 3])
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo"])
+def test_groups_with_equal_rewards_may_leave_the_denominator(make: Make, loss: str) -> None:
+    """As if the batch had had the other two groups alone."""
+    rewards = h.table((0, 0.5, 2, 1), (1, 1, 1, 1), (2, 0, 0.5, 0))
+    gradients, counts = [], []
+    for drops in (False, True):
+        trainer = make("grpo", reward_funcs=rewards, loss_type=loss, drop_equal_groups=drops)
+        batch = h.generate(trainer)
+        (found,) = torch.autograd.grad(h.loss_of(trainer, batch), [trainer.model.lm_head.weight])
+        gradients.append(found)
+        counts.append(batch["completion_mask"].sum() if loss == "dapo" else 3 - drops)
+    h.assert_close(gradients[1] * counts[1], gradients[0] * counts[0])
+    assert counts[0] > counts[1] and gradients[0].norm() > 1e-3
+
+
+def test_alpha_goes_linearly_to_its_last_value(make: Make) -> None:
+    rewards = h.table((0, 0.5, 2, 1), (1, 1, 1, 1), (2, 0, 0.5, 0))
+    seen: list[Rollouts] = []
+    trainer = make("gcpo_bot", reward_funcs=rewards, alpha=0.8, alpha_end=0.2, max_steps=4, callback=seen.append)
+    trainer.state.max_steps, trainer.state.global_step = 4, 1
+    h.generate(trainer)
+    expected = weights("gcpo_bot", seen[0], alpha=0.65)
+    h.assert_close(torch.tensor(trainer._logs["extra"]["weight"]).view_as(expected), expected)
+    with pytest.raises(ValueError, match="alpha_end must be at least 0"):
+        make("gcpo_bot", alpha_end=-1.0)
+    with pytest.warns(UserWarning, match="alpha_end=0.1 changes nothing"):
+        make("grpo", alpha_end=0.1)
 
 
 # --- logs and evaluation --------------------------------------------------------------------------------------------

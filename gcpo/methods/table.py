@@ -139,6 +139,15 @@ class Method:
         own = (replace(part, clip=clip) if isinstance(part, CovarianceClip) else part for part in self.factors)
         return replace(self, factors=tuple(own))
 
+    def moved(self, end: float, share: float) -> Method:
+        """Return the method with every alpha this share of the way to another."""
+        parts = self.factors
+        own = (
+            replace(p, alpha=p.alpha + share * (end - p.alpha)) if isinstance(p, group.GroupFactor) else p
+            for p in parts
+        )
+        return replace(self, factors=tuple(own))
+
     def seeded(self, seed: int) -> Method:
         """Return the method with another seed of its random draws: tokens (``clip_cov``) or the permutation of groups
         (``gcpo_shuffled``)."""

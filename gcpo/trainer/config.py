@@ -14,6 +14,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOConfig
 
 from gcpo.methods import BASES, Method, get_method
+from gcpo.methods.forms import check_alpha
 from gcpo.methods.own import Weight, place
 from gcpo.methods.reward import OverlongPenalty
 from gcpo.methods.token import CovarianceClip, CovariancePenalty
@@ -48,6 +49,9 @@ class GCPOConfig(GRPOConfig):
             or "none" (alpha as it is), ``clusters`` "greedy", "bidirectional", "exact", "math" or "task".
         alpha: alpha_base of group weights; the strength is alpha / log G (GCPO, section 3.4). None: the method's own
             (0.6 for GCPO's). 0 gives the base method.
+        alpha_end: alpha_base at the last step, to which it goes linearly from ``alpha``; None: it stays.
+        drop_equal_groups: groups whose rewards are all equal, which teach nothing, leave the loss: its count of tokens,
+            or, where it is a mean over responses ("grpo", "dr_grpo"), that mean. The KL term stays a mean over all.
         equalize_mean: divide the weights by their mean over the batch, for comparisons at nearly the same mean |A| (a
             weight that depends on A itself leaves a rest, notebook 35).
         reward_range: lowest and highest possible (weighted, summed) reward, two numbers; normalises RD (GCPO, Eq. 11).
@@ -78,6 +82,8 @@ class GCPOConfig(GRPOConfig):
     method: Named = field(default="gcpo_bot", metadata={"help": "A name in METHODS, or module:name."})
     method_options: dict[str, Any] | str | None = field(default=None, metadata={"help": "Constants of the method."})
     alpha: float | None = field(default=None, metadata={"help": "alpha_base; strength is alpha / log G."})
+    alpha_end: float | None = field(default=None, metadata={"help": "alpha_base at the last step."})
+    drop_equal_groups: bool = field(default=False, metadata={"help": "Groups with equal rewards leave the loss."})
     equalize_mean: bool = field(default=False, metadata={"help": "Divide weights by their batch mean."})
     # Types that HfArgumentParser can read from a command line.
     reward_range: list[float] | None = field(default=None, metadata={"help": "Lowest and highest reward."})
@@ -101,8 +107,11 @@ class GCPOConfig(GRPOConfig):
         row = resolved or get_method(self.method, alpha=self.alpha, seed=self.seed, **options)
         if not isinstance(self.method, str):  # a place can be written down, and is found again
             self.method = "own" if isinstance(self.method, Method) else place(self.method)
-        if self.alpha is not None and not any(one.has_alpha for one in row.components):
-            warnings.warn(f"{self.method} has no alpha: alpha={self.alpha} changes nothing.", stacklevel=3)
+        if self.alpha_end is not None:
+            check_alpha(self.alpha_end, "alpha_end")
+        for name in ("alpha", "alpha_end"):
+            if (value := getattr(self, name)) is not None and not any(one.has_alpha for one in row.components):
+                warnings.warn(f"{self.method} has no alpha: {name}={value} changes nothing.", stacklevel=3)
         for name in ("reward_range", "correctness_range"):
             if (limits := getattr(self, name)) is not None:
                 setattr(self, name, as_range(name, limits))

@@ -120,7 +120,7 @@ class GCPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if self.method.components and self.model.training:
+        if (self.method.components or self.args.drop_equal_groups) and self.model.training:
             self._scored = rewards, gather_object([text_of(completion) for completion in completions])
         return rewards
 
@@ -156,7 +156,7 @@ class GCPOTrainer(GRPOTrainer):
         advantages = shaped.flatten(0, 1)[local].to(output["advantages"].dtype)
         # Those of tokens are padded to the longest completion of all processes.
         output["advantages"] = advantages[:, : output["completion_mask"].shape[1]] if by_token else advantages
-        if self.method.drops_equal:
+        if self.method.drops_equal or self.args.drop_equal_groups:
             self._drop(deviations(rollouts.rewards, rollouts.scorable).eq(0).all(1), output, local)
         if self.method.in_loss:  # rows that TRL shuffles and splits with the others
             output["base_advantages"] = modulation.base.flatten()[local]
@@ -166,7 +166,10 @@ class GCPOTrainer(GRPOTrainer):
     def _modulate(self, rollouts: Rollouts, base: Tensor | None, stage: str) -> Modulation:
         """Return the method's weights of this step. A weight that is not finite becomes 1 and is counted: one group
         should not end a run of days. Without any finite weight, the method itself is broken."""
-        method = self.method.seeded(seeds.of_step(self.args.seed, self.state.global_step))
+        method, step = self.method, self.state.global_step
+        if self.args.alpha_end is not None:
+            method = method.moved(self.args.alpha_end, step / self.state.max_steps)
+        method = method.seeded(seeds.of_step(self.args.seed, step))
         scales: Any = {"equalize_mean": self.args.equalize_mean, "scale_rewards": self.scale_rewards}
         modulation = modulate(method, rollouts, base, stages=(stage,), **scales)
         broken = ~modulation.weight.isfinite()
@@ -180,6 +183,8 @@ class GCPOTrainer(GRPOTrainer):
         """Take whole groups out of the loss and out of its token count."""
         kept = ~groups.repeat_interleave(self.num_generations)[local].unsqueeze(1)
         output["completion_mask"] = output["completion_mask"] * kept
+        if self.args.drop_equal_groups and self.loss_type in ("grpo", "dr_grpo"):  # a mean over all rows
+            output["advantages"] = output["advantages"] * (len(groups) / (~groups).sum().clamp(min=1))
         output["num_items_in_batch"] = self.accelerator.gather(loss_mask(output).sum()).sum()
         self._note("dropped_groups", groups.float().mean())
 
