@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from helpers import G, by_group, for_all, generate, script, seeds, table
 from torch import Tensor
 
+from gcpo import paths
+from gcpo.reports.tables import reported
 from gcpo.rollouts import Rollouts
 from gcpo.semantics import Entailment, cluster_texts
 
@@ -60,3 +64,17 @@ def test_one_step_makes_the_answers_with_high_advantages_likelier(capsys: pytest
     assert len(questions) == len(example.QUESTIONS)
     before, after = (float(word.rstrip(",")) for word in last.split() if word[0] in "+-")
     assert before == pytest.approx(0, abs=1e-3) and after > before + 0.01
+
+
+@pytest.mark.slow
+def test_covariances_of_tokens_end_in_the_papers_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    covariances = script("examples/covariances.py")
+    monkeypatch.setattr(paths, "OUTPUTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["covariances.py", "--profile", "smoke", "--steps", "3"])
+    covariances.main()
+    folder = tmp_path / "smoke" / "covariances"
+    each, made = pd.read_parquet(folder / "covariances.parquet"), pd.read_csv(folder / "table_1.csv")
+    assert {*each["step"]} == {1, 2, 3} and (folder / "figure_3.png").exists()
+    assert [f"{q:.2f}%" for q in made["percentile"]] == list(dict.fromkeys(reported("cw_grpo_table1")["label"]))
+    assert made.iloc[-1, 1:].tolist() == pytest.approx([each["c"][each["c"] > 0].min(), each["c"][each["c"] < 0].max()])
+    assert made["positive"].is_monotonic_decreasing and made["negative"].is_monotonic_increasing

@@ -253,7 +253,9 @@ def refused(plan: Plan) -> str:
     return ""
 
 
-def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], folder: Path) -> GCPOTrainer:
+def build_trainer(
+    plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], folder: Path, callback: Any = None
+) -> GCPOTrainer:
     """Return the GCPOTrainer of a run."""
     params, task = plan.params, plan.task
     # The bootstrap is not needed, and not made, for a method that never reads it.
@@ -275,6 +277,7 @@ def build_trainer(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], fold
         train_dataset=dataset,
         processing_class=tokens,
         peft_config=lora(params) if params.lora_rank else None,
+        callback=callback,
     )
     trainer.remove_callback(transformers.PrinterCallback)  # metrics.csv has it all
     return trainer

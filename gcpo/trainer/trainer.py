@@ -65,8 +65,7 @@ class GCPOTrainer(GRPOTrainer):
             :func:`gcpo.rewards.any_answer` reads the usual formats.
         embedder: used instead of loading ``args.embedding_model``.
         entailment: used instead of loading ``args.entailment_model``.
-        callback: called with the `Rollouts` of each batch that is scored for training, before the policy moves; never
-            by a base method, which scores no groups.
+        callback: called with the `Rollouts` of each batch that is scored for training, before the policy moves.
 
     Raises:
         TypeError: ``args`` is not a GCPOConfig; or ``answer_extractor``, ``embedder``, ``entailment`` or ``callback``
@@ -120,7 +119,8 @@ class GCPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if (self.method.components or self.args.drop_equal_groups) and self.model.training:
+        asked = self.method.components or self.args.drop_equal_groups or self._callback
+        if asked and self.model.training:
             self._scored = rewards, gather_object([text_of(completion) for completion in completions])
         return rewards
 
