@@ -92,7 +92,7 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
         transformers.set_seed(seed)
         return _batch(asker, known, rows[chunk], chunk.start // at_once)
 
-    tables = in_chunks(plan, run, chunks, chunks[-1].stop, measure)
+    tables = in_chunks(plan, run, chunks, measure)
     run.table("updates.csv", pd.concat([tables["updates"], _ceilings(tables, asker.methods, params.group_size)]))
     run.table("questions.csv", tables["questions"])
     grams = tables["grams"]

@@ -234,10 +234,8 @@ def _packed_pass(plain: Callable[..., Any], inputs: dict[str, Any], width: int, 
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     first, place = distinct(ids[:, :width], mask[:, :width])
     columns = torch.arange(ids.shape[1], device=ids.device)
-    positions = inputs.get("position_ids")
-    if positions is None:
-        positions = columns.unsqueeze(0)
-    positions = positions.expand_as(ids)
+    known = inputs.get("position_ids")
+    positions = (columns if known is None else known).expand_as(ids)
     # A token of padding sees itself, or its softmax would be over nothing.
     sees = (columns <= columns[:, None]) & (mask.bool()[:, None] | (columns == columns[:, None]))
     packing = Packing(place, sees[first, None, :width, :width], sees[:, None, width:], kinds)
