@@ -132,7 +132,9 @@ def shared(model: Any, width: int = 0) -> contextlib.AbstractContextManager[None
 def _sharing(model: PreTrainedModel, width: int) -> Iterator[None]:
     body: Any = model.base_model
     plain, scores, kinds = body.forward, model.forward, layer_kinds(model.config.get_text_config())
-    _teach(model)
+    name = model.config.get_text_config()._attn_implementation
+    if not isinstance(attention := ALL_ATTENTION_FUNCTIONS[name], Attention):
+        AttentionInterface.register(name, Attention(attention))  # which takes a packing from now on
 
     def forward(*arguments: Any, cut: bool = False, **inputs: Any) -> Any:
         past, shareable = inputs.get("past_key_values"), not arguments and _shareable(inputs)
@@ -271,14 +273,6 @@ class Attention:
     def __call__(self, module: nn.Module, *states: Any, packing: Packing | None = None, **options: Any) -> Any:
         attend = self.plain if packing is None else partial(_attend, packing)
         return attend(module, *states, **options)
-
-
-def _teach(model: PreTrainedModel) -> None:
-    """Have a model's attention take a packing from now on."""
-    name: str = model.config.get_text_config()._attn_implementation
-    attention = ALL_ATTENTION_FUNCTIONS[name]
-    if not isinstance(attention, Attention):
-        AttentionInterface.register(name, Attention(attention))
 
 
 def _attend(
