@@ -5,8 +5,6 @@ softmax(logits / temperature), the distribution that is sampled from. Each row i
 without dropout: neither the other rows nor the padding can change g_i.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import inspect
 import math

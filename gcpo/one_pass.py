@@ -6,8 +6,6 @@ They are multiplied as soon as the backward pass has them; where memory is short
 `gcpo.gradients.gradient_gram` runs every rollout alone, and is what models fall back to whose layers mix rollouts.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections import Counter

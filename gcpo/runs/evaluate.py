@@ -1,7 +1,5 @@
 """Answers of a policy to held-out questions: what they score, how long they are, and how sure it was of them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -6,8 +6,6 @@ V(q) (Eq. 20) is of A_i g_i; Eq. 2-3 and App. C speak of g_i, without advantages
 and pairs are of g_i unless they say otherwise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -8,8 +8,6 @@ c_b / (sqrt(v_b) + epsilon), with v_b = beta_2 v + (1 - beta_2) (c_b u_b)^2 of G
 over batches of held-out questions: Adam at rest.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Policies that runs start from, train and evaluate."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """From the texts of groups of completions to the features that methods read."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 from collections.abc import Callable, Sequence

@@ -10,8 +10,6 @@ On a GPU, whose last bits no record promises, batches hold texts of like lengths
 and the entailment model, which reads thousands of pairs a step, computes in bfloat16.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import itertools

@@ -1,8 +1,6 @@
 """Rules in place of an entailment model, for short answers: the probability that one entails the other is their token
 F1, or the cosine of their embeddings; what is left of 1 is that they contradict each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

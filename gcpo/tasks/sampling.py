@@ -1,7 +1,5 @@
 """Sampling from a policy and scoring it on held-out questions, apart from training and its reward."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """From TRL's batch of rows to the whole groups that methods read: rewards and what they can reach, and features,
 wherever their rows lie."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Why a model cannot share prompts: what is known beforehand, and what a small batch finds."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterable, Iterator

@@ -16,8 +16,6 @@ TRL shuffles the rows of a generation before it cuts them into micro-batches, so
 prompts and little to share: :func:`together` puts those of one prompt side by side.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -132,7 +130,7 @@ def shared(model: Any, width: int = 0) -> contextlib.AbstractContextManager[None
 def _sharing(model: PreTrainedModel, width: int) -> Iterator[None]:
     body: Any = model.base_model
     plain, scores, kinds = body.forward, model.forward, layer_kinds(model.config.get_text_config())
-    name = model.config.get_text_config()._attn_implementation
+    name: str = model.config.get_text_config()._attn_implementation
     if not isinstance(attention := ALL_ATTENTION_FUNCTIONS[name], Attention):
         AttentionInterface.register(name, Attention(attention))  # which takes a packing from now on
 

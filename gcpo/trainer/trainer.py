@@ -1,7 +1,5 @@
 """GCPOTrainer: TRL's GRPOTrainer with the advantages of every method in :data:`gcpo.methods.METHODS`."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
