@@ -10,7 +10,6 @@ import torch
 import transformers
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from gcpo import io, seeds, statistics
 from gcpo.masked import mean
@@ -177,7 +176,7 @@ def certainty(
     """
     kept = mask.bool()
     answers = answer_mask(ids, decode)
-    after = pad(answers, (0, kept.shape[1] - answers.shape[1])).to(kept.device)
+    after = torch.nn.functional.pad(answers, (0, kept.shape[1] - answers.shape[1])).to(kept.device)
     columns = {}
     for suffix, part in {"": kept, "_thinking": kept & ~after, "_answer": kept & after}.items():
         for name, values in {"nll": -logps, "entropy": entropies}.items():

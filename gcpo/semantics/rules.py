@@ -7,7 +7,6 @@ from functools import partial
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from gcpo.rewards import exact_match, token_f1
 from gcpo.semantics.models import Embedder, Entailment, Pair
@@ -38,4 +37,4 @@ def _token_f1(pairs: list[Pair]) -> Float[Tensor, " N"]:
 
 def _cosine(embedder: Embedder, pairs: list[Pair]) -> Float[Tensor, " N"]:
     premises, hypotheses = (embedder(texts) for texts in zip(*pairs, strict=True))
-    return cosine_similarity(premises, hypotheses).clamp(0, 1)
+    return torch.cosine_similarity(premises, hypotheses).clamp(0, 1)
