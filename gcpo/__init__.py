@@ -1,7 +1,5 @@
 """gcpo: a reproducible companion of four papers on uncertainty-aware policy optimisation of language models."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

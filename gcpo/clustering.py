@@ -4,8 +4,6 @@ Labels count from 0 in the order of first appearance. The text ``None`` stands f
 one is a cluster of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Parts of error messages that several rooms share."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ within a process interrupts a long product; so the operating system ends that pr
 changes no grade.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import itertools

@@ -5,17 +5,16 @@ softmax(logits / temperature), the distribution that is sampled from. Each row i
 without dropout: neither the other rows nor the padding can change g_i.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import inspect
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -277,13 +276,10 @@ def computed_again(layers: Sequence[nn.Module]) -> Iterator[dict[str, Any]]:
     """Let layers keep their inputs alone, and compute the rest again in the backward pass; yields what the model is
     called with for that."""
     again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, early_stop=False)
-    for layer in layers:
-        layer.forward = partial(again, layer.forward)
-    try:
-        yield {"use_cache": False} if layers else {}
-    finally:
+    with ExitStack() as patched:
         for layer in layers:
-            del layer.forward
+            patched.enter_context(patch.object(layer, "forward", partial(again, layer.forward)))
+        yield {"use_cache": False} if layers else {}
 
 
 # --- rows and parameters ----------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Files: replaced in one step, and known by their content."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

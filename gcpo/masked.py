@@ -1,7 +1,5 @@
 """Means and deviations of the values that a mask keeps."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ entry by entry.
 Math-Verify runs in a process of its own (:mod:`gcpo.grader`), which ends when a comparison takes too long.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -7,8 +7,6 @@ float64, any other input is read as float32. Entropies are in nats, a higher val
 (NaN included). Fewer than two responses cannot disagree, so a measure of disagreement is then 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Literal, get_args

@@ -6,8 +6,6 @@ They are multiplied as soon as the backward pass has them; where memory is short
 `gcpo.gradients.gradient_gram` runs every rollout alone, and is what models fall back to whose layers mix rollouts.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections import Counter
@@ -16,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -147,27 +146,18 @@ def _entered(
     model: nn.Module, layers: Sequence[nn.Module], rows: Sequence[Row], reads: Callable[[int], AbstractContextManager]
 ) -> Iterator[None]:
     """Let passes of these rows begin at the last of the layers: what it is given is computed before."""
-    *below, entry = layers or [model]  # of which no layer is known
-    given = _given(model, below[0], entry, rows, reads) if below else None
-    skipped = below if given is not None else []
-    for layer in skipped:
-        layer.forward = lambda *_, **__: given
-    try:
+    given = _given(model, layers, rows, reads) if len(layers) > 1 else None
+    with ExitStack() as patched:
+        for layer in layers[:-1] if given is not None else []:
+            patched.enter_context(patch.object(layer, "forward", lambda *_, **__: given))
         yield
-    finally:
-        for layer in skipped:
-            del layer.forward
 
 
 @torch.no_grad()
 def _given(
-    model: nn.Module,
-    first: nn.Module,
-    entry: nn.Module,
-    rows: Sequence[Row],
-    reads: Callable[[int], AbstractContextManager[None]],
+    model: nn.Module, layers: Sequence[nn.Module], rows: Sequence[Row], reads: Callable[[int], AbstractContextManager]
 ) -> Float[Tensor, "N T d"] | None:
-    """Return what a layer is given in a pass of rows; None where layers return more than their states."""
+    """Return what the last layer is given in a pass of rows; None where layers return more than their states."""
     width, outputs = min(row.completion.index(True) for row in rows), list[Any]()
     alike = len({(row.ids[:width], row.attended[:width]) for row in rows}) == 1
 
@@ -175,15 +165,12 @@ def _given(
         raise _Reached(states)
 
     with reads(width) if alike else nullcontext():  # which may try the whole model first
-        hook = first.register_forward_hook(lambda module, given, output: outputs.append(output))
-        entry.forward = reached
-        try:
-            logits_of(model, rows, keeps(model))
-        except _Reached as end:
-            (states,) = end.args
-        finally:
-            del entry.forward
-            hook.remove()
+        seen = layers[0].register_forward_hook(lambda module, given, output: outputs.append(output))
+        with seen, patch.object(layers[-1], "forward", reached):
+            try:
+                logits_of(model, rows, keeps(model))
+            except _Reached as end:
+                (states,) = end.args
     if len(states) < len(rows):  # one row: what all begin with, and then the rest of each
         begun, rest = states[:, :width], states[:, width:].unflatten(1, (len(rows), -1))[0]
         states = torch.cat([begun.expand(len(rows), -1, -1), rest], dim=1)

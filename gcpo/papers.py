@@ -1,7 +1,5 @@
 """Papers that methods are from, as BibTeX in ``gcpo/papers.bib``."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Folders of the project: of the checkout around the package or, where it is installed, of the package itself."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Processes that do not outlive the one that started them, and that end when they are asked to."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

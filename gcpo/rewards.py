@@ -12,8 +12,6 @@ better. A missing answer scores 0. What the papers leave open, and what is chose
 - Mathematics is in ``gcpo.mathematics``: Math-Verify, gold first.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import string

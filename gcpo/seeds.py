@@ -1,7 +1,5 @@
 """Every seed that is derived from a run's one seed."""
 
-from __future__ import annotations
-
 import hashlib
 
 

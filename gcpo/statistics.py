@@ -5,8 +5,6 @@ All drawing is seeded, and every interval is the 95 % percentile interval of `n`
 `training_difference` says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple

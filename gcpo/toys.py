@@ -4,8 +4,6 @@ They stand in for a language model where a claim is about all policies, so that 
 Everything is float64; sums over responses or groups are complete, never sampled.
 """
 
-from __future__ import annotations
-
 from itertools import combinations_with_replacement
 from typing import NamedTuple
 

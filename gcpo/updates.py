@@ -5,8 +5,6 @@ its weight. With h the gradient of the expected reward on held-out questions, th
 step, to first order; a preconditioner, as Adam has one, stands before every g_q.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

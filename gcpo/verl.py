@@ -6,8 +6,6 @@ does. Constants stand below ``algorithm.gcpo`` (:class:`Settings`); docs/verl.md
 words. The module can be imported without verl.
 """
 
-from __future__ import annotations
-
 import functools
 import pkgutil
 import warnings

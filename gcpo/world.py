@@ -9,8 +9,6 @@ A real language model, SmolLM2-135M-Instruct, is found beside them where the pac
 has its weights in four bits (GGUF, Q4_1): they are brought to float32 once. The Hub's own weights are another model.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

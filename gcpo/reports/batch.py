@@ -1,7 +1,5 @@
 """One batch of answers of the embedded policy, for notebooks that look at what methods make of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -6,8 +6,6 @@ curve: each draw is the sum of two parts, seeds by Student's t with their number
 same ones for all seeds. The noise of single answers is in both parts, which makes intervals a little too wide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import numpy as np

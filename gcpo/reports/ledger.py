@@ -1,7 +1,5 @@
 """The ledger: the papers' claims (``claims.yaml``) joined by id with the verdicts that notebooks reached on them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The table of methods, and tables in Markdown: beside the core, pandas is all that is needed."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

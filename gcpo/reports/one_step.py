@@ -1,7 +1,5 @@
 """Gains of one step over several policies, with intervals over policies, batches and held-out questions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 from typing import Any

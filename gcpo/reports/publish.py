@@ -1,7 +1,5 @@
 """Executing the report notebooks: on the runs of a profile, or to make runs the committed reference with its pages."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time

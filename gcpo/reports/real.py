@@ -1,7 +1,5 @@
 """A real language model on several data sets: its gate, its Figure 1 and its one step, by PROTOCOL.md, part "real"."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How far GCPO's weights can move on real answers: the committed tables, which benchmarks/real_answers.py makes."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from gcpo import paths

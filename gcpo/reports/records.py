@@ -5,8 +5,6 @@ each of :data:`TABLES`, the tables of all runs with the run's id as a column; ``
 they were published. What is damaged, edited or foreign is left out, and counted with its fault.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -1,8 +1,6 @@
 """Numbers beside the reference's: runs of it made again, the proof that this version of the code gives the same ones,
 and a grid that this machine has made: identical, within the interval of fresh seeds, or not."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

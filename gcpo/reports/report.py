@@ -4,8 +4,6 @@ margins and the protocol.
 Labels are those of the grids ``headline`` and ``table1``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from itertools import product

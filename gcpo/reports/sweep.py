@@ -3,8 +3,6 @@
 One rule chooses (:func:`choice`), for the laptop profile and, as PROTOCOL.md has it, for both worlds together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import nan, sqrt
 from typing import Any

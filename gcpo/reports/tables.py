@@ -1,7 +1,5 @@
 """Tables of results: ours from run records, the papers' from CSV files in the package."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

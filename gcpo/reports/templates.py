@@ -5,8 +5,6 @@ A sentence belongs to a verdict: a template that asks for the numbers of a claim
 written for, and no page is made when the ledger has another.
 """
 
-from __future__ import annotations
-
 from io import StringIO
 from pathlib import Path
 from typing import Any

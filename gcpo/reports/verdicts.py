@@ -6,8 +6,6 @@ decided, and all rows as ``parts``. Training runs are compared here; :mod:`gcpo.
 :mod:`gcpo.reports.entropies` make evidence of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import nan
 from pathlib import Path

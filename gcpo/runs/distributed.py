@@ -1,8 +1,6 @@
 """The GPUs that a run sees, and the start of several processes that train one run (``gcpo.runs.train``), one per GPU,
 on this machine or on all nodes of a SLURM job; accelerate knows how they share the policy."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

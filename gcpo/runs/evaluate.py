@@ -1,9 +1,7 @@
 """Answers of a policy to held-out questions: what they score, how long they are, and how sure it was of them."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -69,17 +67,14 @@ def measured(kind: str, params: Params, measure: Callable[[Plan, Run, Sequence[R
 
 
 def in_chunks(
-    plan: Plan,
-    run: Run,
-    chunks: Iterable[slice],
-    total: int,
-    measure: Callable[[slice, int], Mapping[str, pd.DataFrame]],
+    plan: Plan, run: Run, chunks: Sequence[slice], measure: Callable[[slice, int], Mapping[str, pd.DataFrame]]
 ) -> dict[str, pd.DataFrame]:
     """Return the tables that ``measure`` makes of each chunk of the questions, one below the other.
 
     A chunk is seeded by itself, with the seed that ``measure`` gets, and written at once: a run that was killed goes on
     from there, to the same result.
     """
+    total = chunks[-1].stop
     run.progress(0, total, "questions")
     for chunk in chunks:
         path = run.folder / CHUNKS / f"{chunk.start:06d}"
@@ -106,8 +101,8 @@ def _evaluate(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens
         return {"answers": pd.concat([asked("greedy", 1), *sampled])}
 
     sizes = {"n": max(1, params.eval_samples), "max_new_tokens": params.max_completion_length}
-    chunks = batches(tokens, [row.messages for row in questions], **sizes)
-    answers = in_chunks(plan, run, chunks, len(questions), measure)["answers"]
+    chunks = [*batches(tokens, [row.messages for row in questions], **sizes)]
+    answers = in_chunks(plan, run, chunks, measure)["answers"]
     with io.replacing(run.folder / "completions.parquet") as draft:
         answers[["query", "decoding", "sample", "completion"]].to_parquet(draft, index=False)
     run.table("answers.csv", answers.drop(columns="completion"))
@@ -180,9 +175,8 @@ def certainty(
         decode: tokens to text.
     """
     kept = mask.bool()
-    after = torch.zeros_like(kept)
-    found = answer_mask(ids, decode)
-    after[:, : found.shape[1]] = found
+    answers = answer_mask(ids, decode)
+    after = torch.nn.functional.pad(answers, (0, kept.shape[1] - answers.shape[1])).to(kept.device)
     columns = {}
     for suffix, part in {"": kept, "_thinking": kept & ~after, "_answer": kept & after}.items():
         for name, values in {"nll": -logps, "entropy": entropies}.items():

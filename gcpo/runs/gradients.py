@@ -6,8 +6,6 @@ V(q) (Eq. 20) is of A_i g_i; Eq. 2-3 and App. C speak of g_i, without advantages
 and pairs are of g_i unless they say otherwise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -85,8 +83,8 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
         return {name: pd.concat([tables[name] for tables in found]) for name in found[0]}
 
     prompts, longest = [row.messages for row in questions], params.max_completion_length
-    chunks = batches(tokens, prompts, n=size, max_new_tokens=longest, batch_size=CHUNK)
-    for name, table in in_chunks(plan, run, chunks, len(questions), measure).items():
+    chunks = [*batches(tokens, prompts, n=size, max_new_tokens=longest, batch_size=CHUNK)]
+    for name, table in in_chunks(plan, run, chunks, measure).items():
         run.table(f"{name}.csv", table)
     run.manifest["cut"] = cut_by(rollouts.keywords["embedder"], rollouts.keywords["entailment"])
     written = pd.read_csv(run.folder / "queries.csv", float_precision="round_trip")

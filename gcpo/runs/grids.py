@@ -1,7 +1,5 @@
 """Grids: the runs behind a table, as blocks of parameter lists in ``params/grids/*.yaml``."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import pickle

@@ -8,8 +8,6 @@ c_b / (sqrt(v_b) + epsilon), with v_b = beta_2 v + (1 - beta_2) (c_b u_b)^2 of G
 over batches of held-out questions: Adam at rest.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -92,7 +90,7 @@ def _measure(plan: Plan, run: Run, questions: Sequence[Row], model: Any, tokens:
         transformers.set_seed(seed)
         return _batch(asker, known, rows[chunk], chunk.start // at_once)
 
-    tables = in_chunks(plan, run, chunks, chunks[-1].stop, measure)
+    tables = in_chunks(plan, run, chunks, measure)
     run.table("updates.csv", pd.concat([tables["updates"], _ceilings(tables, asker.methods, params.group_size)]))
     run.table("questions.csv", tables["questions"])
     grams = tables["grams"]

@@ -158,13 +158,9 @@ Steps = Annotated[Whole, Field(ge=0, le=10**7)]
 Number = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**32)]  # numpy's range
 Fraction = Annotated[Real, Field(ge=0, le=1)]
-ProfileName = Annotated[str, Field(pattern=r"^[\w-]{1,60}$"), AfterValidator(_not_reserved)]
 TaskName = Annotated[str, AfterValidator(check_task)]
 PathOrName = Annotated[str, Field(min_length=1), AfterValidator(_path_or_name)]
-Constants = dict[str, Annotated[Any, AfterValidator(_constant)]]
-Template = Annotated[str, Field(pattern=r"(^|\W)\{[a-z]+\}")]  # else all questions would be one
 TemplateOptions = Annotated[dict[str, Any], AfterValidator(partial(_known, REFUSED["chat_template_kwargs"]))]
-GRPOFields = Annotated[dict[str, Any], AfterValidator(_grpo_fields)]
 
 
 class Params(BaseModel):
@@ -177,13 +173,13 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
-    profile: ProfileName = "smoke"
+    profile: Annotated[str, Field(pattern=r"^[\w-]{1,60}$"), AfterValidator(_not_reserved)] = "smoke"
     """names the folder of outputs"""
     task: TaskName = "tinyqa"
     """a name in gcpo.tasks.TASKS"""
     method: str = "gcpo_bot"
     """a name in gcpo.methods.METHODS"""
-    method_options: Constants = {}
+    method_options: dict[str, Annotated[Any, AfterValidator(_constant)]] = {}
     """constants of the method"""
     seed: Seed = 0
     """of everything random in the run"""
@@ -200,7 +196,8 @@ class Params(BaseModel):
     """of the policy's weights"""
     system_prompt: str | None = None
     """the system's message, before every question"""
-    prompt_template: Template | None = None
+    # A template without a part would make one of all questions.
+    prompt_template: Annotated[str, Field(pattern=r"(^|\W)\{[a-z]+\}")] | None = None
     """the user's message: {prompt} is the task's own, {problem}, {question}, {context} ... its parts"""
     chat_template_kwargs: TemplateOptions = {}
     """what the policy's chat template is given beside messages, such as enable_thinking"""
@@ -253,7 +250,7 @@ class Params(BaseModel):
     """tokens"""
     save_steps: Positive = Field(2, le=10**7)
     """steps between checkpoints"""
-    grpo: GRPOFields = {}
+    grpo: Annotated[dict[str, Any], AfterValidator(_grpo_fields)] = {}
     """any other field of TRL's GRPOConfig"""
     report_to: str = "none"
     """a tracker that transformers knows: trackio, wandb, tensorboard ..."""

@@ -1,7 +1,5 @@
 """Policies that runs start from, train and evaluate."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Sequence
@@ -31,13 +29,9 @@ def starting_policy(plan: Plan) -> tuple[Any, Any]:
     params = plan.params
     warm = str(plan.warm.folder / "policy") if plan.warm else None
     name = warm or world.resolve(params.policy, "policy", params.world_seed)
+    revision = None if warm else params.policy_revision
     transformers.set_seed(params.seed)
-    return load_policy(
-        name,
-        revision=None if warm else params.policy_revision,
-        dtype=params.dtype,
-        template=params.chat_template_kwargs,
-    )
+    return load_policy(name, revision=revision, dtype=params.dtype, template=params.chat_template_kwargs)
 
 
 def trained_policy(plan: Plan, folder: Path) -> tuple[Any, Any]:

@@ -1,7 +1,5 @@
 """Parameter files: profiles, grids and configurations of accelerate by name or path, and their YAML, read strictly."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path

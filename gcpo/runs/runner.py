@@ -1,7 +1,5 @@
 """Grids of runs: papermill executes each run's notebook in a kernel of its own, several at a time."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

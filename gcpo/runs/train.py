@@ -7,10 +7,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import torch
@@ -143,18 +144,11 @@ def _fit_in_processes(plan: Plan, run: Run, validation: _Validation | None) -> l
     return list(made["log"])
 
 
-@contextlib.contextmanager
-def weights_arithmetic(model: torch.nn.Module) -> Iterator[None]:
+def weights_arithmetic(model: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
     """Let a policy compute in the type of its weights, as one that was never trained does, and not in training's
     bfloat16: scores before and after training, and of ``gcpo evaluate``, would else differ by it."""
-    trains, plain = model.forward, model.__dict__.get("_original_forward")  # accelerate's name
-    if plain is not None:
-        model.forward = plain
-    try:
-        yield
-    finally:
-        if plain is not None:
-            model.forward = trains
+    plain = model.__dict__.get("_original_forward")  # accelerate's name
+    return patch.object(model, "forward", plain) if plain is not None else contextlib.nullcontext()
 
 
 def _evaluate(plan: Plan, model: Any, tokens: Any, rows: Sequence[Row], progress: Callable[..., None]) -> pd.DataFrame:

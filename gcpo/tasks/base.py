@@ -158,10 +158,8 @@ def generator(name: str, draw: Callable[[random.Random, str], tuple[str, Sequenc
         if split not in SHARES:
             raise ValueError(f"{name} has no split {split!r}; it has {', '.join(SHARES)}.")
         rng = random.Random(f"{name} {split} {seed}")
-        rows = []
-        for number in range(1000 if limit is None else limit):
-            prompt, references = draw(rng, split)
-            rows.append(Row(f"{split}-{seed}-{number}", prompt, tuple(references)))
+        drawn = (draw(rng, split) for _ in range(1000 if limit is None else limit))
+        rows = (Row(f"{split}-{seed}-{number}", asked, (*right,)) for number, (asked, right) in enumerate(drawn))
         return Split(tuple(rows), {"dataset": name, "split": split, "generator_seed": seed})
 
     return load

@@ -70,11 +70,7 @@ def score(prediction: str | None, references: Sequence[str]) -> dict[str, float]
     return {"accuracy": float(f1 > 0.5), "em": exact_match(prediction, references), "f1": f1}
 
 
-def _splits(supporting: bool) -> dict[str, Source]:
-    train = Source(rows_of(supporting), "hotpotqa", "train", "hotpotqa/hotpot_qa", "distractor")
-    return {"train": train, "test": replace(train, split="validation")}
-
-
-SPLITS = _splits(supporting=False)
-CONTEXTS = {"supporting": reader(_splits(supporting=True))}
+_TRAIN = Source(rows_of(supporting=False), "hotpotqa", "train", "hotpotqa/hotpot_qa", "distractor")
+SPLITS = {"train": _TRAIN, "test": replace(_TRAIN, split="validation")}
+CONTEXTS = {"supporting": reader(SPLITS, rows=rows_of(supporting=True))}
 TASK = text_task("hotpotqa", reader(SPLITS), metrics=("accuracy", "em", "f1"), score=score)

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -71,8 +71,7 @@ def rows_of(supporting: bool) -> Rows:
         summary, _ = words(passage(text, asked) if supporting else text, most)
         row_id = f"{document.id}:{text_id(asked)}"  # the data set numbers documents, not questions
         references, cut = [answer.text.strip() for answer in answers], summary.split() != text.split()
-        of: dict[str, Any] = {"cut": cut, "document": document.id}
-        return [made_of(PROMPT, row_id, references, **of, summary=summary, question=asked)]
+        return [made_of(PROMPT, row_id, references, cut=cut, document=document.id, summary=summary, question=asked)]
 
     return rows
 
@@ -80,11 +79,7 @@ def rows_of(supporting: bool) -> Rows:
 READ = ("document.id", "document.summary.text", "question.text", "answers")  # the stories are most of 16 GB
 
 
-def _splits(supporting: bool) -> dict[str, Source]:
-    source = Source(rows_of(supporting), "narrativeqa", "", "deepmind/narrativeqa", columns=READ)
-    return {name: replace(source, split=name) for name in ("train", "validation", "test")}
-
-
-SPLITS = _splits(supporting=False)
-CONTEXTS = {"supporting": reader(_splits(supporting=True))}
+_SOURCE = Source(rows_of(supporting=False), "narrativeqa", "", "deepmind/narrativeqa", columns=READ)
+SPLITS = {name: replace(_SOURCE, split=name) for name in ("train", "validation", "test")}
+CONTEXTS = {"supporting": reader(SPLITS, rows=rows_of(supporting=True))}
 TASK = text_task("narrativeqa", reader(SPLITS))

@@ -100,14 +100,10 @@ def rows_of(evidence: bool = False, whole: bool = False) -> Rows:
     return rows
 
 
-def _splits(rows: Rows) -> dict[str, Source]:
-    source = Source(rows, "qasper", "", "allenai/qasper", revision=CONVERTED)
-    return {name: replace(source, split=name) for name in narrativeqa.SPLITS}
-
-
-SPLITS = _splits(rows_of())
-TASK = text_task("qasper", reader(SPLITS))
+_SOURCE = Source(rows_of(), "qasper", "", "allenai/qasper", revision=CONVERTED)
+SPLITS = {name: replace(_SOURCE, split=name) for name in narrativeqa.SPLITS}
 CONTEXTS = {
-    "evidence": reader(_splits(rows_of(evidence=True))),
-    "supporting": reader(_splits(rows_of(evidence=True, whole=True))),
+    "evidence": reader(SPLITS, rows=rows_of(evidence=True)),
+    "supporting": reader(SPLITS, rows=rows_of(evidence=True, whole=True)),
 }
+TASK = text_task("qasper", reader(SPLITS))

@@ -99,8 +99,8 @@ def text_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def reader(sources: Mapping[str, Source], choose: Choose = filter) -> Callable[..., Split]:
-    """Return the ``load`` of a public benchmark, whose splits have sources.
+def reader(sources: Mapping[str, Source], choose: Choose = filter, rows: Rows | None = None) -> Callable[..., Split]:
+    """Return the ``load`` of a public benchmark, whose splits have sources; ``rows`` takes the place of all of theirs.
 
     Rows are read from ``$GCPO_DATA_DIR/<folder>/<split>.jsonl`` if the variable is set, else from the Hub at
     ``revision``. They come in the order of a hash of the seed and their id, so the first ``limit`` rows (at most;
@@ -115,6 +115,8 @@ def reader(sources: Mapping[str, Source], choose: Choose = filter) -> Callable[.
     counted in ``source["skipped"]`` instead); ``FileNotFoundError`` listing what there is for a missing file; and
     ``OSError`` if the Hub's data set cannot be read.
     """
+    if rows:
+        sources = {name: replace(source, rows=rows) for name, source in sources.items()}
 
     def load(
         split: str, *, limit: int | None, seed: int = 0, revision: str | None = None, skip_malformed: bool = False
@@ -125,7 +127,7 @@ def reader(sources: Mapping[str, Source], choose: Choose = filter) -> Callable[.
         at_hand = (one.file(os.environ.get(DATA_DIR, "")).is_file() for one in (sources[split], *sources[split].more))
         if revision == GENERATED and not all(at_hand):
             return generated(f"{sources[split].folder}, {split}", limit)
-        rows: dict[str, Row] = {}
+        found: dict[str, Row] = {}
         places: dict[str, str] = {}
         origins: list[dict[str, Any]] = []
         skipped: list[MalformedRowError] = []
@@ -145,9 +147,9 @@ def reader(sources: Mapping[str, Source], choose: Choose = filter) -> Callable[.
             for where, record in records:
                 for row in tried(_rows, source, where, record):
                     numbered = itertools.chain([row.id], (f"{row.id}-{number}" for number in itertools.count(2)))
-                    unique = next(name for name in numbered if name not in rows)
-                    rows[unique], places[unique] = replace(row, id=unique), where
-        usable = choose(lambda row: bool(tried(_graded, places[row.id], row)), in_order(rows.values(), seed))
+                    unique = next(name for name in numbered if name not in found)
+                    found[unique], places[unique] = replace(row, id=unique), where
+        usable = choose(lambda row: bool(tried(_graded, places[row.id], row)), in_order(found.values(), seed))
         chosen = tuple(itertools.islice(usable, limit))
         if not chosen:
             name = f"{sources[split].folder}/{sources[split].split}"

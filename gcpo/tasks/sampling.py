@@ -1,7 +1,5 @@
 """Sampling from a policy and scoring it on held-out questions, apart from training and its reward."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from gcpo.gradients import dropout_off
 from gcpo.semantics.loading import PROBE, check_tokenizer, explain_loading, load_model, refused
 from gcpo.tasks.base import Row, Task
 
@@ -248,10 +247,8 @@ def sample(
 
 def grade(task: Task, rows: Sequence[Row], groups: Sequence[Sequence[str]]) -> list[list[dict[str, float]]]:
     """Return the task's metrics of every text of each question's group."""
-    return [
-        [task.score(task.extract(text), row.references) for text in group]
-        for row, group in zip(rows, groups, strict=True)
-    ]
+    asked = zip(rows, groups, strict=True)
+    return [[task.score(task.extract(text), row.references) for text in group] for row, group in asked]
 
 
 def evaluate(
@@ -277,13 +274,11 @@ def evaluate(
     """
     lines: list[dict[Any, Any]] = []
     prompts, before = [row.messages for row in rows], 0
-    was_training = model.training
-    model.eval()
 
     def more(done: int) -> None:
         progress(before + done, (1 + n) * len(rows))
 
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+    with dropout_off(model), torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         for decoding, count, heat in (("greedy", 1, 0.0), ("sampled", n, temperature))[: 1 + bool(n)]:
             how: dict[str, Any] = {"n": count, "temperature": heat, "max_new_tokens": max_new_tokens}
@@ -294,5 +289,4 @@ def evaluate(
                 answered = sum(answer is not None for answer in answers) / count
                 lines.append({"query": row.id, "decoding": decoding, **scores.to_dict(), "answered": answered})
             before = len(rows)
-    model.train(was_training)
     return pd.DataFrame(lines)

@@ -5,8 +5,6 @@ through the steps in symbols or in words and ends in a boxed answer; a variant o
 steps inside <think> ... </think>. Splits are disjoint by problem (start value and events).
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Sequence

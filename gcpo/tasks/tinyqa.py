@@ -6,8 +6,6 @@ value of somebody else, or a value of another relation (unrelated). Every value 
 references. Facts, not questions, are split: no fact of the test split occurs in any other split.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

@@ -1,8 +1,6 @@
 """From TRL's batch of rows to the whole groups that methods read: rewards and what they can reach, and features,
 wherever their rows lie."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,7 +23,6 @@ from gcpo.semantics import Embedder, Entailment, TextFeatures, answer_mask
 from gcpo.trainer.config import GCPOConfig, Range, as_range
 
 Batch = dict[str, Any]  # TRL's dictionary of tensors, from generation to the loss
-PolicyPass = Callable[[Batch], tuple[Tensor, Any]]
 
 # Values between which TRL's own reward functions lie, by name, where they are the same for all users.
 OF_TRL: dict[str, Range] = {
@@ -211,7 +208,7 @@ class Collector:
     extract: Callable[[str], str | None]
     embedder: Embedder | None
     entailment: Entailment | None
-    policy_pass: PolicyPass
+    policy_pass: Callable[[Batch], tuple[Tensor, Any]]
     decode: Callable[[Sequence[int]], str]
 
     def local(self, rows: int) -> slice:

@@ -1,7 +1,5 @@
 """Why a model cannot share prompts: what is known beforehand, and what a small batch finds."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
@@ -90,7 +88,9 @@ def _compared(model: PreTrainedModel, sharing: contextlib.AbstractContextManager
     allowed = max(torch.finfo(one).eps for one in types) ** (2 / 3)  # what rounding may do to a log-probability
     with sharing:
         shared = _scores(model, batch)
-    if not (apart := _distance(plain, shared)) <= allowed:
+    # In the mean: where rounding sends a token to another expert, that token is far.
+    apart = ((plain - shared).abs() / (1 + plain.abs())).mean().item()
+    if not apart <= allowed:
         return f"its log-probabilities with shared prompts are {apart:.2g} from those without"
     rests = _gradients(-shared, learns)
     whole = sum(norm**2 for norm in norms.values()) ** 0.5
@@ -138,12 +138,6 @@ def _gradients(values: Tensor, learns: dict[str, nn.Parameter]) -> dict[str, flo
     if learns:
         (values * torch.linspace(-1, 1, len(values), device=values.device)).sum().backward()
     return {name: 0.0 if p.grad is None else p.grad.norm().item() for name, p in learns.items()}
-
-
-def _distance(values: Tensor, others: Tensor) -> float:
-    """Return how far two passes are apart in the mean: where rounding sends a token to another expert, that token is
-    far."""
-    return ((values - others).abs() / (1 + values.abs())).mean().item()
 
 
 def _rates(model: PreTrainedModel) -> str:

@@ -16,8 +16,6 @@ TRL shuffles the rows of a generation before it cuts them into micro-batches, so
 prompts and little to share: :func:`together` puts those of one prompt side by side.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -132,7 +130,9 @@ def shared(model: Any, width: int = 0) -> contextlib.AbstractContextManager[None
 def _sharing(model: PreTrainedModel, width: int) -> Iterator[None]:
     body: Any = model.base_model
     plain, scores, kinds = body.forward, model.forward, layer_kinds(model.config.get_text_config())
-    _teach(model)
+    name: str = model.config.get_text_config()._attn_implementation
+    if not isinstance(attention := ALL_ATTENTION_FUNCTIONS[name], Attention):
+        AttentionInterface.register(name, Attention(attention))  # which takes a packing from now on
 
     def forward(*arguments: Any, cut: bool = False, **inputs: Any) -> Any:
         past, shareable = inputs.get("past_key_values"), not arguments and _shareable(inputs)
@@ -234,10 +234,8 @@ def _packed_pass(plain: Callable[..., Any], inputs: dict[str, Any], width: int, 
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     first, place = distinct(ids[:, :width], mask[:, :width])
     columns = torch.arange(ids.shape[1], device=ids.device)
-    positions = inputs.get("position_ids")
-    if positions is None:
-        positions = columns.unsqueeze(0)
-    positions = positions.expand_as(ids)
+    known = inputs.get("position_ids")
+    positions = (columns if known is None else known).expand_as(ids)
     # A token of padding sees itself, or its softmax would be over nothing.
     sees = (columns <= columns[:, None]) & (mask.bool()[:, None] | (columns == columns[:, None]))
     packing = Packing(place, sees[first, None, :width, :width], sees[:, None, width:], kinds)
@@ -273,14 +271,6 @@ class Attention:
     def __call__(self, module: nn.Module, *states: Any, packing: Packing | None = None, **options: Any) -> Any:
         attend = self.plain if packing is None else partial(_attend, packing)
         return attend(module, *states, **options)
-
-
-def _teach(model: PreTrainedModel) -> None:
-    """Have a model's attention take a packing from now on."""
-    name: str = model.config.get_text_config()._attn_implementation
-    attention = ALL_ATTENTION_FUNCTIONS[name]
-    if not isinstance(attention, Attention):
-        AttentionInterface.register(name, Attention(attention))
 
 
 def _attend(

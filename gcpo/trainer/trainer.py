@@ -1,7 +1,5 @@
 """GCPOTrainer: TRL's GRPOTrainer with the advantages of every method in :data:`gcpo.methods.METHODS`."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
@@ -142,7 +140,6 @@ class GCPOTrainer(GRPOTrainer):
             columns["method_reward"] = self.method.reward(rollouts)
         columns["no_answer"] = 1 - rollouts.answered.float()
         columns["abs_advantage"] = shaped.abs()
-        by_token = shaped.ndim == 3
         means = {name: by_response(values, rollouts) for name, values in columns.items()}
         for name, values in means.items():
             self._note(name, values.nanmean())
@@ -155,7 +152,7 @@ class GCPOTrainer(GRPOTrainer):
         local = self.collector.local(len(inputs))
         advantages = shaped.flatten(0, 1)[local].to(output["advantages"].dtype)
         # Those of tokens are padded to the longest completion of all processes.
-        output["advantages"] = advantages[:, : output["completion_mask"].shape[1]] if by_token else advantages
+        output["advantages"] = advantages[:, : output["completion_mask"].shape[1]] if shaped.ndim == 3 else advantages
         if self.method.drops_equal or self.args.drop_equal_groups:
             self._drop(deviations(rollouts.rewards, rollouts.scorable).eq(0).all(1), output, local)
         if self.method.in_loss:  # rows that TRL shuffles and splits with the others
