@@ -1,7 +1,5 @@
 """Rewards and features of B groups of G sampled responses, from which every method computes its weights."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

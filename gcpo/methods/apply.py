@@ -1,7 +1,5 @@
 """Applying methods to rollouts: the two functions users call, and what the trainer uses."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

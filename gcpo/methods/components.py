@@ -4,8 +4,6 @@ Every class here is a frozen set of constants with one function of the rollouts.
 and the base advantages A; responses without a reward take no part in any mean, and their weight is 1.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """From an uncertainty score u(q) to the weight of a group."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from numbers import Real

@@ -1,7 +1,5 @@
 """One weight per group: a score of its disagreement, through a form, at a strength."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A weight of one's own: a function of the rollouts, as a method."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import math

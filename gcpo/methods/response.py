@@ -1,7 +1,5 @@
 """One weight per response."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Rules that change rewards before they are normalised to advantages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

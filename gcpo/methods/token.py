@@ -1,7 +1,5 @@
 """One weight, or one term of the loss, per token."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """GCPOConfig: TRL's GRPOConfig and the settings of a method."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings
