@@ -5,8 +5,6 @@
 reference's tables.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixtures: an untrained byte-level policy and trainers of it, scripted completions, and fewer threads."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -2,8 +2,6 @@
 what came out. Run by test_distributed.py: alone, in two processes on the same global batches, and in two that share the
 weights out (FSDP, ZeRO-3)."""
 
-from __future__ import annotations
-
 import os
 import sys
 import zlib

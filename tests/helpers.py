@@ -1,7 +1,5 @@
 """Helpers of several test modules: tiny trainers, scripted completions, stand-ins for models, and a spy on TRL."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -4,8 +4,6 @@ Plain loops over numbers, and nothing from the package. ``METHODS`` says what ea
 which every response has a reward in [0, 2]; what becomes of the others is tested as a property of every method.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Records made in a test's own folders: profiles, grids, and runs that finish, fail or leave tables."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures of alignment with intervals: what is seen is what gcpo.statistics computes, and intervals cover."""
 
-from __future__ import annotations
-
 import math
 from math import nan
 from typing import Any

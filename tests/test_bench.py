@@ -1,7 +1,5 @@
 """The benchmarks' arithmetic: ratios round by round, quartiles, limits, tables, and the pairs of the greedy rule."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

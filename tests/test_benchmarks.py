@@ -1,7 +1,5 @@
 """The benchmarks of the papers: how a record becomes a question, what counts as right, and real rows of each."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

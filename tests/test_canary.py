@@ -1,7 +1,5 @@
 """The behaviour of TRL 1.10 to 1.16 that GCPOTrainer relies on: a failure names what breaks with another TRL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line: its help, its own errors, and completion."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

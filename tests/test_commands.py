@@ -1,7 +1,5 @@
 """Every command that the pages and the Snakefile show, dry: its options, values and names are those of the program."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GCPOConfig: what a method sets in TRL's config, what the user's own settings change, and what is refused."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Two processes give what one gives: weights, advantages and losses of the same global batches, for every family; with
 copies of the policy, and with one that FSDP or DeepSpeed shares out."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

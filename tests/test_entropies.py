@@ -1,7 +1,5 @@
 """Entropies of right and wrong answers: against scikit-learn, by hand, and under resampling."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """The ways to install agree with one another."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

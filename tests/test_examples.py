@@ -1,7 +1,5 @@
 """The example without the package, against the trainer's own advantages and the package's clusters."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

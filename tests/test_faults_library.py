@@ -1,7 +1,5 @@
 """Bad input to the library: an error that names what is wrong, never a silent 0 or a weight turned around."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

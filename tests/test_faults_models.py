@@ -1,7 +1,5 @@
 """Broken models and folders are refused when they are loaded, with what is missing; whole ones of any make are not."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

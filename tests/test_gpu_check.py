@@ -1,7 +1,5 @@
 """Day one with a GPU, rehearsed: what is tried, and what counts as bad."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

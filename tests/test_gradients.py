@@ -1,7 +1,5 @@
 """V(q) against an independent two-pass computation, and everything that must not change it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from types import SimpleNamespace

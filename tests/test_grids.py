@@ -1,7 +1,5 @@
 """Parameter files and grids: a fault is one line that names the file, the key and the way out; toy size; what fits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Identity of runs: ids hang on resolved values under written names, and codes that give the same numbers are one."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """Files that are replaced in one step, sealed folders, and hashes that are computed once."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

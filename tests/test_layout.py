@@ -1,7 +1,5 @@
 """The layout: who may import whom, how little the core needs, and that nothing is imported late to hide a circle."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

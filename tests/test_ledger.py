@@ -1,7 +1,5 @@
 """The ledger: claims as declared, verdicts as notebooks reached them, and what they come to."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Measures against their papers' formulas, groups computed by hand, and the identities they obey."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

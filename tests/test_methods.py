@@ -1,7 +1,5 @@
 """Every method: the formula of its paper, and what all of them keep: ranges, invariances, edge cases."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Cases that the papers' formulas leave open: edges, clamps, draws and unknown outcomes, on groups computed by hand."""
 
-from __future__ import annotations
-
 import math
 import random
 from statistics import fmean, pvariance

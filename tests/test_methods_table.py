@@ -1,7 +1,5 @@
 """The table of methods, options, strengths and forms, the shuffled control, and the ranges that weights reach."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The example that adds methods of other papers: each by hand, through the functions and the trainer of users."""
 
-from __future__ import annotations
-
 import math
 import runpy
 from collections.abc import Callable, Iterator

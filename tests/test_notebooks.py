@@ -1,7 +1,5 @@
 """Rules that every notebook keeps, whatever it says; nbval executes them and compares what they print."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

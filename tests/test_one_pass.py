@@ -1,7 +1,5 @@
 """Inner products of gradients from one pass, against those of gradients that are made row by row."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from fnmatch import fnmatch

@@ -1,7 +1,5 @@
 """One step of every method on the same rollouts: the run, and its statistics over runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

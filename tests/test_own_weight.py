@@ -1,7 +1,5 @@
 """Weights of one's own: functions of the rollouts in the trainer, in runs and in verl, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

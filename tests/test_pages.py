@@ -1,7 +1,5 @@
 """Pages are what templates make of the reference; code in pages runs as printed; exhibits have grids."""
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

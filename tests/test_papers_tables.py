@@ -1,7 +1,5 @@
 """The papers' own tables: each of their grids at toy size, from records of all its runs to the CSV of notebook 40."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parameters: every mistake is named with its key, its value and the way out; cells and schema are the parameters'."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A run's plan: every value resolved, an id that names them all, and labels that tell runs of a grid apart."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

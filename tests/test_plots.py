@@ -1,7 +1,5 @@
 """Figures: what is drawn where, what is saved, and the words of a verdict."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

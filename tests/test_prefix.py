@@ -1,7 +1,5 @@
 """Shared prompts against the pass that reads every prompt anew: the same numbers, from fewer tokens."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Sentences of the papers held against their tables: numbers worked out by hand from the printed ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

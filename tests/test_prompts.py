@@ -1,7 +1,5 @@
 """Prompts and rewards in a paper's own words: the same in training as in evaluation, and ends that a template names."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

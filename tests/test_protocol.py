@@ -1,7 +1,5 @@
 """The rules of PROTOCOL.md stood in the very code that made each run which they decide, as they stand today."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A reference is built beside the old one, which stays until the new one is whole; numbers beside a reference's."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

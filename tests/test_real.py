@@ -1,7 +1,5 @@
 """The real model: what it needs of models and data, and what decides its part of the protocol."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from functools import partial

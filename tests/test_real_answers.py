@@ -1,7 +1,5 @@
 """GCPO's weights on real answers: the study of benchmarks/real_answers.py, and its committed tables."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A run's record: written atomically, proof of itself, continued only by what began it, and one process's at a time."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import types

@@ -1,7 +1,5 @@
 """Run records and grids: atomic manifests, runs found again, and the committed reference."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A report: the gate, the positive controls, the margins and the protocol that let its runs decide a claim."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

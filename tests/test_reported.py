@@ -1,7 +1,5 @@
 """The papers' tables as data: cells copied from the papers once more, and each row held against their text."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

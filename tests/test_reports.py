@@ -1,7 +1,5 @@
 """Reports: which runs they show, what they say where nothing has run, and a reference that is never half replaced."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from ast import literal_eval

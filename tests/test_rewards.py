@@ -1,7 +1,5 @@
 """Scores of answers: hand-computed values, and formulas written down a second time."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

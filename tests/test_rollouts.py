@@ -1,7 +1,5 @@
 """Rollouts: shapes are checked, features are evaluated once and only if read, and texts become features."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The batch runner around the runs: what it starts, leaves to others, says and ends; no run is made."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

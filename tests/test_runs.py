@@ -1,7 +1,5 @@
 """Whole runs on the embedded world: repeated, killed and resumed, failing, by papermill and by the runner."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

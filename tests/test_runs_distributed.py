@@ -1,7 +1,5 @@
 """Runs of several processes: recorded as those of one, killed and resumed, and refused where they cannot be made."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 import time

@@ -1,7 +1,5 @@
 """Whole evaluations: what is in their tables, parts of an answer, resumption, and the command."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

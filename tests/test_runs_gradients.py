@@ -1,7 +1,5 @@
 """Gradient statistics of a group from inner products, against plain loops over the gradients themselves."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Sampling and scoring with a tiny random Qwen2: masks, decoding against forward passes by hand, seeds and modes."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from itertools import pairwise

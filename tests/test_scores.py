@@ -1,7 +1,5 @@
 """Ranges of rewards and correctness of responses: said, declared or refused, before training and during it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -1,7 +1,5 @@
 """Seeds: the values that records were made with, and draws that stay apart."""
 
-from __future__ import annotations
-
 from gcpo import seeds
 
 

@@ -1,7 +1,5 @@
 """Embeddings, entailment and clusterings: fakes with a hand-written table, tiny random models, and real MiniLM."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The site, built as `make site` builds it, and the pieces of its pages."""
 
-from __future__ import annotations
-
 import html
 import importlib
 import re

@@ -1,7 +1,5 @@
 """Statistics against SciPy and scikit-learn, against enumeration of tie-breaks, and against plain bootstrap loops."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import combinations, permutations

@@ -1,7 +1,5 @@
 """The sweep: what each setting reaches, and what the rule picks."""
 
-from __future__ import annotations
-
 from math import sqrt
 from typing import Any
 

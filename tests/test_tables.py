@@ -1,7 +1,5 @@
 """Tables: intervals and differences by hand, files that can be read again, and the README between its markers."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

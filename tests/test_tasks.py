@@ -1,7 +1,5 @@
 """Tasks and the reader of benchmarks: small files, fakes of the Hub, and two splits of one run."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

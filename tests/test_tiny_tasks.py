@@ -1,7 +1,5 @@
 """The generated tasks: an independent reader answers every question from its text alone, and splits share nothing."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import random

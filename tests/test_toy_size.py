@@ -1,7 +1,5 @@
 """Toy size: what params/toy.yaml changes of a profile and of a grid, and every benchmark so on real rows."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

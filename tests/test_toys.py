@@ -1,7 +1,5 @@
 """Exact toy policies: every enumeration is compared with a brute-force or closed-form computation."""
 
-from __future__ import annotations
-
 from itertools import product
 from math import log, sqrt
 

@@ -1,7 +1,5 @@
 """GCPOTrainer against TRL's own trainer, and what every method makes of whole groups: advantages, logs, checkpoints."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

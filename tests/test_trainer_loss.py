@@ -1,7 +1,5 @@
 """GCPOTrainer inside TRL's loss, what its passes cost, and how it goes with TRL's other settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Differences of training: what interval, p value and power promise, they keep on data of known spread."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Scripts as TRL's documentation has them, turned into ours by two names, on a tiny policy with rewards of 0 and 1."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Comparisons and verdicts: seeds that both have, Holm within the family, five words, and what is written of them."""
 
-from __future__ import annotations
-
 import math
 from math import nan
 from pathlib import Path

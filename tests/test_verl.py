@@ -1,7 +1,5 @@
 """The methods in verl: its trainer with stand-ins for what it asks, and verl's own code where it is installed."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import subprocess

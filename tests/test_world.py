@@ -1,7 +1,5 @@
 """The embedded world: how it is found and copied, and how it is made: determinism, promised quality."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

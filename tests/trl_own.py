@@ -13,8 +13,6 @@ It writes the counts to ``benchmarks/results/trl_tests.csv``, and ends with 1 wh
 passes.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.metadata
