@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 from helpers import by_group, generate, script, table
-from torch import Tensor
 
 from gcpo import GCPOConfig
-from gcpo.methods import base_advantages, get_method, weights
+from gcpo.methods import base_advantages, expand, get_method, weights
 from gcpo.rollouts import Rollouts
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
@@ -19,31 +18,23 @@ example = script("examples/your_own_weight.py")
 REWARDS = ((0, 2, 2, 0), (1, 1, 1, 1), (0, 0, 0, 0.7))
 
 
-def of_groups(rollouts: Rollouts) -> Tensor:
-    """A weight per group."""
-    return 1 / (1 + rollouts.rewards.mean(1))
+FUNCTIONS = {
+    "group": lambda rollouts: 1 / (1 + rollouts.rewards.mean(1)),
+    "response": lambda rollouts: 1 + rollouts.rewards,
+    "token": lambda rollouts: 1 + rollouts.mask * rollouts.rewards.unsqueeze(-1),
+}
 
 
-def of_responses(rollouts: Rollouts) -> Tensor:
-    return 1 + rollouts.rewards
-
-
-def of_tokens(rollouts: Rollouts) -> Tensor:
-    return 1 + rollouts.mask * rollouts.rewards.unsqueeze(-1)
-
-
-@pytest.mark.parametrize("function", [of_groups, of_responses, of_tokens])
-def test_the_trainer_multiplies_advantages_by_what_the_function_gives(make: Any, function: Any) -> None:
+@pytest.mark.parametrize("unit", FUNCTIONS)
+def test_the_trainer_multiplies_advantages_by_what_the_function_gives(make: Any, unit: str) -> None:
     seen: list[Rollouts] = []
-    trainer = make(function, reward_funcs=table(*REWARDS), callback=seen.append)
-    trained_on = by_group(generate(trainer)["advantages"])
+    trainer = make(FUNCTIONS[unit], reward_funcs=table(*REWARDS), callback=seen.append)
+    trained_on = expand(by_group(generate(trainer)["advantages"]), 3)
     (rollouts,) = seen
-    weight = function(rollouts)
-    expected = base_advantages(rollouts.rewards).unsqueeze(-1) * weight.view(*weight.shape, *[1] * (3 - weight.ndim))
-    kept = rollouts.mask if weight.ndim == 3 else torch.ones_like(expected)
-    found = trained_on if weight.ndim == 3 else trained_on.unsqueeze(-1)
-    torch.testing.assert_close(found * kept, (expected * kept).to(found), rtol=1e-5, atol=1e-6)
-    assert trainer.args.method == f"{__name__}:{function.__name__}"
+    expected = expand(base_advantages(rollouts.rewards), 3) * expand(FUNCTIONS[unit](rollouts), 3)
+    kept = rollouts.mask if unit == "token" else 1
+    torch.testing.assert_close(trained_on * kept, (expected * kept).to(trained_on), rtol=1e-5, atol=1e-6)
+    assert trainer.args.method == f"{__name__}:<lambda>" and trainer.method.granularity == unit
 
 
 WRONG = {
@@ -60,12 +51,9 @@ def test_what_is_no_weight_is_refused_in_one_line_before_a_model_is_loaded(said:
     with pytest.raises(ValueError, match="tried on") as error:
         GCPOConfig(str(tmp_path), method=WRONG[said], bf16=False)
     assert said in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("name", "said"), [("nowhere:mine", "No module"), ("math:nothing", "no attribute"), (3, "3")])
-def test_what_is_no_method_is_refused(name: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=f"Unknown method .*{said}"):
-        get_method(name)
+    for name, said in (("nowhere:mine", "No module"), ("math:nothing", "no attribute"), (3, "3")):
+        with pytest.raises(ValueError, match=f"Unknown method .*{said}"):
+            get_method(name)
 
 
 def test_a_trial_finds_what_the_function_reads() -> None:
@@ -98,7 +86,8 @@ def test_a_run_is_named_by_the_place_and_the_text_of_its_function(
     assert Settings(method="mine_a:hard").row.needs_correctness
 
 
-def test_weights_of_the_example_are_those_of_their_papers() -> None:
+@pytest.mark.slow
+def test_the_example_has_the_weights_of_its_papers_and_trains(capsys: pytest.CaptureFixture[str]) -> None:
     groups = Rollouts(torch.tensor([[1.0, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]), reward_range=(0, 1))
     focal, difficulty = (weights(function, groups)[:, 0] for function in (example.focal, example.difficulty))
     torch.testing.assert_close(focal, torch.tensor([0.5, 0.75**0.5, 0.0, 1.0]))
@@ -107,8 +96,5 @@ def test_weights_of_the_example_are_those_of_their_papers() -> None:
         difficulty, torch.stack([2 * easy / (easy + hard), 2 * hard / (easy + hard), *torch.ones(2)])
     )
 
-
-@pytest.mark.slow
-def test_the_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
     example.main()
     assert "step 2: mean weight" in capsys.readouterr().out
