@@ -43,6 +43,13 @@ def test_a_wheel_has_what_an_installed_copy_looks_for() -> None:
     assert built["wheel"]["force-include"] == inside
 
 
+def test_a_release_has_one_version_and_one_date() -> None:
+    citation = read_yaml(paths.ROOT / "CITATION.cff")
+    released = re.findall(r"^## \[([\d.]+)\] - (.+)$", (paths.ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released[0] == (project()["version"], str(citation["date-released"]))
+    assert citation["version"] == project()["version"]
+
+
 def test_lock_pins_every_dependency_and_the_cpu_neutral_torch() -> None:
     assert needed("trl", "repro", "dev") <= set(pins())
     assert pins()["torch"] == "torch==2.13.0"

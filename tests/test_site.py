@@ -7,7 +7,6 @@ import importlib
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -92,11 +91,3 @@ def test_a_card_has_an_issue_to_dispute_it(docs: Any) -> None:
     assert "https://" not in docs("cards").card(claim, lines, beside, "")
     template = (paths.ROOT / ".github" / "ISSUE_TEMPLATE" / "verdict.yml").read_text()
     assert all(f"id: {field}\n" in template for field in asked if field not in ("template", "title"))
-
-
-def test_a_release_has_one_version_and_one_date() -> None:
-    citation = read_yaml(paths.ROOT / "CITATION.cff")
-    released = re.findall(r"^## \[([\d.]+)\] - (.+)$", (paths.ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert released[0] == (citation["version"], str(citation["date-released"]))
-    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
-    assert citation["version"] == project["version"]
