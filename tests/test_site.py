@@ -91,3 +91,9 @@ def test_a_card_has_an_issue_to_dispute_it(docs: Any) -> None:
     assert "https://" not in docs("cards").card(claim, lines, beside, "")
     template = (paths.ROOT / ".github" / "ISSUE_TEMPLATE" / "verdict.yml").read_text()
     assert all(f"id: {field}\n" in template for field in asked if field not in ("template", "title"))
+
+
+def test_a_notebook_that_installs_gcpo_opens_in_colab(docs: Any) -> None:
+    hub, page = "https://github.com/a/b", "https://colab.research.google.com/github/a/b/blob/main/notebooks/{}.ipynb"
+    asked = (hub, "01_one_update"), (hub, "02_measures"), ("", "01_one_update")
+    assert [docs("notebook_pages").colab(*one) for one in asked] == [page.format("01_one_update"), "", ""]
