@@ -57,11 +57,12 @@ test-verl:  ## the methods inside verl's own code, in an environment of its own 
 	@build/verl/bin/pip install --quiet --no-deps trl==1.12.0 -e .
 	build/verl/bin/python -m pytest -q tests/test_verl.py
 
+build/cluster/installed: PIP = build/cluster/bin/pip install --quiet
 build/cluster/installed: requirements.lock pyproject.toml  # an environment of its own: Snakemake wants two older packages
 	@$(PYTHON) -m venv build/cluster
 	@grep -viE '^(packaging|sqlalchemy)==' requirements.lock > build/cluster/constraints.txt
-	@build/cluster/bin/pip install --quiet $$(grep '^torch==' requirements.lock)
-	@build/cluster/bin/pip install --quiet -c build/cluster/constraints.txt -e ".[cluster]"
+	@$(PIP) $$(grep '^torch==' requirements.lock)
+	@$(PIP) -c build/cluster/constraints.txt -e ".[cluster]"
 	touch $@
 
 unit: setup  ## unit and property tests

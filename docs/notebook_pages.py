@@ -79,10 +79,21 @@ def caption(cell: nodes.Element) -> str:
     return f"Figure of the section “{section.next_node(nodes.title).astext()}”"
 
 
+def colab(repository: str, name: str) -> str:
+    """Return where a notebook opens in Colab, "" of one that does not install gcpo there, or without an address."""
+    installs = "%pip install" in (paths.NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8")
+    _, hub, place = repository.partition("github.com/")
+    page = f"https://colab.research.google.com/github/{place}/blob/main/notebooks/{name}.ipynb"
+    return page if installs and hub else ""
+
+
 def improve(app: Sphinx, doctree: nodes.document) -> None:
-    """Give a cell that shows a verdict an anchor, and a figure of a code cell an alternative text."""
+    """Give a cell with a verdict an anchor, a figure of a code cell an alternative text, and a page a link to Colab."""
     folder, _, name = app.env.docname.rpartition("/")
     shown = places(name) if folder == "notebooks" else {}
+    if folder == "notebooks" and (address := colab(app.config.repository, name)):
+        link = nodes.reference("", "Open in Colab", refuri=address)
+        doctree.next_node(nodes.section).insert(1, nodes.paragraph("", "", link))
     for cell in doctree.findall(nodes.container):
         if cell.get("nb_element") == "cell_code":
             cell["ids"] += [anchor(check) for check, place in shown.items() if place.cell == cell["cell_index"]]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gcpo.methods import METHODS
 from gcpo.runs.params import WHOLE, Params
+from gcpo.tasks import TASKS
+
+NAMES = {"method": [*METHODS], "task": [*TASKS]}  # which editors and shells offer
 
 
 def schema() -> dict[str, Any]:
@@ -16,6 +20,8 @@ def schema() -> dict[str, Any]:
             about = {name: value.pop(name) for name in ("description", "default") if name in value}
             for_each_task = {"type": "object", "additionalProperties": value}
             made["properties"][key] = {**about, "anyOf": [value, for_each_task]}
+    for key, names in NAMES.items():
+        made["properties"][key]["examples"] = names
     return made
 
 

@@ -57,6 +57,18 @@ def main(arguments: list[str] | None = None) -> int:
     return status or 0
 
 
+def schema() -> dict[str, Any]:
+    """Return what is known of each parameter: its meaning, default and, of a method or task, names."""
+    return dict(json.loads((paths.PARAMS / "schema.json").read_text(encoding="utf-8"))["properties"])
+
+
+def offer(incomplete: str) -> list[str]:
+    """Return what a shell offers behind -p: parameters or, behind one that has names, these."""
+    words = (os.environ.get("COMP_WORDS") or os.environ["_TYPER_COMPLETE_ARGS"]).removesuffix(incomplete).split()
+    names = schema().get(words[-1], {}).get("examples") or schema()
+    return [name for name in names if name.startswith(incomplete)]
+
+
 class WithParameters(TyperCommand):
     """A command with ``-p KEY VALUE``, as papermill has it, whose help ends with the parameters and their defaults."""
 
@@ -67,19 +79,17 @@ class WithParameters(TyperCommand):
     def get_help(self, ctx: Any) -> str:
         width = min(shutil.get_terminal_size().columns, 120)
         rows = ["\b", "Parameters for -p, with the values of the smoke profile:"]
-        for name, about in json.loads((paths.PARAMS / "schema.json").read_text(encoding="utf-8"))["properties"].items():
-            default = "null" if about["default"] is None else about["default"]
-            text = f"  {name:<22}{about['description']} [{default}]"
+        for name, about in schema().items():
+            text = f"  {name:<22}{about['description']} [default: {json.dumps(about['default'])}]"
             rows += textwrap.wrap(text, width, subsequent_indent=" " * 24, break_on_hyphens=False)
         self.epilog = "\n".join(rows)
         return super().get_help(ctx)
 
 
 GRID: dict[str, Any] = {"metavar": "GRID", "autocompletion": lambda: names_in(paths.PARAMS / "grids")}
-PROFILE: dict[str, Any] = {"metavar": "NAME", "autocompletion": lambda: profiles()}
-Profile = Annotated[str, typer.Option(help="a file of params/, or a path to one", **PROFILE)]
+Profile = Annotated[str, typer.Option(metavar="NAME", help="of params/, or a path to a file", autocompletion=profiles)]
 Toy = Annotated[bool, typer.Option("--toy", help="the profile with params/toy.yaml laid over it")]
-Set = Annotated[list[Any] | None, typer.Option("-p", metavar="KEY VALUE", help="set a parameter; may be given often")]
+Set = Annotated[list[Any] | None, typer.Option("-p", metavar="KEY VALUE", help="repeatable", autocompletion=offer)]
 Kind = Annotated[Literal["train", "gradients", "evaluate", "one_step", "warm_start"], typer.Option(help="what is run")]
 Grids = Annotated[list[str], typer.Argument(help="of params/grids, or paths to such files", **GRID)]
 Jobs = Annotated[int | None, typer.Option(min=1, help="runs at a time [as many as GPUs, or cores up to 4, allow]")]
@@ -104,8 +114,7 @@ def _make(plans: list[Plan], jobs: int | None = 1) -> int:
     from gcpo.runs.runner import outcome, run_grid
     from gcpo.world import resolve
 
-    needed = {(getattr(plan.params, kind), kind, plan.params.world_seed) for plan in plans for kind in plan.embedded}
-    for model in sorted(needed):
+    for model in sorted({(getattr(p.params, kind), kind, p.params.world_seed) for p in plans for kind in p.embedded}):
         resolve(*model)  # once, before runs in parallel would wait for it
     print(f"making {plans[0].id}{' and others' * (len(plans) > 1)} in {plans[0].folder.parent}", flush=True)
     failed = run_grid(plans, jobs)
@@ -202,10 +211,8 @@ def check(name: AnyGrids = None, profile: Profile = "smoke", toy: Toy = False) -
         counts = Counter(state.split(" (")[0] for state in states(plans))
         said = ", ".join(f"{count} {state}" for state, count in counts.items())
         print(f"grid {one} with {profile}: {len(plans)} runs ({said})")
-    by_trl: dict[str, str] = {}  # the first run of each complaint
     quiet()
-    for plan in asked:
-        by_trl.setdefault(refused(plan), plan.id)
+    by_trl = {refused(plan): plan.id for plan in reversed(asked)}  # the first run of each complaint
     bad = [f"TRL refuses {id_}: {why}" for why, id_ in by_trl.items() if why]
     print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
     return 1 if bad else 0
@@ -245,8 +252,7 @@ def replay(n: Annotated[int, typer.Argument(min=1, metavar="N")], profile: Profi
     """
     from gcpo.reports import records, replay
 
-    runs = replay.chosen(profile, n)
-    if not runs:
+    if not (runs := replay.chosen(profile, n)):
         kept = sorted(path.parent.name for path in paths.REFERENCE.glob(f"*/{records.RUNS}"))
         raise UserError(f"profile {profile} has no reference to make again: --profile takes {', '.join(kept)}.")
     found = replay.replay(profile, runs)

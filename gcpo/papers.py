@@ -1,8 +1,9 @@
-"""Papers that methods are from, as BibTeX in ``gcpo/papers.bib``."""
+"""Papers that methods are from, and gcpo itself, as BibTeX in ``gcpo/papers.bib``."""
 
 import functools
 import re
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ def cited(places: str) -> tuple[Paper, ...]:
 
 
 def credit(found: Sequence[Paper]) -> dict[str, str]:
-    """Return what a model card of TRL says of papers: the citations of all, title and id of the first if on arXiv."""
+    """Return what a model card of TRL says of papers: the citations of all and of this release of gcpo, title and id of
+    the first if on arXiv."""
     first = {"title": found[0].title, "id": found[0].arxiv} if found and found[0].arxiv else {}
-    return {"citation": "\n\n".join(paper.bibtex for paper in found), **first}
+    entries = "\n\n".join(paper.bibtex for paper in (*found, papers()["gcpo"])).replace("VERSION", version("gcpo"))
+    return {"citation": re.sub(r"\n *shorthand .*", "", entries), **first}  # which BibTeX does not know

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gcpo import __version__, paths
+from gcpo import __version__, cli, paths
 from gcpo.runs.params import Params, validate
 from gcpo.runs.train import train
 
@@ -111,8 +111,9 @@ def test_a_value_may_hold_an_equals_sign_and_begin_with_a_dash(call: Any) -> Non
         assert f"(got '{value}')" in call("run", "-p", "dtype", value, status=2).err
 
 
-def test_names_are_completed_in_a_shell() -> None:
-    line = {"COMP_WORDS": "gcpo run --profile lap", "COMP_CWORD": "3", "_GCPO_COMPLETE": "complete_bash"}
-    command = [sys.executable, "-m", "gcpo"]
-    done = subprocess.run(command, env={**os.environ, **line}, capture_output=True, text=True)
-    assert "laptop" in done.stdout.split(), done.stderr
+def test_names_are_completed_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = {"COMP_WORDS": "gcpo run -p method gcpo_c", "COMP_CWORD": "4", "_GCPO_COMPLETE": "complete_bash"}
+    done = subprocess.run([sys.executable, "-m", "gcpo"], env={**os.environ, **line}, capture_output=True, text=True)
+    assert done.stdout.split() == ["gcpo_cd"], done.stderr
+    monkeypatch.setenv("COMP_WORDS", "gcpo run -p task qasper -p max_s")
+    assert cli.offer("max_s") == ["max_steps"]

@@ -41,6 +41,12 @@ def test_a_wheel_has_what_an_installed_copy_looks_for() -> None:
     assert built["wheel"]["force-include"] == inside
 
 
+def test_a_release_has_one_version_and_one_date() -> None:
+    cited, version = read_yaml(paths.ROOT / "CITATION.cff"), project()["version"]
+    released = re.findall(r"^## \[([\d.]+)\] - (.+)$", (paths.ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released[0] == (version, str(cited["date-released"])) and cited["version"] == version
+
+
 def test_lock_pins_every_dependency_and_the_cpu_neutral_torch() -> None:
     assert needed("trl", "repro", "dev") <= set(pins())
     assert pins()["torch"] == "torch==2.13.0"
@@ -51,8 +57,7 @@ def test_conda_environment_has_the_same_pins_as_the_lock() -> None:
     environment = read_yaml(paths.ROOT / "environment.yml")
     (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
     pinned = {name_of(line): line for line in pip if "==" in line}
-    assert pinned == {name: pins()[name] for name in pinned}
-    assert set(pinned) == needed("trl", "repro")
+    assert pinned == {name: pins()[name] for name in needed("trl", "repro")}
 
 
 def test_an_installed_copy_keeps_all_outputs_where_it_is_called(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import importlib
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -92,9 +91,7 @@ def test_a_card_has_an_issue_to_dispute_it(docs: Any) -> None:
     assert all(f"id: {field}\n" in template for field in asked if field not in ("template", "title"))
 
 
-def test_a_release_has_one_version_and_one_date() -> None:
-    citation = read_yaml(paths.ROOT / "CITATION.cff")
-    released = re.findall(r"^## \[([\d.]+)\] - (.+)$", (paths.ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert released[0] == (citation["version"], str(citation["date-released"]))
-    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
-    assert citation["version"] == project["version"]
+def test_a_notebook_that_installs_gcpo_opens_in_colab(docs: Any) -> None:
+    hub, page = "https://github.com/a/b", "https://colab.research.google.com/github/a/b/blob/main/notebooks/{}.ipynb"
+    asked = (hub, "01_one_update"), (hub, "02_measures"), ("", "01_one_update")
+    assert [docs("notebook_pages").colab(*one) for one in asked] == [page.format("01_one_update"), "", ""]

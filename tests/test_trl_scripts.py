@@ -118,7 +118,7 @@ def test_cards_credit_papers(make: Make, tmp_path: Path, method: str, title: str
     assert introduced and introduced[1] == method and introduced[4] == arxiv
     assert introduced[3] is None or introduced[3].startswith(title)
     assert f"{{{key}," in card and title in card and METHODS[method].rule in card and "- gcpo\n" in card
-    assert ("DeepSeekMath" in card) == (method == "grpo")
+    assert ("DeepSeekMath" in card) == (method == "grpo") and f"version = {{{gcpo.__version__}}}" in card
     assert "Rewards: (0.0, 2.0)" in card and ("0.37" in card) == (method == "gcpo_bot")
 
 

@@ -86,8 +86,8 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
 
 def source(verdicts: pd.DataFrame, profile: str, reference: bool = False) -> str:
     """Return whose runs decided the verdicts of :func:`read_verdicts`, in words that tables and figures carry."""
-    shown = {*verdicts["profile"]} - {profile_name(profile)}
-    worlds = WORLDS.values() if shown & {*WORLDS} else ()  # whose runs decide together
+    # The worlds' runs decide together.
+    worlds = WORLDS.values() if ({*verdicts["profile"]} - {profile_name(profile)}) & {*WORLDS} else ()
     return " and of ".join([records.source(profile, reference), *worlds])
 
 

@@ -63,8 +63,7 @@ def _name(run: Run) -> str:
 
 def source(profile: str, reference: bool = False) -> str:
     """Whose runs a page shows, in words that tables and figures made from them carry."""
-    name = profile_name(profile)
-    return f"reference of profile {name}" if reference else f"this machine's runs of profile {name}"
+    return ("reference" if reference else "this machine's runs") + f" of profile {profile_name(profile)}"
 
 
 def find(

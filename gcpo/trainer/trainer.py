@@ -1,8 +1,8 @@
 """GCPOTrainer: TRL's GRPOTrainer with the advantages of every method in :data:`gcpo.methods.METHODS`."""
 
 import inspect
-import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -204,9 +204,13 @@ class GCPOTrainer(GRPOTrainer):
         """Write TRL's model card, and in it the method's rule, papers and constants, and what rewards can reach."""
         super().create_model_card(*arguments, **keywords)
         if self.is_world_process_zero():
-            constants = f"Constants: `{json.dumps(self.method.constants())}`. Rewards: {self.collector.scores.range}."
-            with Path(str(self.args.output_dir), "README.md").open("a", encoding="utf-8") as card:
-                card.write(f"\n\n### {self.args.method}\n\n{self.method.rule}\n\n{constants}\n")
+            path, known = Path(str(self.args.output_dir), "README.md"), self.method.constants()
+            parts = [*known.pop("parts"), known, {"rewards": self.collector.scores.range}]
+            given = ({name: value for name, value in part.items() if value not in (None, {})} for part in parts)
+            lines = ["- " + ", ".join(f"{name} {value}" for name, value in part.items()) for part in given]
+            text = re.sub(r"\n\s*\n\s*\n", "\n\n", path.read_text(encoding="utf-8")).rstrip()
+            own = ["", f"### {self.args.method}", "", self.method.rule, "", *lines, ""]
+            path.write_text("\n".join([text, *own]), encoding="utf-8")
 
     def _policy_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities (and entropies, if the method reads them) under the policy that sampled, which has
