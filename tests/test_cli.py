@@ -41,12 +41,6 @@ def test_an_end_by_a_signal_says_how_to_go_on(
     assert call("grid", "smoke", "-p", "temperature", "0.5", status=status).err.splitlines()[-1] == said
 
 
-def test_a_reader_that_goes_ends_a_command_without_a_word() -> None:
-    command = f"{sys.executable} -m gcpo grid smoke --dry-run | true"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert done.stderr == "gcpo grid: loading (seconds)\n"
-
-
 def test_a_grid_of_another_kind_of_profile_is_refused(call: Any) -> None:
     for grid, profile, fit in (("table1", "paper", "paper_table1"), ("paper_table1", "smoke", "smoke")):
         said = call("grid", grid, "--profile", profile, "--dry-run", status=2).err.splitlines()[-1]
@@ -104,11 +98,6 @@ def test_what_trl_refuses_is_said_by_check_and_before_a_run_loads_its_policy(
 def test_a_command_line_that_is_wrong_is_told_in_one_line(arguments: list[str], said: str, call: Any) -> None:
     shown = call(*arguments, status=2)
     assert shown.err.startswith(f"gcpo: {said}") and shown.err.count("\n") == 1 and not shown.out
-
-
-def test_a_value_may_hold_an_equals_sign_and_begin_with_a_dash(call: Any) -> None:
-    for value in ("a=b", "-x"):
-        assert f"(got '{value}')" in call("run", "-p", "dtype", value, status=2).err
 
 
 def test_names_are_completed_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:

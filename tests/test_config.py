@@ -125,9 +125,10 @@ def test_other_methods_say_nothing_on_policy(quiet: Make) -> None:
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_alpha_without_a_use_is_pointed_out(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="grpo has no alpha: alpha=0.3") as caught:
-        config(tmp_path, method="grpo", alpha=0.3)
+@pytest.mark.parametrize("name", ["alpha", "alpha_end"])
+def test_alpha_without_a_use_is_pointed_out(tmp_path: Path, name: str) -> None:
+    with pytest.warns(UserWarning, match=f"grpo has no alpha: {name}=0.3") as caught:
+        config(tmp_path, method="grpo", **{name: 0.3})
     assert caught[0].filename == __file__
 
 
@@ -187,9 +188,3 @@ def test_a_moving_reference_is_refused_where_models_are_shared(quiet: Make, monk
         refused()
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     refused()
-
-
-def test_a_resolved_method_goes_before_its_name(quiet: Make) -> None:
-    given = get_method("egpo", seed=7, epsilon=0.5)
-    assert quiet(method="egpo", resolved=given).resolved_method() is given
-    assert quiet(method="egpo").resolved_method() != given

@@ -303,8 +303,6 @@ def test_alpha_goes_linearly_to_its_last_value(make: Make) -> None:
     h.assert_close(torch.tensor(trainer._logs["extra"]["weight"]).view_as(expected), expected)
     with pytest.raises(ValueError, match="alpha_end must be at least 0"):
         make("gcpo_bot", alpha_end=-1.0)
-    with pytest.warns(UserWarning, match="alpha_end=0.1 changes nothing"):
-        make("grpo", alpha_end=0.1)
 
 
 # --- logs and evaluation --------------------------------------------------------------------------------------------

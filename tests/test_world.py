@@ -117,23 +117,6 @@ def test_untrained_policies_are_made_as_committed(name: str, tmp_path: Path, mon
     assert tokens.decode(tokens(text).input_ids) == text
 
 
-BAD = [
-    *(("policy", "tinyqa", "accuracy", value) for value in (0.29, 0.61)),
-    ("policy", "tinymath", "greedy", 0.81),
-    *(("policy", "tinyqa", "none_right", value) for value in (0.04, 0.26)),
-    *(("policy", "tinymath", "zero_variance", value) for value in (0.01, 0.21)),
-    *(("entailment", "kinds", kind, 0.89) for kind in entailments.KINDS),
-]
-
-
-@pytest.mark.parametrize(("part", "of", "figure", "value"), BAD)
-def test_quality_outside_its_bounds_is_an_error(part: str, of: str, figure: str, value: float) -> None:
-    quality = json.loads((paths.READY / world.key(seed=0) / "quality.json").read_text())
-    quality[part][of][figure] = value
-    with pytest.raises(RuntimeError, match=f"{figure}.* {value:.3f}"):
-        make.check_quality(quality)
-
-
 SIGNS = {"adding": "+", "taking": "-", "times": "*"}
 
 

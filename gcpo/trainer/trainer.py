@@ -117,8 +117,7 @@ class GCPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        asked = self.method.components or self.args.drop_equal_groups or self._callback
-        if asked and self.model.training:
+        if self.model.training and (self.method.components or self.args.drop_equal_groups or self._callback):
             self._scored = rewards, gather_object([text_of(completion) for completion in completions])
         return rewards
 
