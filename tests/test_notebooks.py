@@ -73,7 +73,7 @@ class TestNotebook:
 
     def test_keeps_to_the_limits_of_length(self, path: Path) -> None:
         notebook = read(path)
-        assert len(notebook.cells) <= 45
+        assert len(notebook.cells) <= 30
         for cell in code(notebook):
             lines = cell.source.splitlines()
             # A run notebook names every parameter of a run, each in a line of its own, as papermill reads them.
