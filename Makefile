@@ -41,7 +41,7 @@ rehearse: world  ## every grid of the papers at toy size, to the papers' own tab
 	$(BIN)/python -m gcpo grid paper_cw_table2 paper_cw_checkpoints --profile paper_cw --toy
 	for each in paper paper_seed paper_egpo paper_cw; do $(BIN)/python -m gcpo report --profile $$each --toy || exit 1; done
 
-replay: world  ## nine runs of the reference made again, with tables of the same SHA-256, and the longest report: the proof of a clean-up
+replay: world  ## nine runs of the reference made again, with tables of the same SHA-256, and the two longest reports: the proof of a clean-up
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m replay tests/test_identity.py tests/test_reports.py
 
 test-chaos: world  ## a hundred random kills of two runners on one folder (half an hour)
