@@ -71,3 +71,13 @@ def test_a_number_stands_beside_the_run_that_it_is_printed_for_and_half_a_grid_i
     assert dict(table[table["benchmark"] == "aime24"][["G", "printed"]].to_numpy()) == paper
     made = table.dropna(subset=["mean"])[["G", "benchmark", "seeds"]]
     assert made.to_numpy().tolist() == [["16 steps=360", "math500", 2]]
+
+
+@pytest.mark.slow
+def test_figure_1_is_drawn_from_runs_of_toy_size(call: Any, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GCPO_DATA_DIR", raising=False)  # sums are shorter than papers
+    call("grid", "paper_figure1", "--profile", "paper", "--toy")
+    call("report", "--profile", "paper", "--toy", "--grid", "paper_figure1")
+    made = pd.read_csv(outputs / "paper-toy" / "reports" / "figure1_alignment.csv")
+    assert {*made["task"]} == {plan.params.task for plan in expand("paper_figure1", "paper")}
+    assert {path.name for path in (outputs / "paper-toy" / "reports").glob("figure1*.png")} >= {"figure1.png"}

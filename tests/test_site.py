@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pandas as pd
 import pytest
@@ -78,17 +77,6 @@ def test_the_explorer_has_the_cosines_that_minilm_gives_and_pages_open_from_a_ch
     for name, page in docs("standalone").MADE.items():
         assert (text := (docs("standalone").PAGES / f"{name}.html").read_text()) == page(), "python docs/standalone.py"
         assert {*re.findall(r"https?://[\w.]+", text)} <= {"http://www.w3.org"}  # the namespace of SVG
-
-
-def test_a_card_has_an_issue_to_dispute_it(docs: Any) -> None:
-    claim = next(claim for claim in ledger.claims() if claim.id == "gcpo-prop-2-1-mass")
-    (_, lines, beside), *_ = ledger.reached([claim], ledger.read_verdicts("laptop", reference=True))
-    card = docs("cards").card(claim, lines, beside, "https://example.org/gcpo")
-    asked = parse_qs(urlsplit(html.unescape(re.search(r'href="(https://[^"]*)"', card)[1])).query)
-    assert asked["claim"] == [f"{claim.id}: {claim.quote}"] and asked["notebook"] == [lines[0].notebook]
-    assert "https://" not in docs("cards").card(claim, lines, beside, "")
-    template = (paths.ROOT / ".github" / "ISSUE_TEMPLATE" / "verdict.yml").read_text()
-    assert all(f"id: {field}\n" in template for field in asked if field not in ("template", "title"))
 
 
 def test_a_notebook_that_installs_gcpo_opens_in_colab(docs: Any) -> None:

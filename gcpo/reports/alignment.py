@@ -189,7 +189,7 @@ def realised(found: Mapping[str, Draws | Mapping[str, Draws]], size: float) -> f
     true value were ``size``: by the noise of these draws, which are made together."""
     each = [pooled([*of.values()]) if isinstance(of, Mapping) else of for of in found.values()]
     above = [size + of.draws - of.estimate > of.estimate - of.interval().low for of in each]
-    return 100 * float(np.mean(np.all(above, axis=0))) if each else nan
+    return 100 * float(np.mean(np.all(above, axis=0))) if len({len(of.draws) for of in each}) == 1 else nan
 
 
 def _evidence(draws: Draws) -> Evidence | str:

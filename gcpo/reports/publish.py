@@ -70,7 +70,7 @@ def report(
         RecordError: a report failed; says where its copy is.
     """
     name, fit = profile_name(profile), fitting(profile)
-    papers = bool(OF_PAPERS & {*fit}) and any(run.finished for run in records.runs(profile, reference))
+    papers = OF_PAPERS & {*([grid] if grid else fit)} and any(run.finished for run in records.runs(profile, reference))
     folder, profile, grid = paths.OUTPUTS / name / "reports", absolute(profile), grid and absolute(grid)
     expand(grid or fit[0], profile)  # a grid that is none leaves no folder behind
     folder.mkdir(parents=True, exist_ok=True)
