@@ -1,5 +1,7 @@
 """Updates of methods, what they gain, and the most that weights could: by hand, by search and by autograd."""
 
+from __future__ import annotations
+
 import itertools
 import re
 
