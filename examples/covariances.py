@@ -1,6 +1,6 @@
 """CW-GRPO's Figure 3 and Table 1: covariances of all tokens in 50 steps of GRPO, by the trainer's callback.
 
-`python examples/covariances.py` takes the laptop's policy and mathematics (three minutes on two cores), and
+`python examples/covariances.py` takes the laptop's policy and mathematics (a minute of one core), and
 
     python examples/covariances.py --profile paper_cw
 
@@ -31,7 +31,7 @@ PERCENTILES = (0.01, 1, 20, 40, 100)  # of the paper's Table 1
 
 
 def kept(rollouts: Rollouts) -> np.ndarray:
-    """Return c of every token (CW-GRPO, Eq. 4): log-probability and advantage, both less their means in the group."""
+    """Return c of every token (CW-GRPO, section 2.3): log-probability times advantage, each less its group's mean."""
     covariance = modulate(get_method("cw_grpo"), rollouts).columns["cov"]
     return covariance[rollouts.mask.bool()].double().cpu().numpy()
 

@@ -3,7 +3,7 @@
 Two weights by difficulty, which the papers of this repository do not have and which compete with GCPO's RD: both give
 hard questions more, where RD gives more to questions whose rewards differ. `python examples/your_own_weight.py` prints
 what they make of three groups, and trains two steps with one of them. docs/own_weight.md has every field of the
-rollouts, and what one step with each weight gains in both worlds.
+rollouts; the grid your_own_weight.yaml beside this file asks what one step with each weight gains.
 """
 
 from __future__ import annotations
