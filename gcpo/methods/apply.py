@@ -25,7 +25,8 @@ def get_method(name: str | Method | Weight, *, alpha: float | None = None, seed:
 
     Args:
         name: a key of :data:`METHODS`, "package.module:name" of a method or function of one's own, or that itself. A
-            function takes :class:`gcpo.Rollouts` and returns weights of at least 0, of shape (B,), (B, G) or (B, G, T).
+            function takes :class:`gcpo.rollouts.Rollouts` and returns weights of at least 0, of shape (B,), (B, G) or
+            (B, G, T).
         alpha: alpha_base of the group factors; None: each factor's own. A method without group factors ignores it.
             The options ``alpha_geo`` (CD and BoT) and ``alpha_rd`` (RD) take precedence.
         seed: of the method's random draws (see :meth:`Method.seeded`).

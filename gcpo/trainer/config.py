@@ -40,14 +40,15 @@ class GCPOConfig(GRPOConfig):
     averages over tokens; set it to have it.
 
     Args:
-        method: a name in :data:`gcpo.methods.METHODS`, or a weight of one's own: a function of `gcpo.Rollouts`, a
-            `Method`, or the place of one, "package.module:name" (:func:`gcpo.methods.get_method`).
+        method: a name in :data:`gcpo.methods.METHODS`, or a weight of one's own: a function of
+            :class:`gcpo.rollouts.Rollouts`, a `Method`, or the place of one, "package.module:name"
+            (:func:`gcpo.methods.get_method`).
         method_options: constants of the method, such as ``{"form": "linear"}`` (see ``gcpo.methods``). Of group
             weights: ``alpha_geo`` and ``alpha_rd`` in place of alpha for one of GCPO's factors, ``alpha_norm`` "log_g"
             or "none" (alpha as it is), ``clusters`` "greedy", "bidirectional", "exact", "math" or "task".
         alpha: alpha_base of group weights; the strength is alpha / log G (GCPO, section 3.4). None: the method's own
             (0.6 for GCPO's). 0 gives the base method.
-        alpha_end: alpha_base at the last step, to which it goes linearly from ``alpha``; None: it stays.
+        alpha_end: alpha_base to which ``alpha`` goes linearly over the training, by equal parts a step; None: it stays.
         drop_equal_groups: groups whose rewards are all equal, which teach nothing, leave the loss: its count of tokens,
             or, where it is a mean over responses ("grpo", "dr_grpo"), that mean. The KL term stays a mean over all.
         equalize_mean: divide the weights by their mean over the batch, for comparisons at nearly the same mean |A| (a
