@@ -168,13 +168,13 @@ def test_verdicts_of_reports_are_those_of_the_runs_that_are_asked_for(reports: P
 
 
 def test_a_verdict_says_whether_its_rules_are_older_than_its_runs(reports: Path, tmp_path: Path) -> None:
-    claims = [{**CLAIM, "id": name, "checks": [name]} for name in ("a", "b", "c")]
+    claims = [{**CLAIM, "id": name, "checks": [name]} for name in "abce"]
     claims = declared(tmp_path, *claims, {**CLAIM, "id": "d", "checks": ["c"], "changed": "abc: fails became holds"})
-    for folder, check in ((paths.VERDICTS, "a"), (paths.REFERENCE / "laptop", "b"), (paths.REFERENCE / "world_a", "c")):
-        written(folder, "21_b", (check, "", "holds"))
+    for folder, check in (("verdicts", "a"), ("laptop", "b"), ("world_a", "c"), ("real", "e")):
+        written(paths.REFERENCE / folder, "21_b", (check, "", "holds"))
     verdicts = ledger.read_verdicts("laptop", reference=True)
     found = ledger.ledger(claims, verdicts).set_index("id")
-    assert found["fixed"].to_dict() == {"a": "", "b": "no", "c": "but for pooling", "d": "no"}
-    assert found["changed"].to_dict() == {"a": "", "b": "", "c": "", "d": "abc: fails became holds"}
+    assert found["fixed"].to_dict() == {"a": "", "b": "no", "c": "but for pooling", "e": "yes", "d": "no"}
+    assert found["changed"].to_dict() == {"a": "", "b": "", "c": "", "e": "", "d": "abc: fails became holds"}
     shown = ledger.source(verdicts, "laptop", reference=True)
-    assert shown == "reference of profile laptop and of world A and of world B"
+    assert shown == "reference of profile laptop and of world A and of the real model"

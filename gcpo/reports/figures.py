@@ -243,28 +243,6 @@ def draw_differences(axis: Axes, rows: pd.DataFrame, labels: list[str], reach: f
         axis.annotate(f"{estimate:+.1f}", (side * reach, place), xytext=(-7 * side, 0), **look)
 
 
-def factor_ranges(table: pd.DataFrame, names: Mapping[str, str]) -> Figure:
-    """Draw how far each factor can move an advantage: what its formula allows, what real answers reach, and the median.
-
-    Args:
-        table: a row per benchmark and factor: allowed, reached and median (per cent of an advantage; median is nan for
-            a factor without one).
-        names: benchmark -> what the axis calls it, in order from the top.
-    """
-    figure, axes = plt.subplots(figsize=(7.6, 0.9 + 0.75 * len(names)))
-    for number, (factor, rows) in enumerate(table.groupby("factor", sort=False)):
-        place = rows["benchmark"].map([*names].index) + 0.27 * (number - 1)
-        axes.hlines(place, 0, rows["allowed"], color="0.85", linewidth=11)
-        axes.hlines(place, 0, rows["reached"], color=PALETTE[number], linewidth=5)
-        axes.plot(rows["median"], place, MARKERS[number], color="white", markeredgecolor="black", markersize=6)
-        axes.plot([], [], MARKERS[number] + "-", label=factor, color=PALETTE[number], lw=5, markerfacecolor="white")
-    axes.plot([], [], color="0.85", linestyle="-", linewidth=11, label="allowed by the formula")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
-    axes.set(xlabel="change of a group's advantages, %")
-    line_per_name(axes, names, 0)
-    return figure
-
-
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 

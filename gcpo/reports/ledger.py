@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gcpo import paths
 from gcpo.reports import records
-from gcpo.reports.report import WORLDS, read_as
+from gcpo.reports.report import REAL, WORLDS, read_as
 from gcpo.reports.verdicts import NUMBERS, RECORD, SHOWN, UNTESTED, overall
 from gcpo.runs.params import profile_name
 from gcpo.tasks import get_task
@@ -20,6 +20,7 @@ PAPERS = {"gcpo": "GCPO", "seed_grpo": "SEED-GRPO", "egpo": "EGPO", "cw_grpo": "
 Kind = Literal["finding", "theorem", "definition"]
 Scope = Literal["theorem", "toy", "printed", "embedded world", "real model"]
 REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which metric each kind of task is judged
+BESIDE = {**WORLDS, REAL: "the real model"}  # profiles whose verdicts stand beside a reference's own
 DECIDED = [*NUMBERS, *"power realised parts because task heading notebook".split()]  # columns of a verdict that decided
 LEDGER = [*"id paper kind scope place quote verdict fixed changed beside note question check word".split(), *DECIDED]
 
@@ -71,12 +72,12 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
     :data:`gcpo.reports.verdicts.RECORD`, and profile, which is empty where no runs decided.
 
     Those of read notebooks come first, then those of the reports on a profile's runs, this machine's or its
-    reference's, and beside a reference those of both worlds.
+    reference's, and beside a reference those of both worlds and of the real model.
     """
     name = profile_name(profile)
     folders = {name: paths.OUTPUTS / name / "reports"}
     if reference:
-        folders = {each: paths.REFERENCE / each for each in dict.fromkeys([name, *WORLDS])}
+        folders = {each: paths.REFERENCE / each for each in dict.fromkeys([name, *BESIDE])}
     files = [("", path) for path in sorted(paths.VERDICTS.glob("*.csv"))]
     files += [(each, path) for each, folder in folders.items() for path in sorted(folder.glob("verdicts_*.csv"))]
     nothing = pd.DataFrame(columns=[*RECORD, "profile"])
@@ -86,9 +87,8 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
 
 def source(verdicts: pd.DataFrame, profile: str, reference: bool = False) -> str:
     """Return whose runs decided the verdicts of :func:`read_verdicts`, in words that tables and figures carry."""
-    # The worlds' runs decide together.
-    worlds = WORLDS.values() if ({*verdicts["profile"]} - {profile_name(profile)}) & {*WORLDS} else ()
-    return " and of ".join([records.source(profile, reference), *worlds])
+    beside = {*verdicts["profile"]} - {profile_name(profile)}
+    return " and of ".join([records.source(profile, reference), *(BESIDE[one] for one in BESIDE if one in beside)])
 
 
 def reached(declared: Iterable[Claim], verdicts: pd.DataFrame) -> Iterator[tuple[Claim, list[Any], list[Any]]]:
@@ -110,10 +110,12 @@ def _unreached(check: str) -> Any:
 
 
 def fixed(lines: Sequence[Any], changed: str = "") -> str:
-    """Return whether the rules that decide a claim are older than its runs: "but for pooling" of those of the protocol,
-    whose two worlds each had a verdict of its own until all had been compared, "no", or "" where no runs decided."""
+    """Return whether the rules that decide a claim are older than its runs: "yes" of the real model's, "but for pooling"
+    of the worlds', each of which had a verdict of its own until all had been compared, "no", or "" where no runs
+    decided."""
     profiles = {line.profile for line in lines} - {""}
-    return ("but for pooling" if profiles <= {*WORLDS} and not changed else "no") if profiles else ""
+    older = "yes" if profiles == {REAL} else "but for pooling" if profiles <= {*WORLDS} else "no"
+    return ("no" if changed else older) if profiles else ""
 
 
 def ledger(declared: Iterable[Claim], verdicts: pd.DataFrame, every: bool = False) -> pd.DataFrame:

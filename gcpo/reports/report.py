@@ -25,6 +25,7 @@ from gcpo.runs.record import RecordError, Run
 from gcpo.tasks import get_task
 
 WORLDS = {"world_a": "world A", "world_b": "world B"}  # profile -> as people call it
+REAL = "real"  # the profile of the real model, whose part of the protocol is its own
 CONTROL_GRID = "headline"  # where the controls are
 GRIDS = (CONTROL_GRID, "others", "steps", "checkpoints", "planted_noise")  # whose runs decide by the protocol
 START, BASE = "no training", "grpo"
