@@ -110,9 +110,8 @@ def _unreached(check: str) -> Any:
 
 
 def fixed(lines: Sequence[Any], changed: str = "") -> str:
-    """Return whether the rules that decide a claim are older than its runs: "yes" of the real model's, "but for pooling"
-    of the worlds', each of which had a verdict of its own until all had been compared, "no", or "" where no runs
-    decided."""
+    """Return whether the rules that decide a claim are older than its runs: "yes" of the real model's, "no", or ""
+    where no runs decided; "but for pooling" of the worlds', each of which had its own verdict until all were there."""
     profiles = {line.profile for line in lines} - {""}
     older = "yes" if profiles == {REAL} else "but for pooling" if profiles <= {*WORLDS} else "no"
     return ("no" if changed else older) if profiles else ""
