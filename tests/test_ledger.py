@@ -177,4 +177,4 @@ def test_a_verdict_says_whether_its_rules_are_older_than_its_runs(reports: Path,
     assert found["fixed"].to_dict() == {"a": "", "b": "no", "c": "but for pooling", "e": "yes", "d": "no"}
     assert found["changed"].to_dict() == {"a": "", "b": "", "c": "", "e": "", "d": "abc: fails became holds"}
     shown = ledger.source(verdicts, "laptop", reference=True)
-    assert shown == "reference of profile laptop and of world A and of the real model"
+    assert shown == "reference of profile laptop and of world A and of world B and of the real model"

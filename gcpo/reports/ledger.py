@@ -20,7 +20,6 @@ PAPERS = {"gcpo": "GCPO", "seed_grpo": "SEED-GRPO", "egpo": "EGPO", "cw_grpo": "
 Kind = Literal["finding", "theorem", "definition"]
 Scope = Literal["theorem", "toy", "printed", "embedded world", "real model"]
 REWARDED = {"question answering": "f1", "mathematics": "accuracy"}  # by which metric each kind of task is judged
-BESIDE = {**WORLDS, REAL: "the real model"}  # profiles whose verdicts stand beside a reference's own
 DECIDED = [*NUMBERS, *"power realised parts because task heading notebook".split()]  # columns of a verdict that decided
 LEDGER = [*"id paper kind scope place quote verdict fixed changed beside note question check word".split(), *DECIDED]
 
@@ -77,7 +76,7 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
     name = profile_name(profile)
     folders = {name: paths.OUTPUTS / name / "reports"}
     if reference:
-        folders = {each: paths.REFERENCE / each for each in dict.fromkeys([name, *BESIDE])}
+        folders = {each: paths.REFERENCE / each for each in dict.fromkeys([name, *WORLDS, REAL])}
     files = [("", path) for path in sorted(paths.VERDICTS.glob("*.csv"))]
     files += [(each, path) for each, folder in folders.items() for path in sorted(folder.glob("verdicts_*.csv"))]
     nothing = pd.DataFrame(columns=[*RECORD, "profile"])
@@ -88,7 +87,9 @@ def read_verdicts(profile: str, reference: bool = False) -> pd.DataFrame:
 def source(verdicts: pd.DataFrame, profile: str, reference: bool = False) -> str:
     """Return whose runs decided the verdicts of :func:`read_verdicts`, in words that tables and figures carry."""
     beside = {*verdicts["profile"]} - {profile_name(profile)}
-    return " and of ".join([records.source(profile, reference), *(BESIDE[one] for one in BESIDE if one in beside)])
+    # The worlds' runs decide together.
+    others = [*WORLDS.values()] * bool(beside & {*WORLDS}) + ["the real model"] * (REAL in beside)
+    return " and of ".join([records.source(profile, reference), *others])
 
 
 def reached(declared: Iterable[Claim], verdicts: pd.DataFrame) -> Iterator[tuple[Claim, list[Any], list[Any]]]:
