@@ -43,23 +43,21 @@ def clustered(plan: Plan, answers: pd.DataFrame, rule: str) -> pd.DataFrame:
 def main() -> None:
     """Check the runs' own rule on every run, and write the other rule's numbers."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--profile", default="real")
     parser.add_argument("--here", action="store_true", help="of this machine's runs, and not of the reference")
     asked = parser.parse_args()
-    plans = {plan.id: plan for plan in expand("real_figure1", asked.profile)}
-    runs = records.find(asked.profile, "real_figure1", not asked.here)
+    plans = {plan.id: plan for plan in expand("real_figure1", "real")}
+    runs = records.find("real", "real_figure1", not asked.here)
     tables = []
     for _, run in runs[runs["kind"] == "gradients"].iterrows():
-        one, keys = runs[runs["id"] == run["id"]], ["task", "seed", "warm_steps", "at_step"]
-        answers = records.gather(one, "answers", keys)
-        recorded = records.gather(one, "queries", keys).set_index("query")
+        one = runs[runs["id"] == run["id"]]
+        answers, recorded = records.gather(one, "answers", []), records.gather(one, "queries", []).set_index("query")
         again = clustered(plans[run["id"]], answers, "token_f1").set_index("query")
         worst = (again - recorded.loc[again.index, again.columns]).abs().max()
         if worst.max() > TOLERANCE:
             raise SystemExit(f"{run['id']}: the runs' own rule gives other numbers than they recorded:\n{worst}")
         print(f"{run['id']}: the runs' own rule gives what they recorded, to {worst.max():.1e}", flush=True)
         found = clustered(plans[run["id"]], answers, "cosine")
-        tables.append(found.assign(**{key: run[key] for key in keys}))
+        tables.append(found.assign(**run[["task", "seed", "warm_steps", "at_step"]]))
     pd.concat(tables).to_csv(FOLDER / "figure1_cosine.csv", index=False, float_format="%.6g")
 
 
