@@ -68,11 +68,11 @@ def ci(row: Row, digits: int = 2, unit: str = "") -> str:
     return f"{estimate}{unit} (95 % CI {low} to {high})"
 
 
-def interval(profile: str, name: str, column: str, **where: str) -> str:
+def interval(profile: str, name: str, column: str, digits: int = 1, **where: str) -> str:
     """Return an estimate of a table of a profile's reference, with low and high; "not yet" where it is not there."""
     table = written(profile, name, reference=True)
     rows = table[(table[[*where]] == pd.Series(where)).all(axis=1)][[column, "low", "high"]].to_numpy()
-    return with_interval(*rows[0]) if len(rows) else "not yet"
+    return with_interval(*rows[0], digits) if len(rows) else "not yet"
 
 
 def counts() -> pd.DataFrame:
