@@ -382,8 +382,8 @@ class Verdicts:
     def _display(row: Verdict) -> None:
         said = f"**{row['verdict'].capitalize()}: {row['heading']}** ({row['place']}). {row['because']}"
         if "power" in row:
-            planned, realised = row["power"], row["realised"]
-            said += f" Planned to hold {planned:.0f} times of 100, by the noise of these runs {realised:.0f}."
+            noise = "" if (of := row["realised"]) != of else f", by the noise of these runs {of:.0f}"
+            said += f" Planned to hold {row['power']:.0f} times of 100{noise}."
         display({"text/markdown": said, "text/plain": said.replace("**", "")}, raw=True)
         if row.get("parts") is not None:
             display(parts_table(row["parts"]))
