@@ -72,7 +72,7 @@ def interval(profile: str, name: str, column: str, digits: int = 1, **where: str
     """Return an estimate of a table of a profile's reference, with low and high; "not yet" where it is not there."""
     table = written(profile, name, reference=True)
     rows = table[(table[[*where]] == pd.Series(where)).all(axis=1)][[column, "low", "high"]].to_numpy()
-    return with_interval(*(*rows[0], digits)) if len(rows) else "not yet"
+    return with_interval(rows[0, 0], rows[0, 1], rows[0, 2], digits) if len(rows) else "not yet"
 
 
 def counts() -> pd.DataFrame:

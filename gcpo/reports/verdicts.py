@@ -382,7 +382,7 @@ class Verdicts:
     def _display(row: Verdict) -> None:
         said = f"**{row['verdict'].capitalize()}: {row['heading']}** ({row['place']}). {row['because']}"
         if "power" in row:
-            noise = "" if (of := row["realised"]) != of else f", by the noise of these runs {of:.0f}"
+            noise: str = "" if pd.isna(row["realised"]) else f", by the noise of these runs {row['realised']:.0f}"
             said += f" Planned to hold {row['power']:.0f} times of 100{noise}."
         display({"text/markdown": said, "text/plain": said.replace("**", "")}, raw=True)
         if row.get("parts") is not None:
