@@ -99,7 +99,8 @@ class Piece(SphinxDirective):
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:
-    """Put the front page under the name that a browser asks for, and leave out MathJax's other bundles, 18 MB."""
+    """Put the front page under the name that a browser asks for, and leave out MathJax's other bundles, 18 MB, and the
+    maps that debuggers read of the theme's scripts."""
     if error is not None:
         return
     out = Path(app.outdir)
@@ -107,6 +108,8 @@ def finish(app: Sphinx, error: Exception | None) -> None:
     for bundle in (out / "_static" / "mathjax").glob("*.js"):
         if bundle.name != MATHJAX:
             bundle.unlink()
+    for path in (out / "_static").rglob("*.map"):
+        path.unlink()
 
 
 def setup(app: Sphinx) -> None:
