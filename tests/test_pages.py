@@ -123,13 +123,16 @@ def test_a_policy_that_is_looked_at_is_trained_by_a_grid_of_its_profile(profile:
 
 # What each paper states: settings of TRL's or of ours, and their places.
 STATED = {
-    "paper": "learning_rate=5e-5 max_steps=2000 num_generations=16 beta=0.002 temperature=0.9",  # App. E.3
+    # App. E.3.
+    "paper": "learning_rate=5e-5 max_steps=2000 num_generations=16 beta=0.002 temperature=0.9 use_bias_correction_kl=0",
     # Section 4.1 and Table 3, whose 928 steps are eight optimiser steps each.
-    "paper_seed": "max_completion_length=3000 num_generations=8 max_steps=7424 scale_rewards=none loss_type=dr_grpo",
-    "paper_egpo": "max_completion_length=3072 max_steps=770 loss_type=dapo",  # section 4.1, and verl's default
+    "paper_seed": "max_completion_length=3000 num_generations=8 max_steps=7424 steps_per_generation=32 "
+    "scale_rewards=none loss_type=dr_grpo",
+    # Section 4.1, and verl's defaults.
+    "paper_egpo": "max_completion_length=3072 max_steps=770 loss_type=dapo weight_decay=0.01 delta=3",
     # Table 5 and section 3.1.
     "paper_cw": "learning_rate=1e-6 num_generations=12 per_device_train_batch_size=12 gradient_accumulation_steps=4 "
-    "max_steps=100 max_completion_length=4096 temperature=0.7 warmup_steps=0.1",
+    "max_steps=100 max_completion_length=4096 temperature=0.7 warmup_steps=0.1 use_bias_correction_kl=0",
 }
 
 

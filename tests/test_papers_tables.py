@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,12 @@ def test_a_paper_s_grid_ends_in_its_table(grid: str, shown: Any) -> None:
     assert (table.loc[table["benchmark"] != "openr1", "wanted"] == 2).all()  # EGPO's section 4.5 asks a policy once
     assert table.loc[table["against"].notna(), "low"].notna().all()
     for exhibit in {*table["exhibit"]} & {name for name, shows in EXHIBITS.items() if "table" in shows}:
-        printed = {*table.loc[table["exhibit"] == exhibit, "printed"].dropna()}
-        assert printed and printed <= {*reported(EXHIBITS[exhibit]["table"])["value"]}
+        own = table[table["exhibit"] == exhibit].replace({"row": r" estimator=\S+"}, "", regex=True)
+        printed = Counter(own.drop_duplicates([*"model row benchmark metric".split()])["printed"].dropna())
+        paper = reported(EXHIBITS[exhibit]["table"]).query("metric in ['accuracy', 'bleu', 'em', 'f1']")
+        paper = paper[paper["model"].isin(own["model"])] if "model" in paper else paper
+        assert printed and not printed - Counter(paper["value"])  # each number beside one kind of run
+        assert len(EXHIBITS[exhibit]["grids"]) > 1 or not Counter(paper.query("method != ''")["value"]) - printed
 
 
 def test_a_number_stands_beside_the_run_that_it_is_printed_for_and_half_a_grid_is_shown(shown: Any) -> None:
@@ -69,8 +74,7 @@ def test_a_number_stands_beside_the_run_that_it_is_printed_for_and_half_a_grid_i
     table = table[table["exhibit"] == "SEED-GRPO Table 3"].assign(G=table["row"].str.partition(" G=")[2])
     paper = {"16 steps=360": 56.7, "8 steps=928": 46.7, "8 steps=384": 40.0, "8 steps=400": 43.3}
     assert dict(table[table["benchmark"] == "aime24"][["G", "printed"]].to_numpy()) == paper
-    made = table.dropna(subset=["mean"])[["G", "benchmark", "seeds"]]
-    assert made.to_numpy().tolist() == [["16 steps=360", "math500", 2]]
+    assert table.dropna(subset=["mean"])[["G", "benchmark"]].to_numpy().tolist() == [["16 steps=360", "math500"]]
 
 
 @pytest.mark.slow

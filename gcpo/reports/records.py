@@ -178,7 +178,8 @@ def gather(table: pd.DataFrame, name: str, keys: list[str], optional: bool = Fal
             parts.append(part.assign(**{key: run[key] for key in keys}))
         elif not optional:
             raise FileNotFoundError(f"run {run['id']} has no table {name!r}")
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    # An empty table would make text of the others' numbers.
+    return pd.concat([p for p in parts if len(p)] or parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def table_of(run: Run, name: str) -> pd.DataFrame | None:
