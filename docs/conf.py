@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -98,6 +100,17 @@ class Piece(SphinxDirective):
         return [nodes.raw("", getattr(pieces, self.name)(), format="html")]
 
 
+def polish(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None) -> None:
+    """Mark estimates with intervals in tables, for site.css, and link every picture to its file, where it is larger."""
+
+    def marked(cell: re.Match[str]) -> str:
+        return re.sub(r"(?:[-+\d.]+ )?\[[^\s<>]+, [^\s<>]+\]", r'<span class="interval">\g<0></span>', cell[0])
+
+    body = re.sub(r"<td.*?</td>", marked, context.get("body", ""), flags=re.S)
+    picture = r'(?<!\.html">)<img [^>]*src="([^"]+)"[^>]*>'  # of a link to a page there is one already
+    context["body"] = re.sub(picture, r'<a class="picture" href="\1">\g<0></a>', body)
+
+
 def finish(app: Sphinx, error: Exception | None) -> None:
     """Put the front page under the name that a browser asks for, and leave out MathJax's other bundles, 18 MB, and the
     maps that debuggers read of the theme's scripts."""
@@ -118,6 +131,7 @@ def setup(app: Sphinx) -> None:
     reference_pages.write()
     api_reference.connect(app)
     app.connect("source-read", add_navigation)
+    app.connect("html-page-context", polish)
     app.connect("build-finished", finish)
     app.connect("doctree-read", notebook_pages.improve)
     app.add_config_value("repository", "", "env")

@@ -25,7 +25,15 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "methods"
 WORDS = read_yaml(ROOT / "docs" / "methods.yaml")
 SIZES = (4, 8, 16)
-WIDTH, HEIGHT, EDGE = 360, 200, 44  # of a curve's picture, in pixels
+WIDTH, HEIGHT, EDGE, TOP = 360, 200, 44, 30  # of a curve's picture, in pixels
+MEASURES = {  # of a factor, as the equations above its curve have it
+    "BarycentricTransport": "BoT",
+    "CosineDispersion": "CD",
+    "KernelEntropy": "VNE",
+    "RewardDispersion": "RD",
+    "RewardVariance": "Var",
+    "SemanticEntropy": "SE",
+}
 
 
 def write() -> list[str]:
@@ -151,10 +159,11 @@ def curve(factor: GroupFactor) -> str:
         return EDGE + (WIDTH - EDGE - 10) * value / most
 
     def down(value: float) -> float:
-        return 10 + (HEIGHT - EDGE) * (high - value) / (high - low)
+        return TOP + (HEIGHT - EDGE - TOP) * (high - value) / (high - low)
 
     points = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in zip(score.tolist(), weight.tolist(), strict=True))
-    said = f"Weight {factor.weight} over {factor.measure}: {weight[0]:.3f} at 0, {weight[-1]:.3f} at {most:.3g}"
+    name = MEASURES[factor.kind]
+    said = f"Weight of {name} over {name}: {weight[0]:.3f} at 0, {weight[-1]:.3f} at {most:.3g}"
     text = 'font-size="12" fill="currentColor"'
     marks = "".join(
         f'<text {text} x="{EDGE - 6}" y="{down(value) + 4:.1f}" text-anchor="end">{value:.3f}</text>'
@@ -163,9 +172,9 @@ def curve(factor: GroupFactor) -> str:
     return (
         f'<svg role="img" aria-label="{said}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" style="max-width: 100%">'
         f'<path d="M {EDGE} {down(1):.1f} H {WIDTH}" stroke="currentColor" stroke-dasharray="3"/>'
-        f'<text {text} x="0" y="10">weight {factor.weight}</text>'
+        f'<text {text} x="0" y="12">weight ω<tspan dy="3" font-size="9">{name}</tspan></text>'
         f'<polyline points="{points}" fill="none" stroke="#3182bd" stroke-width="3"/>{marks}'
         f'<text {text} x="{EDGE}" y="{HEIGHT - 20}">0</text>'
         f'<text {text} x="{WIDTH}" y="{HEIGHT - 20}" text-anchor="end">{most:.3g}</text>'
-        f'<text {text} x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">{factor.measure} (G = 16)</text></svg>'
+        f'<text {text} x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">{name} (G = 16)</text></svg>'
     )

@@ -55,7 +55,7 @@ def main(picture: bool = False) -> None:
     for name, page in MADE.items():
         (PAGES / f"{name}.html").write_text(page(), encoding="utf-8")
     if picture:
-        look = "chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,880".split()
+        look = "chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,960".split()
         shot = DOCS / "pictures" / "explorer.png"
         subprocess.run([*look, f"--screenshot={shot}", (PAGES / "explorer.html").as_uri()], check=True)
 

@@ -76,7 +76,7 @@
   }
 
   const NAMES = {
-    grpo: "GRPO", se: "semantic entropy", cd_only: "CD alone", bot_only: "BoT alone", rd_only: "RD alone",
+    grpo: "GRPO", se: "SE", cd_only: "CD alone", bot_only: "BoT alone", rd_only: "RD alone",
     gcpo_cd: "GCPO-CD", gcpo_bot: "GCPO-BoT", qhawkeye: "Q-Hawkeye",
   };
   const MEASURES = {
@@ -91,6 +91,9 @@
   ];
   const EXAMPLES = {
     "a right answer, a near miss, and a stray": HOMES,
+    "chapter 00's four: where is the key?": [
+      ["in the garden", true, 1], ["the garden", true, 1], ["in the cellar", false, 2], ["a letter", false, 3],
+    ],
     "one meaning, two rewards": HOMES.map(([text, right]) => [text, right, 1]),
     "near misses: 42 among its neighbours": ["42", "42", "forty-two", "42", "43", "41", "48", "24"].map((text, i) => [
       text, i < 4, [1, 1, 1, 1, 2, 3, 4, 5][i],
@@ -124,12 +127,15 @@
     number.textContent = digits;
   }
 
+  const same = (text) => text.trim().toLowerCase(); // MiniLM reads no capitals
   const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
 
   function start(root, { texts, rows }) {
     const find = (selector) => root.querySelector(selector);
     const body = find(".explorer-answers tbody"), said = find(".explorer-said"), list = find("datalist");
     list.id = `explorer-texts-${Math.random().toString(36).slice(2)}`;
+    const known = texts.map(same);
+    find(".explorer-count").textContent = texts.length;
     list.append(...texts.map((text) => new Option(text, text)));
     find("[name=example]").append(...Object.keys(EXAMPLES).map((name) => new Option(name, name)));
     find("[name=method]").append(...Object.entries(NAMES).slice(1).map(([key, name]) => new Option(name, key)));
@@ -142,11 +148,11 @@
 
     // Vectors of the answers; a text of which none is stored is at right angles to every other.
     function vectors(answers) {
-      const strange = [...new Set(answers.map(({ text }) => text))].filter((text) => !texts.includes(text));
+      const strange = [...new Set(answers.map(({ text }) => same(text)))].filter((text) => !known.includes(text));
       const width = rows.length + strange.length;
       return [strange, answers.map(({ text }) => {
-        const vector = Array(width).fill(0), at = texts.indexOf(text);
-        if (at < 0) vector[rows.length + strange.indexOf(text)] = 1;
+        const vector = Array(width).fill(0), at = known.indexOf(same(text));
+        if (at < 0) vector[rows.length + strange.indexOf(same(text))] = 1;
         else rows[at].forEach((value, axis) => { vector[axis] = value; });
         return vector;
       })];
@@ -156,11 +162,12 @@
       if (!answers.length) return "A group needs at least one answer: add one.";
       if (!(alpha >= 0 && alpha < Infinity)) return "α has to be a number of at least 0.";
       if (answers.some(({ cluster }) => !Number.isInteger(cluster))) return "Every answer needs a cluster, a whole number.";
-      if (answers.length === 1) return "One answer has nothing to differ from: every weight is 1, every advantage 0.";
-      if (new Set(answers.map(({ right }) => right)).size === 1)
-        return "All rewards are equal, so every advantage is 0, and no weight can change that.";
-      if (strange.length) return `No embedding is stored for “${strange[0]}”: it counts as unlike every other answer.`;
-      return "";
+      const equal = new Set(answers.map(({ right }) => right)).size === 1;
+      return [
+        ...strange.map((text) => `No embedding is stored for “${text}”.`),
+        answers.length === 1 ? "One answer has nothing to differ from: every weight is 1, every advantage 0."
+          : equal ? "All rewards are equal, so every advantage is 0, and no weight can change that." : "",
+      ].join(" ").trim();
     }
 
     function show() {
@@ -170,7 +177,10 @@
       find("[name=add]").disabled = answers.length >= LARGEST;
       const broken = !answers.length || !(alpha >= 0 && alpha < Infinity) || answers.some(({ cluster }) => !Number.isInteger(cluster));
       find(".explorer-figures").hidden = broken;
-      if (broken) return;
+      if (broken) {
+        for (const cell of body.querySelectorAll(".plain, .bar, .value")) cell.replaceChildren();
+        return;
+      }
       const found = measure(embedded, answers.map((a) => a.cluster), answers.map((a) => (a.right ? 2 : 0)), alpha);
       const most = Math.max(...found.advantages.grpo.map(Math.abs), ...found.advantages[method].map(Math.abs));
       answers.forEach(({ row }, i) => {
@@ -194,22 +204,28 @@
     }
 
     function draw(picture, answers, distances) {
-      const order = answers.map((_, i) => i).sort((i, j) => answers[i].cluster - answers[j].cluster || i - j);
-      const G = order.length;
-      picture.setAttribute("viewBox", `0 0 ${G} ${G}`);
+      const G = answers.length, edge = G / 14, step = Math.ceil(G / 16); // a group of many has few numbers
+      picture.setAttribute("viewBox", `${-edge} ${-edge} ${G + edge} ${G + edge}`);
       const mean = sum(distances.flat()) / G ** 2;
       picture.setAttribute("aria-label", `Distances of ${G} answers by pairs, ${mean.toFixed(2)} on average`);
-      picture.replaceChildren(...order.flatMap((i, y) => order.map((j, x) => {
-        const cell = svg("rect", { x, y, width: 1.02, height: 1.02, fill: `hsl(0 0% ${100 - 100 * distances[i][j]}%)` });
+      picture.replaceChildren(...answers.flatMap((one, y) => answers.map((two, x) => {
+        const cell = svg("rect", { x, y, width: 1.02, height: 1.02, fill: `hsl(0 0% ${100 - 100 * distances[y][x]}%)` });
         const title = svg("title", {});
-        title.textContent = `${answers[i].text} / ${answers[j].text}: ${distances[i][j].toFixed(2)}`;
+        title.textContent = `${one.text} / ${two.text}: ${distances[y][x].toFixed(2)}`;
         cell.append(title);
         return cell;
       })));
-      for (let k = 1; k < G; k++) {
-        if (answers[order[k]].cluster === answers[order[k - 1]].cluster) continue;
-        const line = { stroke: "#e6550d", "stroke-width": G / 150 };
-        picture.append(svg("line", { x1: k, x2: k, y1: 0, y2: G, ...line }), svg("line", { y1: k, y2: k, x1: 0, x2: G, ...line }));
+      const frame = { width: 0.9, height: 0.9, fill: "none", stroke: "#e6550d", "stroke-width": G / 150, "pointer-events": "none" };
+      answers.forEach((one, y) => answers.forEach((two, x) => {
+        if (one.cluster === two.cluster) picture.append(svg("rect", { x: x + 0.05, y: y + 0.05, ...frame }));
+      }));
+      const look = { "font-size": edge * 0.75, fill: "currentColor", "text-anchor": "middle", "dominant-baseline": "central" };
+      for (let k = 0; k < G; k += step) {
+        for (const [x, y] of [[k + 0.5, -edge / 2], [-edge / 2, k + 0.5]]) {
+          const number = svg("text", { x, y, ...look });
+          number.textContent = k + 1;
+          picture.append(number);
+        }
       }
       picture.append(svg("rect", { x: 0, y: 0, width: G, height: G, fill: "none", stroke: "#888", "stroke-width": G / 150 }));
     }
@@ -217,10 +233,10 @@
     function add([text, right, cluster]) {
       const row = body.insertRow();
       row.innerHTML =
-        `<td><input aria-label="answer" list="${list.id}"></td>` +
-        '<td><input type="checkbox" aria-label="right"></td>' +
-        '<td><input type="number" min="1" step="1" aria-label="cluster"></td>' +
-        '<td class="plain number"></td><td class="weighed"><div><span class="bar"></span><span class="value number"></span></div></td>' +
+        `<th scope="row"></th><td><input aria-label="answer" list="${list.id}"></td>` +
+        '<td data-name="right"><input type="checkbox" aria-label="right"></td>' +
+        '<td data-name="cluster"><input type="number" min="1" step="1" aria-label="cluster"></td>' +
+        '<td class="plain number" data-name="GRPO"></td><td class="weighed" data-name="→"><div><span class="bar"></span><span class="value number"></span></div></td>' +
         '<td><button type="button" aria-label="remove this answer">×</button></td>';
       const inputs = row.querySelectorAll("input");
       [inputs[0].value, inputs[1].checked, inputs[2].value] = [text, right, cluster];
@@ -245,8 +261,8 @@
       show();
     });
     find("[name=equal]").addEventListener("click", () => {
-      const seen = [...new Set(group().map(({ text }) => text))];
-      for (const { row, text } of group()) row.querySelector("[aria-label=cluster]").value = seen.indexOf(text) + 1;
+      const seen = [...new Set(group().map(({ text }) => same(text)))];
+      for (const { row, text } of group()) row.querySelector("[aria-label=cluster]").value = seen.indexOf(same(text)) + 1;
       show();
     });
     find("[name=example]").addEventListener("change", (event) => load(event.target.value));

@@ -18,6 +18,8 @@ function summarise(html, stems, anchor) {
   const page = new DOMParser().parseFromString(html, "text/html");
   const article = page.querySelector("article") ?? page.body;
   const found = (anchor && article.querySelector(anchor)) || article;
+  for (const { firstChild: tex } of found.querySelectorAll(".math")) // as plain as TeX can be read
+    tex.nodeValue = tex.nodeValue.replace(/\\(?:(?:mathrm|text|operatorname|left|right)\b|[()[\],;!])|[\\{}]/g, "");
   const words = [...stems].map((stem) => stem.toLowerCase().replace(/[ie]$/, ""));
   const has = (text) => words.filter((word) => text.toLowerCase().includes(word)).length;
   const best = (kind) => [...found.querySelectorAll(kind)]
@@ -46,6 +48,7 @@ document.addEventListener("DOMContentLoaded", () => {
     fold.append(title, input);
   }
   for (const block of document.querySelectorAll("div.highlight")) {
+    if (block.closest(".cell_output")) continue;
     const button = document.createElement("button");
     button.type = "button";
     button.className = "copy";
