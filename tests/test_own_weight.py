@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from helpers import by_group, generate, script, table
 
-from gcpo import GCPOConfig
+from gcpo import GCPOConfig, paths
 from gcpo.methods import base_advantages, expand, get_method, weights
+from gcpo.reports import tables
 from gcpo.rollouts import Rollouts
 from gcpo.runs.params import validate
 from gcpo.runs.plan import Plan
@@ -60,10 +62,8 @@ def test_a_trial_finds_what_the_function_reads() -> None:
     found = get_method(lambda r: r.clusters * r.correctness * r.embeddings.norm(dim=2) * r.reward_range[1])
     assert (found.reads, found.needs_entailment(False)) == ({"clusters", "embeddings"}, True)
     assert (found.needs_correctness, found.reads_range, found.granularity) == (True, True, "response")
-    assert get_method(lambda r: r.cluster_labels("exact") * r.entropies.mean(2)).reads == {
-        "exact_clusters",
-        "entropies",
-    }
+    found = get_method(lambda r: r.cluster_labels("exact") * r.entropies.mean(2))
+    assert found.reads == {"exact_clusters", "entropies"}
 
 
 def test_responses_without_a_reward_keep_weight_1() -> None:
@@ -77,9 +77,7 @@ def test_a_run_is_named_by_the_place_and_the_text_of_its_function(
     monkeypatch.syspath_prepend(tmp_path)
     plans = []
     for name, power in (("mine_a", 1), ("mine_b", 2)):
-        (tmp_path / f"{name}.py").write_text(
-            f"def hard(rollouts):\n    return (1 - rollouts.correctness.mean(1)) ** {power}\n"
-        )
+        (tmp_path / f"{name}.py").write_text(f"def hard(r):\n    return (1 - r.correctness.mean(1)) ** {power}\n")
         plans.append(Plan("train", validate({"method": f"{name}:hard"})))
     first, second = (plan.values["method"]["parts"][0]["function"].split() for plan in plans)
     assert first[0] == "mine_a:hard" and first[1] != second[1] and plans[0].id.startswith("tinyqa-hard-0-")
@@ -98,3 +96,5 @@ def test_the_example_has_the_weights_of_its_papers_and_trains(capsys: pytest.Cap
 
     example.main()
     assert "step 2: mean weight" in capsys.readouterr().out
+    ends = pd.read_csv(paths.ROOT / "examples/your_own_weight.csv")[["estimate", "low", "high"]].to_numpy()
+    assert all(f" | {tables.with_interval(*row)} | " in (paths.ROOT / "docs/own_weight.md").read_text() for row in ends)
