@@ -244,7 +244,9 @@ def test_of_right_and_wrong_it_is_pass_at_k() -> None:
         assert s.best_of(right, k) == pytest.approx(expected, abs=1e-12)
 
 
-def test_more_folds_or_samples_than_there_can_be_are_refused() -> None:
+def test_more_folds_or_samples_than_there_can_be_and_another_statistic_are_refused() -> None:
+    with pytest.raises(ValueError, match="statistic is 'tau', expected one of spearman, auc"):
+        s.paired_bootstrap([1, 2, 3], [1, 2, 3], [1, 2, 3], statistic="tau")
     for folds, k in ((1, 0), (4, 4)):
         with pytest.raises(ValueError, match=f"folds is {folds}, expected 2 to 3: each needs 3 of 11 queries"):
             s.heldout_prediction(range(11), range(11), folds=folds)
