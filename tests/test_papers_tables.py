@@ -28,7 +28,7 @@ def finish(plan: Plan) -> None:
     asked = pd.DataFrame({"query": [f"q{n}" for n in range(6)] * 2, "decoding": np.repeat(["greedy", "sampled"], 6)})
     scores = {metric: rng.integers(0, 2, 12) for metric in get_task(plan.params.task).metrics}
     with record.record(plan) as run:
-        run.manifest |= {"results": {}, "data": {"eval": {"dataset": GENERATED}}}
+        run.manifest |= {"results": {}, "data": {"eval": {"dataset": GENERATED, "split": plan.params.eval_split}}}
         run.table(f"{name}.csv", asked.assign(**scores, **{other: rng.random(12) for other in others}))
         if plan.kind == "train":
             run.table("metrics.csv", pd.DataFrame({"step": [1, 2], "reward": rng.random(2), "entropy": rng.random(2)}))

@@ -127,7 +127,7 @@ def _refuse_mixtures(profile: str, manifests: list[dict[str, Any]]) -> None:
 
 def _shared(manifest: dict[str, Any], known: Collection[str] = ()) -> dict[tuple[str, str], str]:
     """Return what runs must share to be compared, by kind and name: their code (one where it is ``known`` to give the
-    same numbers), each model, of which a name has one in each embedded world, and each part of the data but for its
+    same numbers), each model, of which a name has one in each embedded world, and each split of the data but for its
     seed."""
     params, code, seed = manifest["params"], manifest.get("code"), recorded(manifest["params"], "world_seed")
     of = f" of world {seed}" if seed else ""
@@ -138,7 +138,7 @@ def _shared(manifest: dict[str, Any], known: Collection[str] = ()) -> dict[tuple
             found["models", f"{kind} {params[kind]!r}{of}"] = digest(made)
     for part, source in manifest.get("data", {}).items():
         version = {key: value for key, value in source.items() if key not in ("generator_seed", "cut")}
-        found["data", f"{params['task']}, {part}"] = json.dumps(version, sort_keys=True)
+        found["data", f"{params['task']}, {part}: {source.get('split')}"] = json.dumps(version, sort_keys=True)
     return found
 
 
