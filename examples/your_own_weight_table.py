@@ -1,4 +1,4 @@
-"""What one step gains with the weights of your_own_weight.py, from finished runs of its grid.
+"""Table of what one step gains with the weights of your_own_weight.py, from finished runs of its grid.
 
 `PYTHONPATH=examples python examples/your_own_weight_table.py world_a world_b` writes your_own_weight.csv, the table of
 docs/own_weight.md. It is a file of its own, because a run's id has the hash of the file that its weights are in.
