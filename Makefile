@@ -34,7 +34,7 @@ test: setup lint world  ## all checks: unit and property tests, slow tests (repo
 second-world: setup  ## every read notebook in world B, whose seed is another (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m second_world tests/test_notebooks.py
 
-rehearse: world  ## every grid of notebook 40 at toy size, to the papers' own tables (900 runs of seconds: hours on two cores)
+rehearse: world  ## every grid of notebook 40 at toy size, to the papers' own tables (926 runs of seconds: two hours on two cores)
 	$(BIN)/python -m gcpo grid paper_table1 paper_table2 paper_ablations paper_sizes --profile paper --toy
 	$(BIN)/python -m gcpo grid paper_seed_table2 paper_seed_table3 paper_seed_table4 --profile paper_seed --toy
 	$(BIN)/python -m gcpo grid paper_egpo_table1 paper_egpo_table2 paper_egpo_entropy --profile paper_egpo --toy
