@@ -95,6 +95,7 @@ Grids = Annotated[list[str], typer.Argument(help="of params/grids, or paths to s
 Jobs = Annotated[int | None, typer.Option(min=1, help="runs at a time [as many as GPUs, or cores up to 4, allow]")]
 Task = Annotated[str | None, typer.Option(metavar="TASK", help="only runs on this task")]
 Index = Annotated[int | None, typer.Option(min=1, metavar="N", help="only the run of this number, as --dry-run counts")]
+Runs = Annotated[list[str], typer.Argument(metavar="RUN RUN", help="ids, as gcpo runs lists them")]
 Kept = Annotated[bool, typer.Option("--reference", help="the committed reference, not this machine's runs")]
 AnyGrids = Annotated[list[str] | None, typer.Argument(help="grids [those that fit the profile]", **GRID)]
 Grid = Annotated[str | None, typer.Option(help="a grid for all of them, not each report's own", **GRID)]
@@ -216,6 +217,22 @@ def check(name: AnyGrids = None, profile: Profile = "smoke", toy: Toy = False) -
     bad = [f"TRL refuses {id_}: {why}" for why, id_ in by_trl.items() if why]
     print(*bad, *(f"left out: {fault}" for fault in records.faults(profile)), sep="\n")
     return 1 if bad else 0
+
+
+@app.command("runs")
+def runs_(profile: Profile = "smoke", reference: Kept = False) -> None:
+    """List runs, the newest first: what departs from the profile, how each ended, its age."""
+    from gcpo.reports.tables import runs_table
+
+    print(runs_table(profile, reference).to_string(index=False))
+
+
+@app.command()
+def compare(run: Runs, profile: Profile = "smoke", reference: Kept = False) -> None:
+    """Print where finished runs differ: parameters, TRL's settings, results, code and times."""
+    from gcpo.reports.tables import runs_beside
+
+    print(runs_beside(profile, run, reference).to_string())
 
 
 @app.command()

@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from gcpo import statistics
-from gcpo.methods import base_advantages
 from gcpo.reports import alignment
 from gcpo.reports.verdicts import Verdict, decide
-from gcpo.runs.gradients import pair_table
 from gcpo.statistics import Draws
 
 
@@ -129,12 +126,6 @@ def test_few_queries_have_no_held_out_folds() -> None:
     assert np.isnan(found.draws("cd", "mae").estimate) and np.isfinite(found.draws("cd").estimate)
 
 
-def test_ratios_leave_out_what_is_missing() -> None:
-    table = queries(4).sort_values("query").assign(a=[1.0, nan, 3.0, 2.0], b=[2.0, 5.0, 4.0, 6.0])
-    found = alignment.Alignment(table, n=30)
-    assert found.ratio("a", "b").estimate == 0.5
-
-
 def test_halves_take_measures_and_v_from_different_rollouts() -> None:
     table = queries(5).assign(**{f"{name}_half": 7.0 for name in alignment.MEASURES}, V_half=[1.0, 0, nan, 2, 3])
     found = alignment.halves(table)
@@ -208,76 +199,3 @@ def test_realised_power_is_the_share_of_draws_in_which_all_would_be_clear() -> N
     assert alignment.realised({"x": one}, 0.196) == pytest.approx(50, abs=3)
     assert alignment.realised({"x": one, "y": one}, 0.196) == alignment.realised({"x": one}, 0.196)
     assert alignment.realised({"x": one, "y": draws(0.4, seed=1)}, 0.196) == pytest.approx(25, abs=3)
-
-
-# --- pairs of answers -------------------------------------------------------------------------------------------------
-
-
-def test_a_mean_over_queries_resamples_queries_with_all_their_lines() -> None:
-    lines = pd.DataFrame({"query": ["a", "a", "b", "c"], "x": [1.0, 3.0, 5.0, nan]})
-    found = alignment.mean_over_queries(lines, "x", n=2000)
-    assert found.estimate == 3
-    assert set(found.draws.round(6)) == {2.0, 3.0, 5.0}  # twice a, one of each, twice b
-    assert not len(alignment.mean_over_queries(lines.iloc[3:], "x").draws)
-
-
-def test_of_several_trainings_a_mean_is_over_these_too() -> None:
-    one = pd.DataFrame({"query": [*"aabc"], "x": [1.0, 3.0, 5.0, 4.0]})
-    lines = pd.concat([one.assign(training_seed=100 + k, x=one["x"] + k) for k in range(3)], ignore_index=True)
-    found, alone = (alignment.mean_over_queries(part, "x", n=4000) for part in (lines, one.assign(x=one["x"] + 1)))
-    assert found.estimate == pytest.approx(alone.estimate)
-    # Trainings are 0, 1 and 2 apart: their mean has the standard error 1 / sqrt(3), and t with 2 wide ends.
-    assert np.ptp(found.interval()[1:]) > 2 * 4.3 / np.sqrt(3) > np.ptp(alone.interval()[1:])
-    # The contrast of a query with the others is the same in every training, and so is its interval.
-    chosen = lines["query"] == "a"
-    each = alignment.contrast_over_queries(lines, "x", chosen, n=2000)
-    of_one = alignment.contrast_over_queries(one, "x", one["query"] == "a", n=2000)
-    assert each.estimate == of_one.estimate == pytest.approx(2 - 4.5)
-    assert np.ptp(each.interval()[1:]) == pytest.approx(np.ptp(of_one.interval()[1:]), abs=0.01)
-    few = chosen & (lines["training_seed"] == 100)
-    assert alignment.contrast_over_queries(lines, "x", few, n=200).estimate == pytest.approx(2 - 4.5)
-
-
-def test_a_contrast_resamples_queries_with_the_lines_of_both_sides() -> None:
-    lines = pd.DataFrame({"query": ["a", "a", "a", "b"], "x": [1.0, 3.0, 0.0, 2.0]})
-    chosen = pd.Series([True, True, False, False])
-    found = alignment.contrast_over_queries(lines, "x", chosen, n=2000)
-    assert found.estimate == 1  # 2 less the mean of 0 and 2
-    assert set(found.draws.round(6)) == {1.0, 2.0}  # one of each, twice a; twice b has no chosen line
-    assert 0.4 < len(found.draws) / 2000 < 0.9  # so three of four resamples have a contrast
-    assert not len(alignment.contrast_over_queries(lines, "x", chosen & False).draws)
-
-
-def test_near_pairs_are_ranked_within_their_group() -> None:
-    """Two groups whose distances fall inside and rise between them; far pairs and equal texts do not count."""
-    near = [0.01, 0.02, 0.03]
-    rows = [("a", x, 1 - x, False) for x in near] + [("b", 0.1 + x, 9 - x, False) for x in near]
-    rows += [("a", 0.5, 99.0, False), ("b", 0.0, 0.0, True), ("c", 0.1, 1.0, False)]
-    pairs = pd.DataFrame(rows, columns=["query", "embedding_distance", "gradient_distance", "same_text"]).assign(seed=0)
-    found = alignment.rank_correlations(pairs)
-    assert found["query"].tolist() == ["a", "b"] and found["pairs"].tolist() == [3, 3]
-    assert found["rho"].tolist() == pytest.approx([-1, -1])
-    assert alignment.rank_correlations(pairs, within=2)["rho"].iloc[0] == pytest.approx(0.2)
-    assert alignment.rank_correlations(pairs.iloc[:0]).empty
-    trainings = pd.concat([pairs.assign(training_seed=nan), pairs.assign(training_seed=7.0)])
-    assert len(alignment.rank_correlations(trainings)) == 4
-
-
-def test_the_alignment_of_a_right_and_a_wrong_answer_is_that_of_their_gradients() -> None:
-    torch.manual_seed(0)
-    gradients = torch.randn(8, 5).double() + 0.5
-    rewards = torch.tensor([0.0, 2, 2, 0, 0, 2, 0, 2])
-    advantages = base_advantages(rewards[None])[0]
-    gram, texts = gradients @ gradients.T, [str(i) for i in range(8)]
-    pairs = pair_table(torch.randn(8, 3), gram, advantages, torch.zeros(8, dtype=torch.long), texts)
-    pairs = pairs.assign(query="q", seed=0)
-    group = pd.DataFrame({"query": ["q"], "seed": [0], "rd": [1.0]})
-    found = alignment.right_against_wrong(pairs, group, 8, (0, 2))
-    assert len(found) == 16
-    for row in found.itertuples():
-        assert rewards[row.first] != rewards[row.second]
-        g, h = gradients[row.first], gradients[row.second]
-        assert row.alignment == pytest.approx(float(2 * g @ h / (g @ g + h @ h)), abs=1e-9)
-        assert row.apart == 1 - row.alignment
-        assert abs(row.alignment) <= abs(float(torch.cosine_similarity(g, h, dim=0))) + 1e-12
-    assert alignment.right_against_wrong(pairs, group.assign(rd=0.9), 8, (0, 2)).empty

@@ -1,5 +1,6 @@
-"""Every command that the pages and the Snakefile show, dry: its options, values and names are those of the program."""
+"""Every command that pages, notebooks and the Snakefile show, dry: its options, values and names are the program's."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +16,7 @@ from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import TOY, load_profile, over
 
 PAGES = [*paths.ROOT.glob("*.md"), *paths.ROOT.glob("docs/*.md"), paths.ROOT / "workflow" / "Snakefile"]
+PAGES += paths.NOTEBOOKS.glob("*.ipynb")
 # What is not ours, or leaves something out.
 OTHERS = r"python -c|python -m (?:build|pytest|verl|gcpo[.])|\S+ \.\.\.|snakemake -n"
 COMMAND = re.compile(rf"(?!{OTHERS})(gcpo|papermill|make|snakemake|python|workflow/\S+) ")
@@ -26,6 +28,8 @@ NAMES |= {"GRID": "smoke", "my_method": "se", "my_task": "gsm8k"}  # a word in p
 def commands(page: Path) -> set[str]:
     """Lines of blocks and of comments, and what stands between backticks, that begin with one of our commands."""
     text = page.read_text().replace("\\\n", "")
+    if page.suffix == ".ipynb":
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(page.read_text())["cells"])
     prose, blocks = ("".join(text.split("```")[start::2]) for start in (0, 1))
     found = [*blocks.splitlines(), *re.findall(r"(?m)^#   (.+)", text), *re.findall(r"`([^`]+)`", prose)]
     bare = (re.sub(r"^([A-Z_]+=\S+ )*(\.venv/bin/)?", "", " ".join(line.split())) for line in found)

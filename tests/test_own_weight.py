@@ -1,5 +1,7 @@
 """Weights of one's own: functions of the rollouts in the trainer, in runs and in verl, and what is refused."""
 
+import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,11 @@ from gcpo.verl import Settings
 
 example = script("examples/your_own_weight.py")
 REWARDS = ((0, 2, 2, 0), (1, 1, 1, 1), (0, 0, 0, 0.7))
+
+
+def hard(rollouts: Rollouts, power: float = 1.0) -> torch.Tensor:
+    """Hard questions count more."""
+    return (1 - rollouts.correctness.mean(1)) ** power
 
 
 FUNCTIONS = {
@@ -40,11 +47,12 @@ def test_the_trainer_multiplies_advantages_by_what_the_function_gives(make: Any,
 
 
 WRONG = {
-    "shape (3,), expected shape (2,) or (2, 4)": lambda rollouts: torch.ones(3),
+    "shape (3,), expected (B,), (B, G) or (B, G, T) with (B, G) = (2, 4)": lambda rollouts: torch.ones(3),
     "gives a float": lambda rollouts: 1.0,
     "[nan, nan, nan, nan]": lambda rollouts: rollouts.rewards / rollouts.rewards.sum(1, keepdim=True),
     "gives -1, and a weight is at least 0": lambda rollouts: -rollouts.rewards,
     "Did you mean 'embeddings'?": lambda rollouts: rollouts.embedings,
+    "no 'ratios'": lambda rollouts: rollouts.ratios.mean(2),  # which there are in the loss alone
 }
 
 
@@ -56,6 +64,24 @@ def test_what_is_no_weight_is_refused_in_one_line_before_a_model_is_loaded(said:
     for name, said in (("nowhere:mine", "No module"), ("math:nothing", "no attribute"), (3, "3")):
         with pytest.raises(ValueError, match=f"Unknown method .*{said}"):
             get_method(name)
+
+
+def test_what_is_written_of_a_function_has_no_address() -> None:
+    with pytest.raises(ValueError, match=f"^{__name__}:hard has no option 'form'. It has none.$"):
+        get_method(hard, form="linear")
+    half, whole = (get_method(partial(hard, power=power)) for power in (0.5, 1))
+    assert half.rule == whole.rule == "Hard questions count more." and half.constants() != whole.constants()
+    assert half.constants()["parts"][0]["function"].startswith(f"{__name__}:hard ")
+
+
+def test_a_lambda_trains_and_saves_and_a_function_is_found_again(make: Any, tmp_path: Path) -> None:
+    trainer = make(lambda r: 1 - r.correctness.mean(1), max_steps=1, save_steps=1, save_strategy="steps")
+    trainer.train()
+    (path,) = tmp_path.glob("**/checkpoint-1/training_args.bin")
+    assert torch.load(path, weights_only=False).method.endswith("<lambda>")
+    for method in (hard, "gcpo_bot"):
+        args = GCPOConfig(str(tmp_path), method=method, bf16=False)
+        assert pickle.loads(pickle.dumps(args)).resolved_method() == args.resolved_method()
 
 
 def test_a_trial_finds_what_the_function_reads() -> None:

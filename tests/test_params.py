@@ -107,6 +107,7 @@ def test_values_at_the_edge_of_what_is_possible_are_accepted() -> None:
         {"save_steps": 4, "grpo": {"num_iterations": 3}},  # no checkpoint before the last step
         {"grpo": {"generation_kwargs": {"suppress_tokens": [1], "no_repeat_ngram_size": 3}}},
         {"grpo": {"use_vllm": True, "generation_kwargs": {"bad_words": ["x"]}}},
+        {"grpo": {"alpha_end": 0.0, "drop_equal_groups": True}},
         *({"grpo": {key: one}} for key, (within, _) in RANGES.items() for one in within if key != "num_iterations"),
     ):
         accepted = validate(values).model_dump(mode="json")

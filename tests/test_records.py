@@ -36,6 +36,27 @@ def test_find_gives_finished_runs_only() -> None:
     assert records.find("p")["seed"].tolist() == [0, 2]
 
 
+def test_runs_are_listed_with_what_departs_and_compared(call: Any) -> None:
+    first, second = finished(seed=0, alpha=0.25), finished(seed=1, results={"greedy_f1": 0.75})
+    broken = failed(seed=2, beta=0.5)
+    with record.record(planned(seed=3)) as going:
+        lines = [line.split() for line in call("runs", "--profile", "p").out.splitlines()[1:]]
+    assert [line[0] for line in lines] == [run.folder.name for run in (going, broken, second, first)]
+    texts = [" ".join(line) for line in lines]
+    for text, said in zip(
+        texts, ("running, or killed", "beta 0.5 FAILED", "greedy_f1 0.75 0", "alpha 0.25 f"), strict=True
+    ):
+        assert said in text and text.endswith("0 days 00:00")
+    ids = [run.folder.name for run in (first, second)]
+    table = [line.split() for line in call("compare", *ids, "--profile", "p").out.splitlines()]
+    assert ["alpha", "0.25", "0.6"] in table and ["greedy_f1", "0.5", "0.75"] in table
+    assert not {"method", "task", "commit"} & {line[0] for line in table}
+    wrong = call("compare", ids[0], ids[1][:-1], "--profile", "p", status=2).err
+    assert wrong.splitlines()[-1].startswith(
+        f"gcpo: no finished run {ids[1][:-1]} of profile p. Did you mean '{ids[1]}'?"
+    )
+
+
 def test_an_id_that_reads_as_missing_is_an_id() -> None:
     ids = ["nan", "NA", "None", "null", "007"]
     finished(tables={"eval": pd.DataFrame({"query": ids, "document": ids, "f1": [0.5, math.nan, 1, 0, 0]})})

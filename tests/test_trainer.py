@@ -297,10 +297,12 @@ def test_alpha_goes_linearly_to_its_last_value(make: Make) -> None:
     rewards = h.table((0, 0.5, 2, 1), (1, 1, 1, 1), (2, 0, 0.5, 0))
     seen: list[Rollouts] = []
     trainer = make("gcpo_bot", reward_funcs=rewards, alpha=0.8, alpha_end=0.2, max_steps=4, callback=seen.append)
-    trainer.state.max_steps, trainer.state.global_step = 4, 1
-    h.generate(trainer)
-    expected = weights("gcpo_bot", seen[0], alpha=0.65)
-    h.assert_close(torch.tensor(trainer._logs["extra"]["weight"]).view_as(expected), expected)
+    for step, alpha in ((1, 0.6), (3, 0.2)):
+        trainer.state.max_steps, trainer.state.global_step = 4, step
+        h.generate(trainer)
+        expected = weights("gcpo_bot", seen[-1], alpha=alpha)
+        found = torch.tensor(trainer._logs["extra"]["weight"])[-expected.numel() :]
+        h.assert_close(found.view_as(expected), expected)
     with pytest.raises(ValueError, match="alpha_end must be at least 0"):
         make("gcpo_bot", alpha_end=-1.0)
 

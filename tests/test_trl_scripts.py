@@ -122,6 +122,14 @@ def test_cards_credit_papers(make: Make, tmp_path: Path, method: str, title: str
     assert "- rewards (0.0, 2.0)" in card and "\n\n\n" not in card and ("0.37" in card) == (method == "gcpo_bot")
 
 
+def test_a_card_says_settings_that_were_used(make: Make, tmp_path: Path) -> None:
+    make("rd_only", alpha_end=0.0, drop_equal_groups=True).create_model_card(model_name="mine")
+    card = (tmp_path / "README.md").read_text()
+    assert (
+        "alpha_end 0.0, drop_equal_groups True\n" in card and "drops_equal" not in card and "equalize_mean" not in card
+    )
+
+
 def test_every_method_has_papers() -> None:
     assert all(row.papers for row in METHODS.values())
 

@@ -15,7 +15,7 @@ from gcpo.errors import nearest, one_of
 from gcpo.masked import deviations
 from gcpo.methods.components import entirely_incorrect, is_graded
 from gcpo.methods.forms import check_alpha
-from gcpo.methods.own import OwnWeight, Weight, place
+from gcpo.methods.own import OwnWeight, Weight, called, place, unpacked
 from gcpo.methods.table import BASES, METHODS, Method
 from gcpo.rollouts import Rollouts
 
@@ -40,8 +40,8 @@ def get_method(name: str | Method | Weight, *, alpha: float | None = None, seed:
     controls = ["shuffle"] * (row.permuted and len(row.factors) > 1) + ["power"] * (row.power != 1)
     valid = dict.fromkeys([option for one in row.components for option in one.OPTIONS] + controls)
     if unknown := options.keys() - valid.keys():
-        wrong = min(unknown)
-        raise ValueError(f"{name} has no option {wrong!r}.{nearest(wrong, valid) if valid else ' It has none.'}")
+        wrong, own = min(unknown), called(name)
+        raise ValueError(f"{own} has no option {wrong!r}.{nearest(wrong, valid) if valid else ' It has none.'}")
     return _with_constants(row, alpha, options).seeded(seed)
 
 
@@ -55,8 +55,8 @@ def own_method(given: Any) -> Method:
         return found
     if not callable(found):
         raise ValueError(f"Unknown method {given!r}.{nearest(str(given), METHODS)}")
-    rule = (inspect.getdoc(found) or place(found)).partition("\n")[0]
-    return Method(paper="own", rule=rule, factors=(OwnWeight(function=found),))
+    text = inspect.getdoc(unpacked(found)[0]) or place(found)
+    return Method(paper="own", rule=text.partition("\n")[0], factors=(OwnWeight(function=found),))
 
 
 def _with_constants(row: Method, alpha: float | None, options: Mapping[str, Any]) -> Method:
@@ -182,7 +182,7 @@ def _finite(method: Any, row: Method, modulation: Modulation) -> Modulation:
         if row.shuffle in ("both", "geo"):  # the group that the weight came from: RD's are finite
             group = int(permutation(len(broken), row.seed)[group])
         reads = ", ".join(["rewards", *sorted(row.reads)])
-        raise ValueError(f"{method}: the weight of group {group} is not finite; look at its features, {reads}.")
+        raise ValueError(f"{called(method)}: the weight of group {group} is not finite; look at its features, {reads}.")
     return modulation
 
 

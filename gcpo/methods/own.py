@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -20,14 +21,27 @@ Weight = Callable[[Rollouts], Tensor]
 
 def place(function: Weight) -> str:
     """Return "package.module:name" of a function, or of the class of an object that can be called."""
+    function, _ = unpacked(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}:{named.__qualname__}"
 
 
+def unpacked(function: Any) -> tuple[Any, str]:
+    """Return the function inside a ``functools.partial``, and what that gives it in words; or itself, and ""."""
+    return (function.func, f"{function.args} {function.keywords}") if isinstance(function, partial) else (function, "")
+
+
+def called(method: Any) -> str:
+    """Return what a method goes by that is given as a name, a function or a `Method`."""
+    return method if isinstance(method, str) else place(method) if callable(method) else "own"
+
+
 def source(function: Weight) -> str:
-    """Return a function's place and, where its module has a file, the hash of that, as ids of runs name it."""
+    """Return a function's place and, where its module has a file, the hash of that and of what a partial one has been
+    given, as ids of runs name it."""
     with suppress(OSError, TypeError):
-        text = inspect.getsource(inspect.getmodule(function))  # type: ignore[arg-type]  # without one: TypeError
+        inner, given = unpacked(function)
+        text = inspect.getsource(inspect.getmodule(inner)) + given  # type: ignore[arg-type]  # without one: TypeError
         return f"{place(function)} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return place(function)
 
@@ -39,7 +53,7 @@ class _Trial(Rollouts):
         self.read = set[str]()
         drawn = torch.rand(2, 4, 4, 3, generator=torch.Generator().manual_seed(0))
         tokens, rewards = drawn[:, :, 0], torch.tensor([[0.0, 1, 0, 1], [0, 0, 0, 0]])
-        made: dict[str, Any] = dict.fromkeys(("embeddings", "entropies", "ratios"), tokens) | {"nli": drawn.softmax(-1)}
+        made: dict[str, Any] = dict.fromkeys(("embeddings", "entropies"), tokens) | {"nli": drawn.softmax(-1)}
         made |= dict.fromkeys(("logps", "ref_logps"), -tokens) | dict.fromkeys(("mask", "answer_mask"), tokens.ceil())
         made |= dict.fromkeys(("clusters", "exact_clusters", "math_clusters", "task_clusters"), rewards.int())
         super().__init__(rewards, max_completion_length=3, answered=rewards.bool(), **made)
@@ -94,8 +108,8 @@ class OwnWeight(Factor):
         weight, kept = self.function(rollouts), rollouts.scorable
         shapes = [kept.shape[:1], kept.shape, *([rollouts.mask.shape] if getattr(weight, "ndim", 0) == 3 else [])]
         if not isinstance(weight, Tensor) or weight.shape not in shapes:
-            expected = " or ".join(str(tuple(shape)) for shape in shapes)
-            raise ValueError(f"{place(self.function)} gives {described(weight)}, expected shape {expected}")
+            expected = f"(B,), (B, G) or (B, G, T) with (B, G) = {tuple(kept.shape)}"
+            raise ValueError(f"{place(self.function)} gives {described(weight)}, expected {expected}")
         counted = (kept.any(1), kept, kept.unsqueeze(-1))[weight.ndim - 1]
         counted = counted & rollouts.mask.bool() if weight.ndim == 3 else counted
         if (weight[counted] < 0).any():

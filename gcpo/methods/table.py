@@ -141,11 +141,8 @@ class Method:
 
     def moved(self, end: float, share: float) -> Method:
         """Return the method with every alpha this share of the way to another."""
-        parts = self.factors
-        own = (
-            replace(p, alpha=p.alpha + share * (end - p.alpha)) if isinstance(p, group.GroupFactor) else p
-            for p in parts
-        )
+        every: Any = self.factors
+        own = (replace(p, alpha=p.alpha + share * (end - p.alpha)) if p.has_alpha else p for p in every)
         return replace(self, factors=tuple(own))
 
     def seeded(self, seed: int) -> Method:

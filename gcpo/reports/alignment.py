@@ -16,14 +16,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from scipy.stats import norm
 
 from gcpo import statistics
-from gcpo.methods import base_advantages
 from gcpo.reports.tables import NAMES, with_interval
 from gcpo.reports.verdicts import FAILS, INCONCLUSIVE, RULED_OUT, UNTESTED, Evidence, Verdict, decide, family, pooled
-from gcpo.statistics import Array, Draws, draws_of, draws_over_seeds
+from gcpo.statistics import Array, Draws, draws_over_seeds
 
 MEASURES, RIVALS = NAMES["measures"], NAMES["rivals"]  # column -> what figures call it
 FOUR = ("token_entropy", "se", "cd", "bot")
@@ -110,17 +108,6 @@ class Alignment:
         """measure, statistic, estimate (``best`` less the measure), low, high, p."""
         rows = [(MEASURES[name], statistic, *_numbers(self.less(best, name, statistic))) for name in others]
         return pd.DataFrame(rows, columns=COLUMNS)
-
-    def ratio(self, part: str, whole: str) -> Draws:
-        """The sum of one column over that of another; queries where it is missing do not count."""
-        found = []
-        for table, places in self._runs:
-            known = table[part].notna().to_numpy()
-            counts = self._counts[:, places[known]]
-            over, under = (counts @ table[name].to_numpy()[known] for name in (part, whole))
-            with np.errstate(invalid="ignore", divide="ignore"):
-                found.append(over / under)
-        return draws_of(np.mean(found, axis=0))
 
     def reliability(self, measure: str) -> dict[str, Draws]:
         """How well two draws of answers agree on a measure, on the target, and on both: rank correlations over queries.
@@ -233,85 +220,6 @@ def at_checkpoints(
     final = min(words) if len(words) == 1 else RULED_OUT if words == {RULED_OUT, FAILS} else INCONCLUSIVE
     shown = next((verdict for verdict in asked if verdict["verdict"] == final), asked[0])
     return {**shown, "verdict": final, "parts": pd.DataFrame([{**each[policy], "policy": policy} for policy in each])}
-
-
-def mean_over_queries(lines: pd.DataFrame, column: str, n: int = 10000) -> Draws:
-    """The mean of a column over lines that have it, and its resamples of queries with all their lines; of several
-    trainings the mean over these, with an interval over them too (:func:`gcpo.statistics.draws_over_seeds`)."""
-    return _over_queries([lines.dropna(subset=[column])], column, n)
-
-
-def contrast_over_queries(lines: pd.DataFrame, column: str, chosen: pd.Series, n: int = 10000) -> Draws:
-    """The mean of a column over the chosen lines less that over the others, on the same resamples of queries; of
-    several trainings as :func:`mean_over_queries`, of those that have lines of both."""
-    return _over_queries([lines[chosen], lines[~chosen]], column, n)
-
-
-def _over_queries(sides: Sequence[pd.DataFrame], column: str, n: int) -> Draws:
-    sums = [side.groupby([_trainings(side), "query"])[column].agg(["sum", "size"]) for side in sides]
-    common = sorted(set.intersection(*({*side.index.unique(0)} for side in sums)))
-    names = pd.Index(sorted({query for side in sums for training, query in side.index if training in common}))
-    if not common:
-        return Draws(nan, np.empty(0))
-    counts, each = statistics.seen_and_resampled(len(names), n, 0), []
-    for training in common:
-        filled = [side.loc[training].reindex(names, fill_value=0).to_numpy(float) for side in sums]
-        with np.errstate(invalid="ignore"):  # a resample without lines of one side has no mean
-            first, *rest = (counts @ part[:, 0] / (counts @ part[:, 1]) for part in filled)
-        each.append(first - rest[0] if rest else first)
-    return draws_over_seeds(np.stack(each, axis=1))
-
-
-def rank_correlations(pairs: pd.DataFrame, column: str = "gradient_distance", within: float = NEAR) -> pd.DataFrame:
-    """Return rank correlations of distance in meaning with a column, over each group's near pairs of different texts.
-
-    Args:
-        pairs: lines of ``pairs.csv`` of one or more runs, told apart by ``seed`` and, where it is there,
-            ``training_seed``.
-        column: what 1 - cosine of the embeddings is compared with.
-        within: the largest 1 - cosine that counts.
-
-    Returns:
-        training_seed (where it was), seed, query, rho (Spearman's; nan where a side is constant) and pairs, for groups
-        of three such pairs or more.
-    """
-    keys = [key for key in (TRAINING, "seed", "query") if key in pairs]
-    near = pairs[~pairs["same_text"].astype(bool) & (pairs["embedding_distance"] <= within)]
-    rows = [
-        (*group, statistics.spearman(part["embedding_distance"].to_numpy(), part[column].to_numpy()), len(part))
-        for group, part in near.groupby(keys, dropna=False)
-        if len(part) >= statistics.FEWEST_POINTS
-    ]
-    return pd.DataFrame(rows, columns=[*keys, "rho", "pairs"])
-
-
-def right_against_wrong(
-    pairs: pd.DataFrame, queries: pd.DataFrame, size: int, reward_range: tuple[float, float]
-) -> pd.DataFrame:
-    """Pairs of a right and a wrong answer, and how far their gradients point the same way.
-
-    Only from groups half of which earn the most there is and half the least (RD = 1). All their advantages are a or -a,
-    so |A_i g_i - A_j g_j| is a |g_i - g_j| for answers of one reward and a |g_i + g_j| for a right and a wrong one.
-    Both are recorded, which tells these pairs from the others and gives their inner product.
-
-    Args:
-        pairs: lines of ``pairs.csv`` of one policy's runs, or of several trainings', told apart as before.
-        queries: lines of ``queries.csv`` of the same runs.
-        size: G.
-        reward_range: the least and the most that an answer can earn.
-
-    Returns:
-        the columns of ``pairs``, with alignment: 2 <g_i, g_j> / (|g_i|^2 + |g_j|^2), in [-1, 1]. It has the cosine's
-        sign and is at most as large, the same where both are of one length; apart is 1 - alignment.
-    """
-    rewards = torch.tensor([[*reward_range] * (size // 2)], dtype=torch.float32)
-    scale = float(base_advantages(rewards).max())
-    keys = [key for key in (TRAINING, "seed", "query") if key in pairs and key in queries]
-    found = pairs.merge(queries.loc[np.isclose(queries["rd"], 1), keys], on=keys)
-    minus, plus = found["gradient_distance"] ** 2, (found["advantage_distance"] / scale) ** 2
-    alignment = (plus - minus) / (plus + minus)
-    mixed = (minus > 0) & ~np.isclose(plus, minus, rtol=1e-6, atol=0)
-    return found.assign(alignment=alignment, apart=1 - alignment)[mixed].reset_index(drop=True)
 
 
 def as_text(draws: Draws, digits: int = 2) -> str:

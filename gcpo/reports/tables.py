@@ -1,17 +1,19 @@
 """Tables of results: ours from run records, the papers' from CSV files in the package."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from gcpo import paths
-from gcpo.errors import one_of
+from gcpo.errors import UserError, nearest, one_of
 from gcpo.methods import METHODS
+from gcpo.reports import records
 from gcpo.runs.params import Params, profile_name, validate
 from gcpo.runs.profiles import TOY, load_profile, read_yaml
+from gcpo.runs.runner import outcome
 
 INTERVAL = 95  # per cent, of every interval the project reports
 REPORTED = Path(__file__).parents[1] / "reported"  # the papers' tables
@@ -111,6 +113,35 @@ def departures(params: Params) -> pd.DataFrame:
         own = {**load_profile(params.profile), **own}
     table = pd.DataFrame({"the profile has": validate(own).model_dump(), "this run has": params.model_dump()}).map(str)
     return table[table["the profile has"] != table["this run has"]]
+
+
+def runs_table(profile: str, reference: bool = False) -> pd.DataFrame:
+    """Return a profile's runs, the newest first: id, what departs from the profile's file (but for method and seed,
+    which the id has), how each ended, with its first results, and how long ago it began."""
+    now, rows = pd.Timestamp.now("UTC"), list[Any]()
+    for run in records.runs(profile, reference):
+        began = pd.Timestamp(run.manifest.get("started") or now)
+        state = outcome(run) if run.fault or run.manifest["status"] != "running" else "running, or killed"
+        known = {} if run.fault else {k: v for k, v in run.manifest["params"].items() if k in Params.model_fields}
+        other: Any = departures(Params(**known))["this run has"].drop(["method", "seed"], errors="ignore")
+        departs = ", ".join(f"{name} {value:.60}" for name, value in other.items())
+        name, age = run.manifest.get("id", run.folder.name), str((now - began).floor("min"))[:-3]
+        rows.append((began, name, departs, state, age))
+    return pd.DataFrame(sorted(rows, reverse=True), columns=["began", "run", "departs", "state", "age"]).iloc[:, 1:]
+
+
+def runs_beside(profile: str, ids: Collection[str], reference: bool = False) -> pd.DataFrame:
+    """Return where finished runs of a profile differ, a column each: parameters, TRL's settings, results, code, times;
+    all of these of one run.
+
+    Raises:
+        UserError: there is no such finished run.
+    """
+    found = records.find(profile, reference=reference).set_index("id")
+    if unknown := [id_ for id_ in ids if id_ not in found.index]:
+        raise UserError(f"no finished run {unknown[0]} of profile {profile}.{nearest(unknown[0], found.index)}")
+    table = found.loc[[*ids]].drop(columns=["folder", "label"]).T.astype(str)
+    return table[table.nunique(axis=1) > 1] if len(ids) > 1 else table
 
 
 def scores_table(scores: pd.DataFrame) -> pd.DataFrame:

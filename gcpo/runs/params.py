@@ -84,7 +84,7 @@ def _grpo_fields(fields: dict[str, Any]) -> dict[str, Any]:
     from transformers import GenerationConfig  # seconds to import, so only when used
     from trl import GRPOConfig
 
-    kinds = get_type_hints(GRPOConfig)
+    kinds = get_type_hints(GRPOConfig) | {"alpha_end": float | None, "drop_equal_groups": bool}  # GCPOConfig's own
     own = dict.fromkeys(Params.model_fields, "is set by the parameter of that name: set that instead")
     _known(own | REFUSED["grpo"], fields, sorted(kinds))
     found = {name: _typed(name, value, kinds[name]) for name, value in fields.items()}
@@ -251,7 +251,7 @@ class Params(BaseModel):
     save_steps: Positive = Field(2, le=10**7)
     """steps between checkpoints"""
     grpo: Annotated[dict[str, Any], AfterValidator(_grpo_fields)] = {}
-    """any other field of TRL's GRPOConfig"""
+    """any other field of TRL's GRPOConfig; or alpha_end, drop_equal_groups of GCPOConfig"""
     report_to: str = "none"
     """a tracker that transformers knows: trackio, wandb, tensorboard ..."""
 

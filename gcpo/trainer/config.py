@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 from gcpo.methods import BASES, Method, get_method
 from gcpo.methods.forms import check_alpha
-from gcpo.methods.own import Weight, place
+from gcpo.methods.own import Weight, called
 from gcpo.methods.reward import OverlongPenalty
 from gcpo.methods.token import CovarianceClip, CovariancePenalty
 
@@ -48,7 +48,7 @@ class GCPOConfig(GRPOConfig):
             or "none" (alpha as it is), ``clusters`` "greedy", "bidirectional", "exact", "math" or "task".
         alpha: alpha_base of group weights; the strength is alpha / log G (GCPO, section 3.4). None: the method's own
             (0.6 for GCPO's). 0 gives the base method.
-        alpha_end: alpha_base to which ``alpha`` goes linearly over the training, by equal parts a step; None: it stays.
+        alpha_end: alpha_base of the last step, to which ``alpha`` goes by equal parts a step; None: it stays.
         drop_equal_groups: groups whose rewards are all equal, which teach nothing, leave the loss: its count of tokens,
             or, where it is a mean over responses ("grpo", "dr_grpo"), that mean. The KL term stays a mean over all.
         equalize_mean: divide the weights by their mean over the batch, for comparisons at nearly the same mean |A| (a
@@ -81,7 +81,7 @@ class GCPOConfig(GRPOConfig):
     method: Named = field(default="gcpo_bot", metadata={"help": "A name in METHODS, or module:name."})
     method_options: dict[str, Any] | str | None = field(default=None, metadata={"help": "Constants of the method."})
     alpha: float | None = field(default=None, metadata={"help": "alpha_base; strength is alpha / log G."})
-    alpha_end: float | None = field(default=None, metadata={"help": "alpha_base at the last step."})
+    alpha_end: float | None = field(default=None, metadata={"help": "alpha_base of the last step."})
     drop_equal_groups: bool = field(default=False, metadata={"help": "Groups with equal rewards leave the loss."})
     equalize_mean: bool = field(default=False, metadata={"help": "Divide weights by their batch mean."})
     # Types that HfArgumentParser can read from a command line.
@@ -104,8 +104,7 @@ class GCPOConfig(GRPOConfig):
     def __post_init__(self, resolved: Method | None) -> None:
         options = _options(self.method_options)
         row = resolved or get_method(self.method, alpha=self.alpha, seed=self.seed, **options)
-        if not isinstance(self.method, str):  # a place can be written down, and is found again
-            self.method = "own" if isinstance(self.method, Method) else place(self.method)
+        self.method = called(self.method)  # which can be written down
         if self.alpha_end is not None:
             check_alpha(self.alpha_end, "alpha_end")
         for name in ("alpha", "alpha_end"):
@@ -130,7 +129,15 @@ class GCPOConfig(GRPOConfig):
 
     def resolved_method(self) -> Method:
         """The method with its constants, its alpha and, for a method that asks, the loss's own clip of the ratio."""
+        if "_method" not in vars(self):
+            options = _options(self.method_options)
+            row = get_method(self.method, alpha=self.alpha, seed=self.seed, **options)
+            self._method = row if "clip" in options else row.clipped(self.epsilon, self.epsilon_high)
         return self._method
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the method out of a saved file, where it is found by its name again: a function may have no place."""
+        return {key: value for key, value in vars(self).items() if key != "_method"}
 
     @property
     def on_policy(self) -> bool:
@@ -142,7 +149,7 @@ class GCPOConfig(GRPOConfig):
     def compares_rows(self) -> bool:
         """Return True if what a row adds to a step depends on the other rows of its micro-batch."""
         entropies = any(getattr(self, name, 0) for name in ("entropy_coef", "use_adaptive_entropy"))  # since TRL 1.16
-        return self._method.in_loss or self.loss_type == "bnpo" or self.top_entropy_quantile != 1 or entropies
+        return self.resolved_method().in_loss or self.loss_type == "bnpo" or self.top_entropy_quantile != 1 or entropies
 
     @property
     def shards(self) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor
+from datasets import Dataset, IterableDataset
+from torch import Tensor, nn
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -56,7 +57,7 @@ class GCPOTrainer(GRPOTrainer):
     completions table, whose advantages are the modulated ones.
 
     Args:
-        model, arguments, keywords: as in TRL.
+        model, train_dataset, arguments, keywords: as in TRL.
         reward_funcs: as in TRL. A reward function may say what it can reach: ``reward.reward_range = (0.0, 1.0)``.
         args: a :class:`GCPOConfig`.
         answer_extractor: completion text -> answer, or None when there is none; answers are embedded and clustered.
@@ -83,9 +84,10 @@ class GCPOTrainer(GRPOTrainer):
 
     def __init__(
         self,
-        model: Any,
-        reward_funcs: Any = None,
+        model: str | nn.Module,
+        reward_funcs: str | nn.Module | Callable[..., Sequence[float | None]] | list[Any] | None = None,
         args: GCPOConfig | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
         *arguments: Any,
         answer_extractor: Callable[[str], str | None] = any_answer,
         embedder: Embedder | None = None,
@@ -104,7 +106,7 @@ class GCPOTrainer(GRPOTrainer):
             refuse_rewards(args, reward_funcs)
         self.method, self._callback = args.resolved_method(), callback
         embedder, entailment = load_models(args, embedder, entailment)
-        super().__init__(model, reward_funcs, args, *arguments, **keywords)
+        super().__init__(model, reward_funcs, args, train_dataset, *arguments, **keywords)  # type: ignore[arg-type]
         self._shares = shares(args, self.accelerator.unwrap_model(self.model), self.ref_model)
         # For the model card.
         self._name, self._paper, self._tag_names = str(args.method), credit(self.method.papers), ["trl", "grpo", "gcpo"]
@@ -164,7 +166,7 @@ class GCPOTrainer(GRPOTrainer):
         should not end a run of days. Without any finite weight, the method itself is broken."""
         method, step = self.method, self.state.global_step
         if self.args.alpha_end is not None:
-            method = method.moved(self.args.alpha_end, step / self.state.max_steps)
+            method = method.moved(self.args.alpha_end, step / max(1, self.state.max_steps - 1))
         method = method.seeded(seeds.of_step(self.args.seed, step))
         scales: Any = {"equalize_mean": self.args.equalize_mean, "scale_rewards": self.scale_rewards}
         modulation = modulate(method, rollouts, base, stages=(stage,), **scales)
@@ -204,12 +206,14 @@ class GCPOTrainer(GRPOTrainer):
         super().create_model_card(*arguments, **keywords)
         if self.is_world_process_zero():
             path, known = Path(str(self.args.output_dir), "README.md"), self.method.constants()
+            own = ("alpha_end", "drop_equal_groups", "equalize_mean")
+            known |= {n: getattr(self.args, n) for n in own if getattr(self.args, n) is not getattr(GCPOConfig, n)}
             parts = [*known.pop("parts"), known, {"rewards": self.collector.scores.range}]
-            given = ({name: value for name, value in part.items() if value not in (None, {})} for part in parts)
+            given = ({n: v for n, v in part.items() if v is not False and v not in (None, {})} for part in parts)
             lines = ["- " + ", ".join(f"{name} {value}" for name, value in part.items()) for part in given]
             text = re.sub(r"\n\s*\n\s*\n", "\n\n", path.read_text(encoding="utf-8")).rstrip()
-            own = ["", f"### {self.args.method}", "", self.method.rule, "", *lines, ""]
-            path.write_text("\n".join([text, *own]), encoding="utf-8")
+            below = ["", f"### {self.args.method}", "", self.method.rule, "", *lines, ""]
+            path.write_text("\n".join([text, *below]), encoding="utf-8")
 
     def _policy_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities (and entropies, if the method reads them) under the policy that sampled, which has
