@@ -25,7 +25,6 @@ from gcpo.statistics import Array, Draws, draws_over_seeds
 
 MEASURES, RIVALS = NAMES["measures"], NAMES["rivals"]  # column -> what figures call it
 FOUR = ("token_entropy", "se", "cd", "bot")
-NEAR = 0.2  # answers no further apart than this, in 1 - cosine of their embeddings, are near ones
 CHANCE = {"spearman": 0.0, "auc": 0.5, "precision": 0.1, "mae": nan, "heldout_spearman": 0.0}
 COLUMNS = ["measure", "statistic", "estimate", "low", "high", "p"]
 START = "starting policy"
