@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 when a run failed, 2 for bad parameters or missing runs, 130 or 143
     when ended by a signal."""
     given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    sys.path.append("")  # the folder one is in, where module:name of one's own is looked for, as python -m does
     try:
         with ends_by_sigterm():
             if given[0][:1] != "-" and not {"-h", "--help"}.intersection(given) and "torch" not in sys.modules:

@@ -61,7 +61,7 @@ def test_what_is_no_weight_is_refused_in_one_line_before_a_model_is_loaded(said:
     with pytest.raises(ValueError, match="tried on") as error:
         GCPOConfig(str(tmp_path), method=WRONG[said], bf16=False)
     assert said in str(error.value) and "\n" not in str(error.value)
-    for name, said in (("nowhere:mine", "No module"), ("math:nothing", "no attribute"), (3, "3")):
+    for name, said in (("nowhere:mine", "No module.*PYTHON"), ("math:no", "attribute 'no'.$"), ("a.b", "module:name")):
         with pytest.raises(ValueError, match=f"Unknown method .*{said}"):
             get_method(name)
 

@@ -189,7 +189,7 @@ def rows(*values: float) -> torch.Tensor:
 def test_a_first_batch_of_full_rewards_that_are_the_middle_of_the_range_stops(
     make: Make, function: Any, changes: dict[str, Any], stops: bool
 ) -> None:
-    full, about = rows(0, 1, NAN, 1), r"at most 1, .*: set reward_range=\[0, 1\] .* correctness_range=\[0, 2\]"
+    full, about = rows(0, 1, NAN, 1), r"at most 1, .*: set correctness_range to \[0.0, 1.0\] .* to \[0.0, 2.0\]"
     make("egpo", function, **changes)(rows(0, 1, 0.5, 1))  # F1, of which none is above 1/2
     make("grpo", function, **changes)(full)
     scores, late = make("egpo", function, **changes), make("egpo", function, **changes)

@@ -88,8 +88,7 @@ def test_a_script_of_trls_trains_by_two_names_with_the_formulas_rd(script: Make,
     """RD = 4 p (1 - p) for rewards of 0 and 1, of p right ones among an even number."""
     trainer = script(str(scratch), tmp_path)
     assert trainer.collector.scores.range == ((0, 1.5) if script is sequence_ratios else (0, 1))
-    trainer.train()
-    assert trainer.state.global_step == trainer.args.max_steps
+    assert trainer.train().global_step == trainer.args.max_steps
     rewards = torch.tensor([list(column) for column in trainer._logs["rewards"].values()])
     summed = (rewards * trainer.reward_weights.unsqueeze(1)).nansum(0).view(-1, G)
     assert set(summed.flatten().tolist()) == {0, 1}
@@ -125,9 +124,10 @@ def test_cards_credit_papers(make: Make, tmp_path: Path, method: str, title: str
 def test_a_card_says_settings_that_were_used(make: Make, tmp_path: Path) -> None:
     make("rd_only", alpha_end=0.0, drop_equal_groups=True).create_model_card(model_name="mine")
     card = (tmp_path / "README.md").read_text()
-    assert (
-        "alpha_end 0.0, drop_equal_groups True\n" in card and "drops_equal" not in card and "equalize_mean" not in card
-    )
+    assert "alpha_end 0.0, drop_equal_groups True\n" in card and not re.search("drops_|equalize_|correctness_", card)
+    make(lambda r: 1 + r.rewards.mean(1), correctness_reward="reward").create_model_card(model_name="mine")
+    card = (tmp_path / "README.md").read_text()
+    assert "Cite gcpo as" in card and "correctness_reward reward" in card and "\n- \n" not in card
 
 
 def test_every_method_has_papers() -> None:

@@ -50,11 +50,12 @@ def own_method(given: Any) -> Method:
     try:
         found = pkgutil.resolve_name(given) if isinstance(given, str) and ":" in given else given
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"Unknown method {given!r}: {error}. Set PYTHONPATH to its folder.") from None
+        way = " Set PYTHONPATH to its folder." if isinstance(error, ImportError) else ""
+        raise ValueError(f"Unknown method {given!r}: {error}.{way}") from None
     if isinstance(found, Method):
         return found
     if not callable(found):
-        raise ValueError(f"Unknown method {given!r}.{nearest(str(given), METHODS)}")
+        raise ValueError(f"Unknown method {given!r}.{nearest(str(given), METHODS)} One's own is named module:name.")
     text = inspect.getdoc(unpacked(found)[0]) or place(found)
     return Method(paper="own", rule=text.partition("\n")[0], factors=(OwnWeight(function=found),))
 

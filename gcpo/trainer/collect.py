@@ -131,8 +131,7 @@ class Scores:
             way = "name another correctness_reward, or set correctness_range to what it reaches"
             self._complain("correctness", f"{asks} {value:.4g}, outside {(low, high)}: {way}.", stops=True)
         if not self._sure and middle in known and known <= {low, middle}:
-            way = f"set reward_range=[{low:g}, {middle:g}] if that is a full reward, or "
-            way += f"correctness_range=[{low:g}, {high:g}] if it is half of one"
+            way = f"set correctness_range to {[low, middle]} if that is a full reward, to {[low, high]} if half of one"
             best = f"at most {middle:.4g}, the middle of {(low, high)} above which is right"
             self._complain("middle", f"{asks} {best}: {way}.", stops=True)
 

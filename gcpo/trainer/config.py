@@ -102,8 +102,7 @@ class GCPOConfig(GRPOConfig):
     resolved: InitVar[Method | None] = None
 
     def __post_init__(self, resolved: Method | None) -> None:
-        options = _options(self.method_options)
-        row = resolved or get_method(self.method, alpha=self.alpha, seed=self.seed, **options)
+        row = resolved or self._row()
         self.method = called(self.method)  # which can be written down
         if self.alpha_end is not None:
             check_alpha(self.alpha_end, "alpha_end")
@@ -117,7 +116,7 @@ class GCPOConfig(GRPOConfig):
             if getattr(self, name) == getattr(GCPOConfig, name):  # the default: None, or TRL's own
                 setattr(self, name, value)
         super().__post_init__()
-        self._method = row if resolved or "clip" in options else row.clipped(self.epsilon, self.epsilon_high)
+        self._method = resolved or self._clipped(row)
         if (conflict := next(self._conflicts(row), None)) is not None:
             raise ValueError(f"{self.method} {conflict}")
         if self.on_policy and row.needs_off_policy_steps:
@@ -130,10 +129,14 @@ class GCPOConfig(GRPOConfig):
     def resolved_method(self) -> Method:
         """The method with its constants, its alpha and, for a method that asks, the loss's own clip of the ratio."""
         if "_method" not in vars(self):
-            options = _options(self.method_options)
-            row = get_method(self.method, alpha=self.alpha, seed=self.seed, **options)
-            self._method = row if "clip" in options else row.clipped(self.epsilon, self.epsilon_high)
+            self._method = self._clipped(self._row())
         return self._method
+
+    def _row(self) -> Method:
+        return get_method(self.method, alpha=self.alpha, seed=self.seed, **_options(self.method_options))
+
+    def _clipped(self, row: Method) -> Method:
+        return row if "clip" in _options(self.method_options) else row.clipped(self.epsilon, self.epsilon_high)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the method out of a saved file, where it is found by its name again: a function may have no place."""
@@ -192,5 +195,4 @@ def _options(given: Any) -> dict[str, Any]:
     try:
         return dict(json.loads(given) if isinstance(given, str) else given or {})
     except (ValueError, TypeError) as error:
-        example = '{"form": "linear"}'
-        raise ValueError(f"method_options is {given!r}: give a mapping or its JSON, such as '{example}'.") from error
+        raise ValueError(f'method_options is {given!r}: give a mapping or JSON, as {{"form": "linear"}}.') from error

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from gcpo.gradients import dropout_off
 
 # What to do about draws at random.
-WAY_OUT = "set it to 0, in model_init_kwargs or for adapters in theirs; disable_dropout=True reaches nn.Dropout alone"
+WAY_OUT = "set it to 0: LoraConfig(lora_dropout=0), or model_init_kwargs; disable_dropout=True reaches nn.Dropout alone"
 NOISE = "NEFTune's noise goes by a row's length, and one row has all prompts (leave neftune_noise_alpha out)"
 
 # The batch that is tried: two prompts, padded on the left, and three completions of each, cut on the right.

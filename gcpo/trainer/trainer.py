@@ -109,7 +109,8 @@ class GCPOTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, train_dataset, *arguments, **keywords)  # type: ignore[arg-type]
         self._shares = shares(args, self.accelerator.unwrap_model(self.model), self.ref_model)
         # For the model card.
-        self._name, self._paper, self._tag_names = str(args.method), credit(self.method.papers), ["trl", "grpo", "gcpo"]
+        self._name = str(args.method) if self.method.papers else "gcpo"  # that is cited for a weight of one's own
+        self._paper, self._tag_names = credit(self.method.papers), ["trl", "grpo", "gcpo"]
         scores = Scores(args, self.reward_funcs, self.reward_func_names, self.reward_weights)
         decode = partial(self._tokenizer.decode, skip_special_tokens=True)
         features = answer_extractor, embedder, entailment, self._policy_pass, decode
@@ -206,11 +207,11 @@ class GCPOTrainer(GRPOTrainer):
         super().create_model_card(*arguments, **keywords)
         if self.is_world_process_zero():
             path, known = Path(str(self.args.output_dir), "README.md"), self.method.constants()
-            own = ("alpha_end", "drop_equal_groups", "equalize_mean")
+            own = ("alpha_end", "drop_equal_groups", "equalize_mean", "correctness_reward")
             known |= {n: getattr(self.args, n) for n in own if getattr(self.args, n) is not getattr(GCPOConfig, n)}
             parts = [*known.pop("parts"), known, {"rewards": self.collector.scores.range}]
             given = ({n: v for n, v in part.items() if v is not False and v not in (None, {})} for part in parts)
-            lines = ["- " + ", ".join(f"{name} {value}" for name, value in part.items()) for part in given]
+            lines = ["- " + ", ".join(f"{name} {value}" for name, value in part.items()) for part in given if part]
             text = re.sub(r"\n\s*\n\s*\n", "\n\n", path.read_text(encoding="utf-8")).rstrip()
             below = ["", f"### {self.args.method}", "", self.method.rule, "", *lines, ""]
             path.write_text("\n".join([text, *below]), encoding="utf-8")
