@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from gcpo import paths
 from gcpo.reports import records, verdicts
 from gcpo.reports.verdicts import Pair, Verdict, clear, compare, differences
-from gcpo.runs.grids import expand
+from gcpo.runs.grids import expand, fitting
 from gcpo.runs.params import profile_name
 from gcpo.runs.plan import Plan
 from gcpo.runs.profiles import ParameterError, read_yaml
@@ -250,7 +250,7 @@ class Report:
     def controls(self) -> dict[str, pd.DataFrame]:
         """Differences of the positive controls from GRPO, corrected together on each task of the grid, as
         :func:`gcpo.reports.verdicts.compare` gives them: runs of it, or of the grid ``headline``; none that wait."""
-        found = pd.concat([self._compared, self._of(CONTROL_GRID)]).drop_duplicates("id")
+
         found = found[(found["kind"] == "train") & found["label"].isin([*CONTROLS, BASE])]
         scores = records.gather(found, "eval", ["world", "task", "label", "seed"])
         made = {}
