@@ -250,8 +250,8 @@ class Report:
     def controls(self) -> dict[str, pd.DataFrame]:
         """Differences of the positive controls from GRPO, corrected together on each task of the grid, as
         :func:`gcpo.reports.verdicts.compare` gives them: runs of it, or of the grid ``headline``; none that wait."""
-
-        found = found[(found["kind"] == "train") & found["label"].isin([*CONTROLS, BASE])]
+        found = pd.concat([self._compared, *map(self._of, {CONTROL_GRID} & {*fitting(self.profile)})])
+        found = found[(found["kind"] == "train") & found["label"].isin([*CONTROLS, BASE])].drop_duplicates("id")
         scores = records.gather(found, "eval", ["world", "task", "label", "seed"])
         made = {}
         for task, metric in self.metric.items():
