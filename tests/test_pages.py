@@ -35,7 +35,7 @@ def test_no_page_is_made_when_the_ledger_has_another_word(column: str, monkeypat
         return table.assign(**{column: "fails"}) if name == "headlines" else table
 
     monkeypatch.setattr(templates, "written", changed)
-    with pytest.raises(UserError, match=r"README.md.j2: .*gcpo-prop-2-1-mass.*'holds'.*'fails'"):
+    with pytest.raises(UserError, match=r"README.md.j2: .*gcpo-4-2-baselines.*'inconclusive'.*'fails'"):
         templates.pages()
 
 
